@@ -1,10 +1,14 @@
 """`AuditTrail`: who changed the engine, or tried to. Belongs to the engine's thread.
 
-Each entry is published when it is made, so that every recording has it; the trail keeps the last
-ones for clients that ask later. Aborts of one client are held back for a second and folded into one
-entry. The first refusal of a command and client is published at once; later ones are folded into
-one entry every `REFUSED_FOLD_NS`. Refusals are kept apart from changes, so that they never push a
-change out.
+Each entry is published when it is made, so that every recording has it. The trail keeps the last
+entries for clients that ask later.
+
+Some entries are folded (several events become one entry, with their count):
+- The aborts of one client wait for a second and are then published as one entry.
+- The first refusal of a command to a client is published at once; further ones are published as
+  one entry every `REFUSED_FOLD_NS`.
+
+Refusals are kept in a list of their own, so that many refusals never push a change out.
 """
 
 from bisect import bisect_right
@@ -57,7 +61,7 @@ class ChangeEffect(NamedTuple):
 
 
 class _Entries:
-    """The last entries, in the order of their numbers.
+    """The last entries of one list (changes or refusals), in the order of their numbers.
 
     Attributes:
         most: how many are kept.
@@ -76,7 +80,7 @@ class _Entries:
             del self._entries[: -self.most]
 
     def after(self, number: int, limit: int) -> list[Audited]:
-        """Up to `limit` entries with higher numbers, oldest first."""
+        """Return up to `limit` entries with numbers above `number`, oldest first."""
         first = bisect_right(self._entries, number, key=_number)
         first = max(first, len(self._entries) - len(self))
         return self._entries[first : first + limit]
@@ -94,7 +98,7 @@ def _number(entry: Audited) -> int:
 
 
 class _Newest(NamedTuple):
-    """The last change of one kind, and the last one of that kind by another client."""
+    """The last change to one thing (such as the knobs), and the last one by a different client."""
 
     entry: Audited
     by_another: Audited | None
@@ -102,14 +106,14 @@ class _Newest(NamedTuple):
 
 @dataclass(slots=True)
 class _Refused:
-    """Refusals for one cause (client, command and code) since the last published one."""
+    """Folded refusals of one client, command and error code, and when they are published."""
 
     due_ns: int
     entry: Audited | None = None
 
 
 class AuditTrail:
-    """Numbers, keeps and publishes entries.
+    """Numbers the entries, keeps the last ones and publishes all.
 
     Args:
         publish: called with each entry.
@@ -189,12 +193,16 @@ class AuditTrail:
     def changed_since(
         self, number: int, command: Change, but_by: Asker | None = None
     ) -> Audited | None:
-        """The last change of the same kind as `command` after entry `number`; None if none.
+        """Return the last change to the same thing (such as the knobs) as `command` changes.
 
         From any thread.
 
         Args:
+            number: ignore entries up to this number.
             but_by: ignore the changes of this client.
+
+        Returns:
+            None if there is no such change.
         """
         kind = _KINDS.get(type(command).__name__)
         newest = None if kind is None else self._newest.get(kind)
@@ -206,7 +214,10 @@ class AuditTrail:
         return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        """Up to `limit` entries with numbers above `after`. Publishes waiting aborts first."""
+        """Return up to `limit` entries with numbers above `after`.
+
+        Publishes the folded aborts first, so that the page includes them.
+        """
         self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)
@@ -225,7 +236,7 @@ class AuditTrail:
         )
 
     def last(self) -> list[Audited]:
-        """The entries for a snapshot. Call `publish_aborts` before it."""
+        """Return the entries that a snapshot contains. Call `publish_aborts` first."""
         entries = self._changes.last(_LOOKED_AT) + self._refusals.last(_LOOKED_AT)
         entries.sort(key=_number, reverse=True)
         return latest(entries, IN_SNAPSHOT)

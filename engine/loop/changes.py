@@ -1,6 +1,7 @@
-"""Changes of a running engine, each made whole or refused; on its thread, between two steps.
+"""Carries out the commands that change a running engine; each succeeds as a whole or is refused.
 
-`settled` answers from any thread the commands that would leave the engine as it is.
+Runs on the engine's thread, between two steps. Only `settled` may be called from any thread; it
+answers the commands that would leave the engine as it is.
 """
 
 from collections.abc import Callable
@@ -33,17 +34,19 @@ _MAX_MESSAGE = 500  # characters of an error message
 
 
 class _TooLateError(ConfigError):
-    """The request has ended already. Nothing was denied, so the audit trail gets no entry."""
+    """The request to abort has already ended; the audit trail does not record this refusal."""
 
 
 def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-    """Answer a command that would change nothing (refused, no effect or dry run). From any thread.
+    """Answer a command that would change nothing: it is refused, has no effect or is a dry run.
 
-    Returns None if only the engine's thread can decide. A command that is refused here would be
-    refused there too.
+    From any thread. A command that is refused here would be refused on the engine's thread, too.
 
     Args:
         is_alone: no other change is queued, so nothing changes before this command's turn.
+
+    Returns:
+        None if only the engine's thread can decide.
     """
     try:
         _check_seen(core, command, asker)
@@ -63,7 +66,7 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
 
 
 def apply_change(core: EngineCore, call: Call, command: Change) -> None:
-    """Make a change, or refuse it as a whole, and answer. The audit trail records both."""
+    """Carry out a change or refuse it, answer its client, and record it in the audit trail."""
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
@@ -86,7 +89,7 @@ def apply_change(core: EngineCore, call: Call, command: Change) -> None:
 
 
 def end_lease_if_due(core: EngineCore) -> None:
-    """Put leased knobs back when their client has fallen silent."""
+    """Give leased knobs their old values again if the client has not renewed its lease in time."""
     ended = core.lease.end_if_due()
     if ended is None:
         return
@@ -97,7 +100,7 @@ def end_lease_if_due(core: EngineCore) -> None:
 
 
 def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
-    """The effect to report if a change leaves everything as it is; None if it changes something.
+    """Return the effect to report if a change leaves everything as it is; else None.
 
     Raises ConfigError when the change is not allowed.
     """
@@ -127,13 +130,13 @@ def _refused(core: EngineCore, error: ConfigError) -> Error:
 
 
 def _short(error: ConfigError) -> str:
-    """The error message, cut. It may quote megabytes of a command, and it is kept for long."""
+    """Return the error message, cut off: it may quote megabytes of a command, and is kept."""
     message = str(error)
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
 
 
 def _is_audited(command: Change, error: ConfigError) -> bool:
-    """Whether the audit trail records a refusal."""
+    """Whether the refusal `error` of `command` goes onto the audit trail."""
     is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
     return not is_rehearsal and not isinstance(error, _TooLateError)
 
@@ -141,8 +144,9 @@ def _is_audited(command: Change, error: ConfigError) -> bool:
 def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     """Check that the command is for this engine, and that its client has seen all changes.
 
-    Raises ConfigError for another engine, or if another client made a change of the same kind that
-    this client has not seen.
+    Raises:
+        ConfigError: the command is for an earlier run of the engine; or another client has changed
+            the same thing (such as the knobs), and this client had not seen that.
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
@@ -175,7 +179,10 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
-    """The knobs after the command. Raises ConfigError for bad values or an old version."""
+    """Return what the knobs would be with the command's changes.
+
+    Raises ConfigError for bad values, or if the client expects an old version of the knobs.
+    """
     new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:

@@ -23,7 +23,7 @@ class ControlTally:
         self._gate = gate
 
     def counts(self) -> ControlCounts | None:
-        """All counts; None if nothing was refused."""
+        """Return all counts; None if nothing was refused."""
         num_keyless = 0 if self._gate is None else self._gate.num_refused
         found = (self.num_bad_messages, self.num_limited, self.num_denied, num_keyless)
         return ControlCounts(*found) if any(found) else None

@@ -1,10 +1,11 @@
-"""`EngineCore`: the loop. Everything in it runs on one thread, the engine's.
+"""`EngineCore`: the engine's loop. Everything in it runs on one thread, the engine's.
 
 A step is scheduled, executed, updated and published. Commands wait in the inbox; the engine applies
 them before the next step, and the record of that step shows their effect.
 
-If steps overlap (`Pipeline`), new requests join at any time. Before any other change the engine
-finishes the step in flight, so that the change holds from the next step on, as without overlap.
+With overlap (`Pipeline` schedules a step while the one before it runs), new requests join at any
+time. Before any other change the engine finishes the step in flight, so that the change holds from
+the next step on, as without overlap.
 """
 
 import queue
@@ -54,7 +55,7 @@ from stepscope.engine.telemetry.token_publisher import TokenPublisher
 
 
 class CommandTable(Protocol):
-    """What each command does to an engine; the module `dispatch` is the real one."""
+    """The functions that carry out commands, as the loop calls them; implemented by `dispatch`."""
 
     def apply(self, core: "EngineCore", call: Call) -> None: ...
     def settled(
@@ -137,7 +138,10 @@ class EngineCore:
     # The loop
 
     def run(self) -> None:
-        """Step until `stop`; sleep while there is nothing to do. May be called again later."""
+        """Run steps until `stop` is called; sleep while there is nothing to do.
+
+        May be called again later.
+        """
         try:
             self.publish_heartbeat(idle=True)  # publishes `EngineInfo` before the first record
             while not self.stopping:
@@ -175,14 +179,14 @@ class EngineCore:
         return True
 
     def settle(self) -> None:
-        """Finish the step in flight, if any, without scheduling another one."""
+        """Finish the step in flight, if there is one; schedule no other step."""
         step = self._pipeline.take_in_flight()
         if step is not None and (result := self._execute(step)) is not None:
             num_finished = self._update(step, result)
             self._publish_record(step, result, num_finished)
 
     def _execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step. None if it failed; its requests are then ended."""
+        """Wait for the tokens of a step; None if the step failed and its requests were ended."""
         result = self._pipeline.execute(step)
         if result is None:
             self._outlet.has_unpublished = True
@@ -243,7 +247,7 @@ class EngineCore:
     # The inbox
 
     def _before_step(self) -> None:
-        """Publish an overdue heartbeat, apply commands, end a lease, serve snapshots."""
+        """Publish an overdue heartbeat, apply commands, end an expired lease, serve snapshots."""
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
@@ -299,7 +303,7 @@ class EngineCore:
     # What commands do (called by dispatch, between steps)
 
     def abort(self, request_id: int, reason: str) -> bool:
-        """End a request; its client gets a last Output. False if there is no such request."""
+        """End a request and send its client a last Output. False if there is no such request."""
         if self._other_engine is not None and self._other_engine.abort(request_id):
             return True
         return self.delivery.abort(request_id, reason)
@@ -313,7 +317,7 @@ class EngineCore:
 
     @property
     def num_unfinished(self) -> int:
-        """Unfinished requests, here and handed over. From any thread."""
+        """Number of unfinished requests, with those at the decode engine. From any thread."""
         num_away = 0 if self._other_engine is None else self._other_engine.num_away
         return len(self.scheduler.requests) + num_away
 
@@ -330,7 +334,7 @@ class EngineCore:
         self._pipeline.steps_allowed = count
 
     def resume(self) -> None:
-        """End a pause and a drain."""
+        """Run steps again after a pause, and accept requests again after a drain."""
         self._pipeline.steps_allowed = None
         self.draining = False
 
@@ -339,7 +343,7 @@ class EngineCore:
         self.draining = True
 
     def stop(self) -> None:
-        """End `run` after the current step; it then aborts all unfinished requests."""
+        """Make `run` return after the current step; it then aborts all unfinished requests."""
         self.stopping = True
 
     # Telemetry
@@ -352,7 +356,12 @@ class EngineCore:
         self._outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
-        """Publish info and status if they are due; if `idle`, also if there is news to report."""
+        """Publish `EngineInfo` and a status, if they are due.
+
+        Args:
+            idle: the engine has nothing to do, so that no step record will report what happened
+                since the last message; a status that reports it is then due at once.
+        """
         self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 
@@ -363,7 +372,7 @@ class EngineCore:
         self.publish(self.info)
 
     def set_decode_engine(self, name: str | None) -> None:
-        """Publish the engine to which requests are handed over from now on; None: none."""
+        """Publish to which engine requests are handed over from now on; None: to no engine."""
         self.info = msgspec.structs.replace(self.info, decode_engine=name)
         self.publish_info()
 
@@ -372,7 +381,7 @@ class EngineCore:
         self._outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
 
     def keep_snapshot(self, now_ns: int) -> None:
-        """Keep a snapshot for late joiners, if one is due."""
+        """Take a snapshot and keep it for subscribers that join later, if one is due."""
         kept = self.kept_snapshots
         if self.sink is not None and kept.is_due(self.last_step, now_ns):
             kept.add(self.snapshot())
@@ -390,10 +399,10 @@ class EngineCore:
         return "running" if self.scheduler.requests else "idle"
 
     def snapshot(self) -> Snapshot:
-        """Take a snapshot, true as of the last published message.
+        """Take a snapshot of the state that the messages published so far lead to.
 
-        Publishes first what happened since that message, so that no later message repeats anything
-        that is in the snapshot.
+        Publishes first what happened since the last message, so that no later message repeats
+        anything that is in the snapshot.
         """
         self.settle()
         self.audit.publish_aborts()

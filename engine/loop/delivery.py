@@ -38,22 +38,22 @@ class Delivery:
             self.token_publisher.arrived(request, prompt_text)
 
     def release(self, request_id: int) -> tuple[Client, Submit]:
-        """Stop delivering a request that was handed over; returns its client and `Submit`."""
+        """Stop sending outputs of a request that was handed over; return its client and Submit."""
         if self.token_publisher is not None:
             self.token_publisher.ended(request_id)
         return self._clients.pop(request_id)
 
     def give_back(self, request_id: int) -> None:
-        """If a prefill engine handed the request over, tell that engine that this one stops.
+        """Return a request to the prefill engine that handed it over, because this engine stops.
 
-        Does not end the request: the caller does.
+        Only tells that engine; the caller ends the request here. Does nothing for other requests.
         """
         client, submit = self._clients[request_id]
         if submit.handed_over is not UNSET:
             client.reply(Error(code="stopped", message="the decode engine was shut down"))
 
     def note_loaded(self, request: Request) -> None:
-        """Tell the prefill engine that the keys and values of a request were copied."""
+        """Tell the prefill engine that this engine has copied a request's keys and values."""
         client, _ = self._clients[request.request_id]
         client.reply(Loaded(request_id=request.request_id))
 
@@ -90,7 +90,7 @@ class Delivery:
                 client.reply(output_of(request, token_ids, reason))
 
     def abort(self, request_id: int, reason: str) -> bool:
-        """End a request now; its client gets a last Output. False if there is no such request."""
+        """End a request and send its client a last Output. False if there is no such request."""
         request = self._scheduler.abort(request_id, reason)
         if request is None:
             return False
@@ -104,7 +104,7 @@ class Delivery:
 
 
 def output_of(request: Request, token_ids: list[int], finish_reason: str | None) -> Output:
-    """Make an Output. It has text only if the request has stop strings."""
+    """Make the `Output` with `token_ids`; it has text only if the request has stop strings."""
     logprobs = None
     if request.sampling.logprobs is not None:
         logprobs, request.logprobs = request.logprobs, []

@@ -1,4 +1,4 @@
-"""What each command does to the engine. Runs on the engine's thread, between two steps."""
+"""Carries out commands: one handler for each. Runs on the engine's thread, between two steps."""
 
 import logging
 from collections.abc import Callable
@@ -62,10 +62,10 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
 
 
 def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> None:
-    """Check that the request suits the engine's role.
+    """Check that the request suits the engine's role (plain, prefill or decode engine).
 
     Raises ConfigError for a plain request to a decode engine, for a handed-over request to any
-    other engine, and for keys and values that do not fit.
+    other engine, and for keys and values that do not fit this engine's model.
     """
     receiver, handed_over = core.scheduler.receiver, command.handed_over
     if receiver is None:

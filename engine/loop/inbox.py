@@ -1,8 +1,8 @@
 """`Inbox`: commands and other items that wait for the engine's thread.
 
-Any thread, and a signal handler too, may put an item in. Only the engine's thread takes items out,
-from one client after the other, so that no client waits for everything that another one has sent.
-A `Turn` bounds the work between two steps.
+Any thread may put an item in, and a signal handler too. Only the engine's thread takes items out.
+It takes one item from each client in turn, so that no client waits for everything that another
+client has sent. A `Turn` bounds the work between two steps.
 """
 
 import queue
@@ -34,10 +34,13 @@ class SilentClient:
 class Call:
     """One command in the inbox.
 
-    `asker` is None if the command's own `who` says who asks. A `Submit` has its prompt as
-    `token_ids` and, if it has stop strings, a `stop_text`. `arrival_ns` is when it entered the
-    inbox, where it may wait for a step or longer; with None it arrives when it is taken out.
-    The calls of one client share a lane and are taken out in the order in which they came.
+    Attributes:
+        token_ids: the prompt of a `Submit`.
+        stop_text: looks for the stop strings of a `Submit`, if it has some.
+        asker: who asks; None if the command's own `who` says that.
+        arrival_ns: when the command entered the inbox, where it may wait for a step or longer;
+            None: it counts as arrived when it is taken out.
+        lane: the queue of one client, whose calls are taken out in the order in which they came.
     """
 
     command: Command
@@ -61,7 +64,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Denial:
-    """Commands that were refused before they reached the engine's thread, for the audit trail."""
+    """Commands that were refused before they reached the engine's thread; for the audit trail."""
 
     asker: Asker
     command: str  # name of its type; "" for several kinds
@@ -120,7 +123,7 @@ class Inbox:
         return self._arrived.qsize() + self._num_sorted
 
     def get_nowait(self) -> Item:
-        """The next item. Raises queue.Empty."""
+        """Take out the next item. Raises queue.Empty if there is none."""
         self._sort_some()
         if self._own:
             self._num_sorted -= 1
@@ -141,7 +144,7 @@ class Inbox:
         return bool(self._own)
 
     def get(self, timeout: float) -> Item:
-        """The next item. Waits `timeout` seconds at most, then raises queue.Empty."""
+        """Take out the next item. Waits `timeout` seconds at most, then raises queue.Empty."""
         if not self._num_sorted:
             self._sort(self._arrived.get(timeout=timeout))
         return self.get_nowait()
@@ -159,12 +162,12 @@ class Inbox:
 
 
 class Turn:
-    """Bounds the work for clients between two steps.
+    """Bounds the work for clients between two steps (one turn).
 
     A turn handles at most `MAX_ITEMS` items, for at most `MIN_TURN_NS` or `TURN_SHARE` of a step,
-    whichever is more. If one item takes longer, later turns handle nothing until their allowance
-    has made up for it. Items of the engine's own process are not bounded. If the clock stands still
-    between two steps, as in a simulation, only the number of items counts.
+    whichever is more. If one item takes longer, the next turns handle nothing until the time that
+    they were allowed adds up to the excess. Items of the engine's own process are not bounded. If
+    the clock stands still between two steps, as in a simulation, only the number of items counts.
 
     Args:
         clock: nanoseconds, of the engine.
@@ -196,5 +199,5 @@ class Turn:
         self._spent_ns = max(0, self._spent_ns - allowed_ns)
 
     def excuse(self, waited_ns: int) -> None:
-        """Do not charge the current item for `waited_ns` of waiting for the device."""
+        """Leave `waited_ns`, spent waiting for the device, out of the time of the current item."""
         self._spent_ns -= waited_ns

@@ -1,4 +1,7 @@
-"""`KnobLease`: knobs whose old values come back when the client that set them falls silent."""
+"""`KnobLease`: restores the old values of knobs when the client that set them falls silent.
+
+A client that sets knobs with a lease must renew the lease before it runs out.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,14 +14,14 @@ from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
 
 
 class EndedLease(NamedTuple):
-    """The values to put back, and the client that held the lease."""
+    """A lease that has run out: the client that held it, and its knobs' values from before."""
 
     asker: Asker
     before: dict[str, KnobValue]
 
 
 class KnobLease:
-    """The lease of one client at a time. Belongs to the engine's thread.
+    """The lease of some knobs, held by one client at a time. Belongs to the engine's thread.
 
     Args:
         clock: nanoseconds of real time, even if the engine's time is simulated: the client that
@@ -41,9 +44,10 @@ class KnobLease:
         return command.lease_s is not None or self._due_ns is not None
 
     def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
-        """Note a change that is about to be made.
+        """Begin, renew or end the lease, for a change of knobs that is about to be made.
 
-        A change without a lease is meant to last, so it ends the lease of its knobs.
+        A change without a lease is meant to last, so it ends the lease of the knobs that it
+        changes.
 
         Args:
             knobs: the values before the change.
@@ -71,7 +75,7 @@ class KnobLease:
         return ""
 
     def end_if_due(self) -> EndedLease | None:
-        """End the lease if it has run out, and return it; None if it has not."""
+        """Return the lease and end it if it has run out; None if it has not."""
         if not self.is_due:
             return None
         ended = EndedLease(self._asker, self._before)
@@ -79,7 +83,7 @@ class KnobLease:
         return ended
 
     def published(self) -> LeasedKnobs | None:
-        """The lease as telemetry shows it; None if no knob is leased."""
+        """Return the lease as telemetry shows it; None if no knob is leased."""
         if self._due_ns is None:
             return None
         return LeasedKnobs(who=self._asker.name, before=dict(self._before))

@@ -16,7 +16,7 @@ from stepscope.engine.text.stop_strings import StopText
 
 
 class NewRequests:
-    """Numbers requests, queues them, and notes each in the next record.
+    """Numbers requests, queues them, and adds each arrival to the next step record.
 
     Args:
         scheduler: owns the queue.
@@ -79,7 +79,7 @@ class NewRequests:
     def take_back(
         self, request: Request, client: Client, submit: Submit, origin: RequestOrigin
     ) -> None:
-        """Queue a request that had been handed over and came back, before all others."""
+        """Queue a request that came back from the decode engine, in front of all others."""
         request.origin = origin
         self._begin(request, client, submit, None)
         self._scheduler.take_back(request)
@@ -106,7 +106,7 @@ class NewRequests:
         )
 
     def refuse(self, client_id: str, reason: str) -> None:
-        """Report in the next record that a request was refused."""
+        """Add to the next step record that a request was refused."""
         self._scheduler.unpublished_events.append(
             Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
@@ -117,7 +117,7 @@ class NewRequests:
 
 
 def _go_on(request: Request, handed_over: HandedOver) -> None:
-    """Bring a new request to the state that it had in the prefill engine."""
+    """Give a new request the tokens, times and seed that it had in the prefill engine."""
     output = handed_over.output_token_ids
     received_ns, request.arrival_ns = request.arrival_ns, handed_over.arrival_ns
     request.first_token_ns = handed_over.first_token_ns

@@ -7,15 +7,18 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 
 class OtherEngine(Protocol):
-    """The link to it, as the loop uses it: `handover.HandOver`. On the engine's thread."""
+    """The link to the decode engine, as the loop uses it; implemented by `handover.HandOver`.
+
+    To be called on the engine's thread, unless a method says otherwise.
+    """
 
     @property
     def num_away(self) -> int:
-        """Unfinished requests in the other engine. From any thread."""
+        """Number of unfinished requests at the decode engine. From any thread."""
         ...
 
     def is_away(self, request_id: int) -> bool:
-        """Whether the other engine has the request. From any thread."""
+        """Whether the request is at the decode engine. From any thread."""
         ...
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
@@ -23,9 +26,9 @@ class OtherEngine(Protocol):
         ...
 
     def abort(self, request_id: int) -> bool:
-        """End a request in the other engine. False if it is not there."""
+        """End a request at the decode engine. Returns False if the request is not there."""
         ...
 
     def close(self) -> None:
-        """End all requests in the other engine."""
+        """End all requests that are at the decode engine."""
         ...

@@ -13,7 +13,7 @@ from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 class TelemetrySink(Protocol):
-    """Where messages go; `telemetry.Publisher` is the implementation."""
+    """Publishes messages; `telemetry.Publisher` is the implementation."""
 
     @property
     def next_sequence(self) -> int: ...
@@ -24,7 +24,7 @@ class TelemetrySink(Protocol):
 
 
 class OwnWorkload(Protocol):
-    """The engine's own workload; `driver.WorkloadDriver` is the implementation."""
+    """Requests that the engine sends to itself; `driver.WorkloadDriver` implements it."""
 
     @property
     def spec(self) -> WorkloadSpec | None:
@@ -37,16 +37,16 @@ class OwnWorkload(Protocol):
 
 
 class TelemetryOutlet:
-    """Publishes step records and statuses, each with what happened since the last message.
+    """Publishes step records and statuses; each reports what happened since the last message.
 
     Args:
-        sink: where messages go; None publishes nothing.
+        sink: publishes the messages; None: nothing is published.
         scheduler: keeps events of requests until they are published.
-        workload: the engine's own, if it has one.
+        workload: runs the requests that the engine sends to itself, if it has such a workload.
         control_tally: counts what the control socket refuses.
 
     Attributes:
-        pauses: pauses of the engine, as its messages show them.
+        pauses: when the engine was paused, as its messages show it.
         has_unpublished: whether something happened that no message has reported yet.
     """
 
@@ -74,7 +74,11 @@ class TelemetryOutlet:
             self.sink.publish(message)
 
     def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
-        """Publish the record of a step: `draft`, to which only the events are added here."""
+        """Add the request events to the record of a step, and publish the record.
+
+        Args:
+            draft: the record, complete but for the events.
+        """
         if self.has_unpublished or self._scheduler.unpublished_events or step.events:
             self.has_unpublished = False
             draft.events = step.events + self._scheduler.drain_events()

@@ -1,4 +1,4 @@
-"""`PendingStep`: a step that was scheduled and is not published yet."""
+"""`PendingStep`: a step that was scheduled and whose record is not published yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class Unlaunched:
-    """A step without a launch: it runs when its result is collected."""
+    """The handle of a step that was not launched: it runs when its result is collected."""
 
     is_whole = True
 
@@ -30,7 +30,7 @@ class Unlaunched:
 
 
 class FailedLaunch:
-    """A step that could not be launched; it fails when its result is collected."""
+    """The handle of a step whose launch failed: collecting its result raises the error."""
 
     is_whole = False
 
@@ -43,15 +43,15 @@ class FailedLaunch:
 
 @dataclass(slots=True)
 class PendingStep:
-    """A scheduled step that has not ended. Belongs to the engine's thread.
+    """A step that was scheduled and has not ended. Belongs to the engine's thread.
 
     Attributes:
         scheduled: the step as the runner got it.
         rows: its rows, without those of requests that have ended since; the same as in `draft`.
         launched_ns: when its launch was complete, if the step before it still ran then; else None.
         draft: its unfinished record; None if no record is made.
-        planned: its changes of KV blocks; set if steps are scheduled ahead of their turn.
-        events: what happened to requests until it was scheduled, its own scheduling included.
+        planned: its changes of KV blocks, if it was scheduled while another step ran; else None.
+        events: what happened to requests up to and during its scheduling, not yet published.
         num_wasted_tokens: tokens of the rows that were dropped.
         num_draft_tokens: guessed tokens in the rows, as scheduled.
         tokens_before_ns: when the tokens of the step before it were known; set by `execute`.
@@ -87,13 +87,13 @@ class PendingStep:
         self._kept = kept if before is None else [before[i] for i in kept]
 
     def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
-        """The rows with these indices at the launch, without those dropped since."""
+        """Return the rows that had these indices at the launch, without those dropped since."""
         places = range(len(self.rows)) if self._kept is None else self._kept
         left = dict(zip(places, self.rows, strict=True))
         return [left[index] for index in indices if index in left]
 
     def result_of(self, result: StepResult) -> StepResult:
-        """`result` without the rows dropped since the launch."""
+        """Return `result` without the rows dropped since the launch."""
         kept = self._kept
         if kept is None:
             return result

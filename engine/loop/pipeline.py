@@ -1,13 +1,14 @@
-"""`Pipeline`: the steps that have not ended, at most two.
+"""`Pipeline`: schedules, launches and finishes steps; at most two are unfinished at a time.
 
-Without overlap there is one: it is scheduled, executed, updated and published. With overlap,
+Without overlap there is one step: it is scheduled, executed, updated and published. With overlap,
 `schedule` also launches the next step before the tokens of the first have reached the host. While
 the next step runs, the host updates and publishes the first, so the device does not wait for the
-host (asynchronous scheduling, NanoFlow, Zhu et al., 2024). If the next step depends on those
-tokens, it is scheduled after them (`Scheduler.can_run_ahead`).
+host (asynchronous scheduling, NanoFlow, Zhu et al., 2024). If the next step depends on the tokens
+of the first, it is scheduled when they are known (`Scheduler.can_run_ahead`).
 
 If a request turns out to have ended, its row in the next step is wasted, and the token sampled
-there is thrown away. Its blocks are free at once: their next owner writes to them in a later step.
+there is thrown away. Its blocks are free at once: the request that gets them next writes to them in
+a later step.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ class Pipeline:
         return StepUnderWay(step.step, max(step.start_ns, self._tokens_ns), rows, budget)
 
     def take_in_flight(self) -> PendingStep | None:
-        """Remove the step in flight, for the caller to finish; None if there is none."""
+        """Remove and return the step in flight, for the caller to finish; None if there is none."""
         step, self._ahead = self._ahead, None
         return step
 
@@ -94,7 +95,7 @@ class Pipeline:
             with_record: whether to begin a record of each step that is scheduled.
 
         Returns:
-            The step; None if the only request preempted itself: the next step admits it again.
+            None if the only request preempted itself; the next call admits it again.
         """
         step = self.take_in_flight() or self._launch(None, knobs_version, with_record)
         if step is not None and self._may_run_ahead(step):
@@ -108,7 +109,7 @@ class Pipeline:
     def _launch(
         self, before: PendingStep | None, knobs_version: int, with_record: bool
     ) -> PendingStep | None:
-        """Schedule the next step and launch it; None when there is nothing to run.
+        """Schedule the next step and launch it. Returns None if there is nothing to run.
 
         Args:
             before: the step in flight whose result this one needs, if any.
@@ -152,7 +153,10 @@ class Pipeline:
         )
 
     def _set_apart(self, step: PendingStep) -> None:
-        """Move what happened until `step` was scheduled into the step, for its own record."""
+        """Move the request events and block changes so far into `step`, for its own record.
+
+        Otherwise those of the step after it, which is scheduled early, would be among them.
+        """
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
             step.planned = PlannedBlocks.drain(self._scheduler.kv)
@@ -160,7 +164,7 @@ class Pipeline:
     # Execute
 
     def execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step. None if it failed; its requests are then ended."""
+        """Wait for the tokens of a step; None if the step failed and its requests were ended."""
         self._under_way = step.scheduled
         try:
             result = step.handle.collect()
@@ -176,8 +180,8 @@ class Pipeline:
     def _give_up(self, step: PendingStep) -> None:
         """End the requests of a failed step; the engine continues.
 
-        A step that was launched ahead on its result is void: the requests that are only in that
-        step are computed again.
+        If the next step was already launched, it relied on the result of `step`, so its result is
+        discarded. The requests that are only in that next step are computed again.
         """
         ahead = self.take_in_flight()
         undone = [step] if ahead is None else [ahead, step]
@@ -229,7 +233,7 @@ class Pipeline:
     def _note_memory(self, step: PendingStep, result: StepResult) -> None:
         """If the device had no memory for a whole step, make the next steps smaller.
 
-        Requests of which not even one token fitted are aborted; the others continue.
+        Aborts requests of which not even one token fitted; the others continue.
         """
         limit = self._token_limit
         if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
@@ -259,7 +263,10 @@ class Pipeline:
     def complete(
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
-        """Add to the record of `step` what its end changed. The caller adds the events."""
+        """Add to the record of `step` everything that was not known when it was scheduled.
+
+        The caller adds the request events.
+        """
         scheduler = self._scheduler
         if self._overlap:
             draft.end(result, None)

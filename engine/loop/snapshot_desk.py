@@ -1,9 +1,10 @@
 """`SnapshotDesk`: gives snapshots to clients, and bounds what that costs the engine.
 
 A snapshot is made between two steps, on the engine's thread, by a walk over all blocks and
-requests. Snapshots take at most `SHARE` of the engine's time, however many clients ask: a client
+requests. Snapshots take at most `SHARE` of the engine's time, however many clients ask. A client
 that asks too soon after the last snapshot waits, at most `MAX_WAIT_NS`, and all waiting clients get
-the same one. It is always made after the question, so that it includes what earlier answers said.
+the same snapshot. It is always made after they asked, so that it includes the effect of every
+command that was answered before.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ MAX_WAIT_NS = 1_000_000_000
 
 
 class SnapshotDesk:
-    """Waiting clients, and the time of the next snapshot. Belongs to the engine's thread.
+    """The clients that wait for a snapshot, and the earliest time of the next snapshot.
+
+    Belongs to the engine's thread.
 
     Args:
         take: makes a snapshot.
@@ -39,7 +42,11 @@ class SnapshotDesk:
         return self._next_ns if self._waiting else None
 
     def serve(self, *, at_once: bool = False) -> None:
-        """Answer all waiting clients if it is due, or `at_once`. Call it between steps."""
+        """Send a snapshot to all waiting clients, if one is due. Call it between steps.
+
+        Args:
+            at_once: send it even if it is not due.
+        """
         if not self._waiting:
             return
         start_ns = self._clock()
