@@ -1,13 +1,15 @@
-"""Keys and values in FP8 (e4m3fn: 4 bits of exponent, 3 of mantissa): half the bytes of bf16.
+"""Keys and values in FP8 (e4m3fn: 4 bits of exponent, 3 of mantissa), with half the bytes of bf16.
 
 A number is divided by the scale of its KV head and stored as the nearest FP8 number. Scales are
-powers of two: FP8 has an exponent of its own, so other scales would not be more precise, and
-multiplying by powers of two is exact. They are measured once, with a fixed prompt, before the first
-request. So the stored values of a token depend neither on how its prompt is cut into chunks nor on
-its neighbours.
+powers of two. Other scales would not be more precise, because FP8 has an exponent of its own, and
+multiplying by powers of two is exact.
 
-Attention is linear in the scales, so queries are multiplied by the key scale of their KV head, and
-the result by the value scale. A kernel only has to widen the numbers it reads.
+Scales are measured once, with a fixed prompt, before the first request. So the stored values of a
+token depend neither on how its prompt is cut into chunks nor on other requests of the step.
+
+Attention is linear in the scales: instead of scaling all keys and values, a caller multiplies
+queries by the key scale of their KV head, and the result by the value scale. A kernel only has to
+widen the numbers it reads.
 """
 
 from typing import NamedTuple
@@ -29,7 +31,7 @@ class KVScales(NamedTuple):
 
 
 def scales_of(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KVScales:
-    """Scales for numbers like those in a layer's caches, which must be in full precision."""
+    """Return scales for a layer, measured on its caches, which must be in full precision."""
     key, value = _scale_of(key_cache), _scale_of(value_cache)
     key_by_head, value_by_head = (
         scale[:, None, None].to(key_cache.dtype) for scale in (key, value)
@@ -43,7 +45,11 @@ def to_fp8(heads: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def per_query_head(scale: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """Multiply each of `heads` `[num_tokens, num_heads, head_dim]` by its KV head's scale."""
+    """Multiply each query head by the scale of its KV head.
+
+    Args:
+        heads: `[num_tokens, num_heads, head_dim]`.
+    """
     return (heads.unflatten(1, (len(scale), -1)) * scale).flatten(1, 2)
 
 

@@ -36,8 +36,8 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 class BatchTensors(NamedTuple):
     """The arrays of a `PagedBatch` on the device (int32), for kernels that read them there.
 
-    They may be longer than the step needs: each request after the last one has one query and a
-    context of no tokens.
+    They may be longer than the step needs. The surplus requests at the end have one query and a
+    context of no tokens each.
     """
 
     query_starts: torch.Tensor  # [R + 1]
@@ -49,12 +49,14 @@ class BatchTensors(NamedTuple):
 class PagedBatch:
     """The tokens of one step and their places in the KV cache; the same for all layers.
 
-    The tokens of R requests are in order, one request after the other: request `r` has the queries
-    `query_starts[r]` up to `query_starts[r + 1]`, which are the last of its `context_lens[r]`
-    tokens. `block_tables[r, i]` is the block that holds tokens `[i * block_size, ...)` of `r`;
-    entries after its last block are ids of any valid blocks.
+    The tokens of R requests are in order, one request after the other. The arrays on the host allow
+    planning without waiting for a device.
 
-    The host arrays allow planning without waiting for a device.
+    Attributes:
+        query_starts: request `r` has the queries `query_starts[r]` up to `query_starts[r + 1]`.
+        context_lens: tokens of each request so far; its queries are the last of them.
+        block_tables: `[r, i]` is the block that holds tokens `[i * block_size, ...)` of request
+            `r`; entries after its last block are ids of any valid blocks.
     """
 
     query_starts: IntArray  # [R + 1]
@@ -74,7 +76,7 @@ class PagedBatch:
         return len(self.context_lens)
 
     def on_device(self) -> BatchTensors:
-        """The arrays on the device; copied by the first call unless `tensors` is set."""
+        """Return the arrays on the device. The first call copies them, unless `tensors` is set."""
         if self.tensors is None:
             self.tensors = BatchTensors(
                 *(
@@ -88,10 +90,12 @@ class PagedBatch:
 class AttentionBackend(Protocol):
     """Causal attention of the queries of a step over the paged keys and values of their requests.
 
-    `query` and the result are `[num_tokens, num_heads, head_dim]`. The query at position `q` of a
-    request attends to its keys `k <= q`, with a window only to those with `k > q - sliding_window`.
-    Scores are `scale * q.k`, then `softcap * tanh(score / softcap)` with a softcap. `sinks`
-    (`[num_heads]`) add one score per head to the softmax, without a value.
+    `query` and the result are `[num_tokens, num_heads, head_dim]`.
+
+    The query at position `q` of a request attends to its keys at `k <= q`. With a sliding window,
+    it attends only to those with `k > q - sliding_window`. Scores are `scale * q.k`; a softcap
+    turns them into `softcap * tanh(score / softcap)`. `sinks` (`[num_heads]`) add one score per
+    head to the softmax, without a value.
     """
 
     name: str
@@ -124,7 +128,7 @@ def store_kv(
     """Write the new keys and values `[num_tokens, num_kv_heads, head_dim]` into their slots.
 
     Args:
-        scales: for caches in FP8.
+        scales: those of the layer, if the caches are in FP8.
     """
     if scales is not None:
         key, value = to_fp8(key, scales.key_factor), to_fp8(value, scales.value_factor)
@@ -134,5 +138,8 @@ def store_kv(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View FP8 as uint8, because torch can neither gather nor scatter FP8; others unchanged."""
+    """View an FP8 tensor as uint8, because torch can neither gather nor scatter FP8.
+
+    Returns tensors of other dtypes unchanged.
+    """
     return tensor.view(torch.uint8) if tensor.dtype is FP8 else tensor

@@ -1,4 +1,4 @@
-"""C++ kernels for CPUs, in one library for each instruction set level, and their Python wrappers.
+"""C++ kernels for CPUs and their Python wrappers. Each CPU level (AVX2, ...) has its own library.
 
 May import: kernels.
 A new kernel gets a function in a `.cpp` file, its structure in `library.py`, and a wrapper here.

@@ -1,4 +1,4 @@
-"""Paged attention in C++ on a CPU, which reads keys and values in place; see kernels/cpu/.
+"""Paged attention in C++ on a CPU; it reads keys and values in place, without gathering them.
 
 The arguments that are the same for all layers are put into a C structure once in a step and kept in
 `PagedBatch.plans`, so that a call only passes pointers.
@@ -24,8 +24,8 @@ class _CpuPlan(NamedTuple):
 class CpuAttention:
     """`AttentionBackend` in C++, as the module describes.
 
-    A result depends neither on the rest of the batch, nor on how a prompt is cut into chunks, nor
-    on the number of threads (torch's setting).
+    A request's result does not depend on the other requests of the batch, on how its prompt is cut
+    into chunks, or on the number of threads (torch's setting).
     """
 
     name = "cpu"
@@ -120,7 +120,10 @@ def _make_plan(
 
 
 def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
-    """[R], true if the only query of a request is a decode. Checked, because C++ relies on it."""
+    """Return for each request, `[R]`, whether its only query is a decode.
+
+    Raises ValueError if `batch.decodes` says so of a request with more queries: C++ relies on it.
+    """
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1

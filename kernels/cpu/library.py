@@ -1,7 +1,7 @@
 """Finds and loads the C++ kernels of `kernels/cpu/`: one library for each instruction set level.
 
-`pip install` builds them if there is a compiler; everything also works without them. They use
-torch's OpenMP runtime and its threads, so torch must be imported first.
+`pip install` builds the libraries if there is a compiler; everything also works without them. They
+use torch's OpenMP runtime and its threads, so torch must be imported first.
 """
 
 import ctypes
@@ -45,7 +45,10 @@ Function = Callable[[bytes], int]
 
 
 class CpuLibrary(NamedTuple):
-    """The functions of one library. Each takes its packed structure and returns 0 or an error."""
+    """The functions of one library. Each takes its arguments packed in a C structure.
+
+    They return 0, or the number of an error.
+    """
 
     level: str
     attention: Function
@@ -74,9 +77,9 @@ def load(level: str | None = None) -> CpuLibrary:
 
 
 def usable_levels() -> list[str]:
-    """The levels that were built and run on this CPU, the best last; at least one.
+    """Return the levels that were built and that this CPU can run, the best last; at least one.
 
-    Levels above STEPSCOPE_CPU_LEVEL are left out.
+    Levels above the environment variable STEPSCOPE_CPU_LEVEL are left out.
 
     Raises:
         LibraryMissingError: there is none, or the variable is not one of LEVELS.

@@ -1,14 +1,18 @@
-"""Linear layers with bf16 weights on CPUs: our own packed product, in C++.
+"""Linear layers with bf16 weights on CPUs: our own matrix product in C++, over packed weights.
 
-There are two kinds. With x in bf16, on CPUs with AVX-512 BF16: for the few rows of a decode step
-oneDNN's start costs as much time as the product. On one core our product takes half of oneDNN's
-time with 1 to 8 rows, 0.6 to 0.7 with 16, 0.9 with 64 and the same with 256. With x in fp32, on
-every CPU: weights whose values fit into bf16, as in most checkpoints, stay bf16 in memory and are
-widened in registers, so that a step reads half of the bytes. On one core with AVX2 that takes 0.4
-of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64 and the same with 256. All figures are
-from `tests/bench/bench_linear.py`.
+There are two cases:
+- x in bf16, on CPUs with AVX-512 BF16. For the few rows of a decode step, oneDNN's start costs as
+  much time as the product. On one core our product takes half of oneDNN's time with 1 to 8 rows,
+  0.6 to 0.7 with 16, 0.9 with 64 and the same with 256.
+- x in fp32, on every CPU, for weights whose values fit into bf16, as in most checkpoints. The
+  weights stay bf16 in memory and are widened in registers, so that a step reads half of the bytes.
+  On one core with AVX2 that takes 0.4 of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64
+  and the same with 256.
 
-Weights are packed once, by torch; the product is in `kernels/cpu/linear.cpp`. Sums are in fp32.
+All these numbers are from `tests/bench/bench_linear.py`.
+
+Weights are packed once, by torch, into panels of as many outputs as fit into two vector registers.
+The product is in `kernels/cpu/linear.cpp`. Sums are in fp32.
 """
 
 import torch
@@ -44,10 +48,15 @@ def _is_bf16(weight: torch.Tensor) -> bool:
 
 
 class PackedLinear:
-    """`x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`; needs `is_usable`.
+    """Computes `x @ weight.T + bias`, `[N, in_features]` to `[N, out_features]`.
 
-    x and the result have the weight's dtype. The packed weights go to `memory`, if given.
-    `num_bytes` is their size without the zeros that fill the last panel.
+    `is_usable(weight)` must be true. x and the result have the weight's dtype.
+
+    Args:
+        memory: where the packed weights go; None: ordinary memory.
+
+    Attributes:
+        num_bytes: size of the weights in bf16, without the zeros that fill the last panel.
     """
 
     def __init__(
@@ -62,10 +71,13 @@ class PackedLinear:
     def gated(
         cls, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
     ) -> "PackedLinear":
-        """`silu(x @ gate.T) * (x @ up.T)`; `weight` has gate's rows, then up's (and so the biases).
+        """Make a layer that computes `silu(x @ gate.T) * (x @ up.T)`.
 
-        A panel has a gate vector and the matching up vector, so that SwiGLU (Shazeer, 2020) is
-        computed in registers, before anything is stored.
+        A panel has a vector of gate's outputs and the matching vector of up's, so that SwiGLU
+        (Shazeer, 2020) is computed in registers, before anything is stored.
+
+        Args:
+            weight: the rows of gate, then those of up. `bias` has the same order.
         """
         linear = cls.__new__(cls)
         linear.out_features, linear._size = weight.shape[0] // 2, weight.shape[1]
@@ -87,7 +99,12 @@ class PackedLinear:
         rows: torch.Tensor,
         is_gated: bool,
     ) -> None:
-        """Pack the weights. `rows` has the weight row of each output; past the last row: zeros."""
+        """Pack the weights and keep what a call needs.
+
+        Args:
+            rows: for each output of the panels, the row of `weight` that computes it; a number past
+                the last row stands for zeros.
+        """
         zeros = weight.new_zeros(1, self._size)
         rows = rows.clamp(max=len(weight))
         padded = torch.cat([weight, zeros])[rows]
@@ -133,7 +150,7 @@ class PackedLinear:
 
 
 def _width() -> int:
-    """Number of outputs in a panel: two vectors."""
+    """Number of outputs in a panel: as many as two vector registers hold."""
     library = default_library()
     assert library is not None
     return library.linear_width()

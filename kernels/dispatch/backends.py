@@ -1,4 +1,4 @@
-"""Lists the attention backends, finds out which of them run here, and chooses one.
+"""Lists the attention backends, finds out which of them run on this machine, and chooses one.
 
 A new backend gets its own file, a function here that creates it, and an entry in the table below:
 by `_for_gpus` for GPUs, as a `_Candidate` otherwise.
@@ -15,7 +15,7 @@ from stepscope.kernels.paged_attention import AttentionBackend
 
 
 class BackendUnavailableError(ValueError):
-    """A backend cannot be used here; the message says why."""
+    """A backend does not exist or does not run on this machine; the message says why."""
 
 
 class Availability(NamedTuple):
@@ -31,9 +31,12 @@ class BackendChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A backend. `probe(device type, dtype)` says whether it runs here, and why or why not.
+    """A backend that may run on this machine.
 
-    `device` is the type of device that it runs on; None: any.
+    Attributes:
+        device: type of device that the backend runs on; None: any.
+        probe: called with (device type, dtype); returns whether the backend runs on this machine,
+            and why or why not.
     """
 
     name: str
@@ -51,10 +54,10 @@ def _for_gpus(
     *,
     widens: bool,
 ) -> _Candidate:
-    """Make a candidate that a trial on the current GPU must confirm.
+    """Make a `_Candidate` for GPUs; its probe tries the backend on the current GPU.
 
     Args:
-        what: what the backend does, for its description if it is usable.
+        what: what the backend does; shown as the reason if the trial succeeds.
     """
     return _Candidate(
         name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
@@ -91,7 +94,7 @@ def _probe_gpu(
     dtype: torch.dtype,
     what: str,
 ) -> tuple[bool, str]:
-    """Try a GPU backend with a few tokens. Returns whether it runs here, and why or why not."""
+    """Try a GPU backend with a few tokens. Returns whether it works, and why or why not."""
     from stepscope.kernels.dispatch import trial
 
     if not torch.cuda.is_available():
@@ -195,7 +198,7 @@ def _probe(
 def available_backends(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[Availability]:
-    """All backends, the fastest first, with the reason why each can or cannot run on `device`."""
+    """List all backends, the fastest first; each with why it can or cannot run on `device`."""
     kind = torch.device(device).type
     return [Availability(c.name, *_probe(c, kind, dtype)) for c in _CANDIDATES]
 
@@ -208,14 +211,15 @@ def choose(
 ) -> BackendChoice:
     """Create the backend called `name`, or with 'auto' the fastest that runs on `device`.
 
-    The returned reason also says why faster backends cannot run.
-
     Args:
         dtype: dtype of the queries.
         kv_dtype: dtype of the KV cache; None: that of the queries.
 
+    Returns:
+        The backend, and the reason for the choice, which also says why faster backends cannot run.
+
     Raises:
-        BackendUnavailableError: no such backend, or it cannot run here.
+        BackendUnavailableError: no such backend, or it cannot run on this machine.
     """
     kind = torch.device(device).type
     found = [c for c in _CANDIDATES if name in ("auto", c.name)]

@@ -1,8 +1,8 @@
 """The small operations between the matrix products of a decoder layer, each fused into one call.
 
-They run in C++ for contiguous float32 and bfloat16 tensors on a CPU if the library was built, in
-Triton for contiguous tensors on a GPU, and in plain torch otherwise (`torch_*`, also the oracles of
-the tests). The result has the input's dtype.
+They run in C++ for contiguous float32 and bfloat16 tensors on a CPU if the library was built, and
+in Triton for contiguous tensors on a GPU. Otherwise they run in plain torch (`torch_*`, with which
+the tests compare the other two). The result has the input's dtype.
 """
 
 import functools
@@ -30,7 +30,7 @@ _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _DeviceKernels(NamedTuple):
-    """The operations below on a GPU, for contiguous tensors of one dtype."""
+    """The GPU versions of the operations in this module, for contiguous tensors of one dtype."""
 
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     norm_rope_store: Callable[..., torch.Tensor]
@@ -39,7 +39,10 @@ class _DeviceKernels(NamedTuple):
 
 @functools.cache
 def _device_kernels() -> _DeviceKernels | None:
-    """The Triton kernels, tried once in a process; None if Triton is missing or cannot compile."""
+    """Return the Triton kernels, or None if Triton is missing or cannot compile.
+
+    Tries them once in a process.
+    """
     try:
         from stepscope.kernels.triton.add_rms_norm import add_rms_norm
         from stepscope.kernels.triton.norm_rope_store import norm_rope_store
@@ -53,7 +56,10 @@ def _device_kernels() -> _DeviceKernels | None:
 
 
 def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
-    """The GPU kernels; None unless `x` is on a GPU and all tensors are contiguous, of one dtype."""
+    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype.
+
+    Otherwise None.
+    """
     if not x.is_cuda or not x.is_contiguous():
         return None
     if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
@@ -64,11 +70,11 @@ def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add `x` to the residual stream and normalise it: (normalised, residual), each `[N, D]`.
+    """Add `x` to the residual stream and normalise the sum: (normalised, residual), each `[N, D]`.
 
-    `residual` is changed in place and rounded to its dtype; with None (the first layer), `x` itself
-    becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as in Llama and Qwen: statistics in
-    fp32, the quotient rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
+    `residual` is changed in place and rounded to its dtype. If it is None (the first layer), `x`
+    itself becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as in Llama and Qwen: statistics
+    in fp32, the quotient rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
     """
     library = default_library()
     dtype = x.dtype
@@ -103,7 +109,7 @@ def add_rms_norm(
 def torch_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` in plain torch."""
+    """`add_rms_norm` in plain torch, for any device."""
     if residual is None:
         residual = x
     else:
@@ -127,14 +133,17 @@ def norm_rope_store(
     eps: float,
     scales: KVScales | None = None,
 ) -> torch.Tensor:
-    """Split `qkv` into heads, rotate them, store K and V; returns queries `[N, num_heads, D]`.
+    """Split `qkv` into heads, rotate them, store K and V; return the queries `[N, num_heads, D]`.
 
-    `qkv` is `[N, (num_heads + 2 * num_kv_heads) * D]`. With `q_norm` and `k_norm` (`[D]`) each head
-    of q and k is RMS-normalised first. RoPE (Su et al., 2021) rotates element i of a head's first
-    half with element i of its second half; `rope` is `[positions, D]` in fp32, cosines in the first
-    half and sines in the second. Everything is computed in fp32 and rounded once. Keys and values
-    are stored in the slots of the paged caches that `slot_mapping` (`[N]`) names, divided by
-    `scales` if the caches are FP8.
+    Everything is computed in fp32 and rounded once. RoPE (Su et al., 2021) rotates element i of a
+    head's first half with element i of its second half.
+
+    Args:
+        qkv: `[N, (num_heads + 2 * num_kv_heads) * D]`.
+        q_norm, k_norm: `[D]`; if given, each head of q or k is RMS-normalised with it first.
+        rope: `[positions, D]` in fp32, cosines in the first half and sines in the second.
+        slot_mapping: `[N]`; slots of the paged caches in which keys and values are stored.
+        scales: for FP8 caches; keys and values are divided by them before they are stored.
 
     Raises:
         IndexError: a position or a slot is out of range (not checked on a GPU).
@@ -223,7 +232,7 @@ def torch_norm_rope_store(
     eps: float,
     scales: KVScales | None = None,
 ) -> torch.Tensor:
-    """`norm_rope_store` in plain torch."""
+    """`norm_rope_store` in plain torch, for any device."""
     heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
     query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
@@ -245,9 +254,10 @@ def _norm_rotate(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU (Shazeer, 2020): SiLU of the first half times the second; `[N, 2 I]` to `[N, I]`.
+    """Compute SwiGLU (Shazeer, 2020), `[N, 2 I]` to `[N, I]`.
 
-    Computed in fp32 and rounded once.
+    The result is SiLU of the first half of each row times the second half, computed in fp32 and
+    rounded once.
     """
     library = default_library()
     dtype = gate_up.dtype
@@ -271,6 +281,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu_mul` in plain torch."""
+    """`silu_mul` in plain torch, for any device."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)

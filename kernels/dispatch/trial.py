@@ -1,7 +1,7 @@
-"""Tries whether a backend computes correct results on this device, instead of comparing versions.
+"""Tries whether a backend computes correct results on this device, before an engine uses it.
 
-A kernel may lack a compiler, be built for another torch, or align its mask at the wrong end. A step
-of a few tokens finds all of this before an engine uses the backend.
+A check of versions would not be enough: a kernel may lack a compiler, be built for another torch,
+or align its mask at the wrong end. A step of a few tokens finds all of this.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ TOLERANCE = 0.03
 
 
 def failure(backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Try `backend`; returns what is wrong in one line, or None if it agrees with the reference."""
+    """Compare `backend` with the reference; return in one line what differs, or None."""
     try:
         for window in (None, 7):
             error = _error(backend, device, dtype, window)

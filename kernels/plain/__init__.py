@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, and by the flash-attn package if it is installed.
+"""Attention backends without kernels of our own: plain PyTorch, and installed FlashAttention.
 
 May import: kernels.
 A new backend without our own kernels goes here.

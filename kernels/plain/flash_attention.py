@@ -1,9 +1,9 @@
-"""Prefill by an installed FlashAttention: the flash-attn package, or the one in torch.
+"""Prefill by an installed FlashAttention: the flash-attn package, or the version in torch.
 
 Both need contiguous keys and values (their pages have 256 tokens, ours are as small as prefix
 caching needs). So the keys and values for a step's chunks are gathered first, which costs little
-compared with a chunk's products. Rows with one query go to another backend, and so do calls with
-options that the library lacks.
+compared with a chunk's products. Requests with one query in the step go to another backend, and so
+do calls with options that FlashAttention lacks.
 """
 
 import inspect
@@ -17,11 +17,16 @@ from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedB
 
 
 class VarlenFunction(Protocol):
-    """Causal attention of packed queries over packed keys. The last query sees the last key.
+    """Causal attention of packed queries over packed keys (requests one after the other, unpadded).
 
-    `query` is `[num_queries, num_heads, head_dim]`; `key` and `value` are
-    `[num_keys, num_kv_heads, head_dim]`. Request `r` has the queries `query_starts[r]` up to
-    `query_starts[r + 1]` (int32, on the device), and its keys likewise by `key_starts`.
+    The last query of a request attends up to its last key.
+
+    Args:
+        query: `[num_queries, num_heads, head_dim]`.
+        key, value: `[num_keys, num_kv_heads, head_dim]`.
+        query_starts: request `r` has the queries `query_starts[r]` up to `query_starts[r + 1]`
+            (int32, on the device).
+        key_starts: the same for its keys.
     """
 
     def __call__(
@@ -40,7 +45,7 @@ class VarlenFunction(Protocol):
 
 
 class Varlen(NamedTuple):
-    """A library's function, and its limits."""
+    """A `VarlenFunction` of a library, and the calls that it supports."""
 
     attend: VarlenFunction
     has_softcap: bool
@@ -50,7 +55,7 @@ class Varlen(NamedTuple):
 
 
 class _FlashPlan(NamedTuple):
-    """The tokens of a step, split into decodes and chunks; `decodes` is None if there are none."""
+    """The tokens of a step, split into decodes (None if there are none) and prompt chunks."""
 
     decodes: PagedBatch | None
     decode_tokens: torch.Tensor  # [decodes], indices into the step's tokens
@@ -63,7 +68,7 @@ class _FlashPlan(NamedTuple):
 
 
 class GatheredAttention:
-    """`AttentionBackend` with a library's prefill, as the module describes."""
+    """`AttentionBackend` with FlashAttention's prefill, as the module describes."""
 
     def __init__(self, name: str, varlen: Varlen, rest: AttentionBackend) -> None:
         self.name = name
@@ -136,7 +141,10 @@ class GatheredAttention:
         )
 
     def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
-        """The plan of a step, made once; None if no request has more than one query."""
+        """Return the plan of a step; None if no request has more than one query.
+
+        The plan is made once for all layers.
+        """
         key = (self.name, sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window)

@@ -1,11 +1,11 @@
 """Paged attention in plain PyTorch, fast enough to use where no other backend runs.
 
-Rows with one query (decodes) are batched: requests of similar length share one padded gather and
-one call. Longer rows run one request at a time, in tiles of queries, each over only the keys it
-attends to. Keys and values are never copied for grouped queries: in decodes, the query heads of a
-group become queries of their KV head; in prefill, the KV head is expanded with stride 0.
+Requests with one query (decodes) are batched: those of similar length share one padded gather and
+one call. Requests with more queries run one at a time, in tiles of queries, each over only the keys
+that a tile attends to. Keys and values are never copied for grouped queries: in decodes, the query
+heads of a group become queries of their KV head; in prefill, the KV head is expanded with stride 0.
 
-The parts that depend only on the step (blocks to gather, masks of the padding) are computed once
+The values that depend only on the step (blocks to gather, masks of the padding) are computed once
 and kept in `PagedBatch.plans` for all layers.
 """
 
@@ -127,9 +127,9 @@ class TorchAttention:
         blocks: torch.Tensor,
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """Gather keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
+        """Gather the keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
 
-        They have `dtype`, and are valid until the next call.
+        The results have `dtype`, and are valid until the next call.
         """
         shape = (len(blocks), *key_cache.shape[1:])
         size = math.prod(shape)
@@ -157,7 +157,11 @@ class TorchAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> None:
-        """Write the output of one chunk; `keys` and `values` are [kv heads, group, keys, dim]."""
+        """Compute one chunk and write it to the output.
+
+        Args:
+            keys, values: [kv heads, group, keys, dim].
+        """
         num_before = chunk.num_keys - chunk.num_queries  # keys before the first query's own
         for start in range(0, chunk.num_queries, QUERY_TILE):
             stop = min(start + QUERY_TILE, chunk.num_queries)
@@ -180,7 +184,10 @@ class TorchAttention:
     def _tile_mask(
         self, num_queries: int, num_keys: int, sliding_window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """Mask [num_queries, num_keys] to add to scores; the last keys are the queries' own."""
+        """Make the causal mask [num_queries, num_keys] to add to scores.
+
+        The last `num_queries` keys are those of the queries themselves.
+        """
         num_before = num_keys - num_queries
         key = (sliding_window, like.dtype, like.device)
         mask = self._masks.get(key)
@@ -260,9 +267,10 @@ def _make_plan(
 
 
 def _groups(rows: IntArray, num_blocks: IntArray, blocks_at_once: int) -> list[IntArray]:
-    """Split `rows` so that the shortest of a group has `MIN_FILL` of the blocks of its longest.
+    """Split decode rows into groups that are padded and computed together.
 
-    A group gathers at most `blocks_at_once` blocks, unless it is a single row.
+    In a group, the request with the fewest blocks has at least `MIN_FILL` of the blocks of the one
+    with the most. A group gathers at most `blocks_at_once` blocks, unless it is a single row.
     """
     groups: list[IntArray] = []
     left = rows

@@ -43,7 +43,7 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like `fused.add_rms_norm`; all tensors must be contiguous and of one dtype."""
+    """Launch the GPU version of `fused.add_rms_norm`; all tensors contiguous, of one dtype."""
     output = torch.empty_like(x)
     num_rows, size = x.shape
     if num_rows:

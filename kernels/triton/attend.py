@@ -1,11 +1,12 @@
-"""The attention kernel in Triton, and its launch: decodes or chunks of a step over paged keys.
+"""The attention kernel in Triton and its launch, for the decodes or the prompt chunks of a step.
 
 The query heads that share a KV head are rows of one tile (packed GQA), so keys and values are read
-once for all of them; softmax is the online one of FlashAttention (Dao et al., 2022), in base 2. A
-program finds the request of its queries by bisecting `query_starts`. If contexts are split,
-programs leave partial results, which `combine.py` merges by their weights.
+once for all of them. The softmax is the online softmax of FlashAttention (Dao et al., 2022), in
+base 2. A program finds the request of its queries by bisecting `query_starts`. If contexts are
+split, several programs share the keys of one query. They leave partial results, which `combine.py`
+merges by their weights.
 
-`plan.py` decides which launches a step has, and how far each is split.
+`plan.py` decides which launches a step has, and into how many parts each splits the contexts.
 """
 
 import math
@@ -23,9 +24,9 @@ LOG2_E = math.log2(math.e)
 
 @triton.jit
 def _request_of(starts: tl.tensor, block: tl.tensor, num_requests: tl.tensor, Q: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The request to which block number `block` (of `Q` queries) belongs.
+    """Return the request to which query block number `block` (of `Q` queries) belongs.
 
-    Each request begins a new block, so request `r` has the blocks from `starts[r] // Q + r` on; it
+    Each request begins a new block, so request `r` has the blocks from `starts[r] // Q + r` on. It
     may have one block more than it needs.
     """
     low = 0
@@ -217,7 +218,7 @@ def attend(
     *,
     upcast: bool,
 ) -> None:
-    """Compute the rows of `output` that `launch` covers.
+    """Launch the kernel for the decodes or the chunks of a step, and write their rows of `output`.
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`, like `output`; the last dimension is contiguous.

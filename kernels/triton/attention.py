@@ -1,12 +1,12 @@
 """Paged attention in Triton for a GPU: decodes, prefill chunks and any mixture of them.
 
 Long contexts are split among programs, whose results are merged by their weights (Flash-Decoding;
-Dao et al., 2023). How far to split depends on the amount of work (`num_splits`), never on a batch
-size. The kernel itself is in `attend.py`.
+Dao et al., 2023). Into how many parts depends on the amount of work (`num_splits`), never on a
+batch size. The kernel itself is in `attend.py`.
 
 A kernel reads the layout of a step from device tensors (`PagedBatch.on_device`), and a program
-without work ends at once. So a captured launch stays correct when the content of these tensors
-changes.
+without work ends at once. So a launch captured in a CUDA graph stays correct when the content of
+these tensors changes.
 
 Shapes: queries and output `[num_tokens, num_heads, head_dim]`, caches
 `[num_blocks, block_size, num_kv_heads, head_dim]`. All have one dtype, except that the caches may
@@ -72,7 +72,7 @@ class TritonAttention:
         batch: PagedBatch,
         sliding_window: int | None,
     ) -> list[Launch]:
-        """The launches of a step, planned once from the host's arrays."""
+        """Return the launches of a step, planned by the first call from the arrays on the host."""
         key = (self.name, sliding_window, query.shape[1:], query.dtype, key_cache.shape)
         plan = batch.plans.get(key)
         if not isinstance(plan, list):

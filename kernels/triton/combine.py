@@ -1,8 +1,8 @@
 """Merges the partial results of a split attention (Flash-Decoding; Dao et al., 2023).
 
-Each split leaves a weighted mean of values, `[num_splits, num_tokens, num_heads, head_dim]`, and
-the base-2 logarithm of the sum of its weights, `[num_splits, num_tokens, num_heads]`, both in fp32;
--inf marks a split without keys, which left no mean.
+Each split (a part of the keys) leaves two results in fp32. One is a weighted mean of values,
+`[num_splits, num_tokens, num_heads, head_dim]`. The other is the base-2 logarithm of the sum of its
+weights, `[num_splits, num_tokens, num_heads]`; -inf marks a split without keys, which left no mean.
 """
 
 import torch
@@ -95,9 +95,10 @@ def combine(
     *,
     decode: bool,
 ) -> None:
-    """Write `output` (`[num_tokens, num_heads, head_dim]`) for some of the requests.
+    """Merge all splits into `output`, `[num_tokens, num_heads, head_dim]`.
 
-    If `decode`, for requests with one query; otherwise for those with more.
+    Args:
+        decode: write the rows of requests with one query; if False, those of requests with more.
     """
     num_splits, num_tokens, num_heads, head_dim = partial.shape
     _combine[(num_heads * (num_requests if decode else num_tokens),)](

@@ -1,8 +1,8 @@
 """The norms of queries and keys, RoPE and the KV store in one Triton kernel.
 
 The GPU version of `fused.norm_rope_store`: one pass over the output of the QKV product instead of
-five kernels. Norms of single heads are those of Qwen3; the rotation is RoPE (Su et al., 2021) in
-Llama's layout, which pairs the two halves of a head.
+five kernels. The norms are over single heads, as in Qwen3. The rotation is RoPE (Su et al., 2021)
+in Llama's layout, which pairs the two halves of a head.
 """
 
 import torch
@@ -100,7 +100,7 @@ def _rotated(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Both halves of each head, normalised if `HAS_NORM`, and rotated, in fp32."""
+    """Return both halves of each head, normalised if `HAS_NORM`, and rotated, in fp32."""
     HALF: tl.constexpr = HEAD_DIM // 2
     first = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + dims + HALF, mask=mask, other=0.0).to(tl.float32)
@@ -128,7 +128,7 @@ def norm_rope_store(
     k_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """Like `fused.norm_rope_store`; all tensors must be contiguous.
+    """Launch the GPU version of `fused.norm_rope_store`; all tensors must be contiguous.
 
     Positions and slots are not checked, because a device cannot raise errors.
     """

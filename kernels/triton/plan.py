@@ -1,10 +1,11 @@
-"""Plans a step's attention on a GPU: tiles, launches, and how far contexts are split.
+"""Plans a step's attention on a GPU: tile sizes, launches, and how far contexts are split.
 
 The rules are fixed, so nothing is tuned at start, and nothing here needs Triton. They follow from
-the resources of a multiprocessor. Decodes are bound by memory: they use the fewest rows that a
-tensor core supports, and as many tiles of keys and values in flight as two programs have room for.
-Prefill is bound by the tensor cores: it uses 64 rows for each group of four warps, the size of
-Hopper's `wgmma`.
+the resources of a multiprocessor:
+- Decodes are bound by memory. They use the fewest rows that a tensor core supports, and as many
+  tiles of keys and values in flight as two programs have room for.
+- Prefill is bound by the tensor cores. It uses 64 rows for each group of four warps, the size of
+  Hopper's `wgmma`.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Device(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> "Device":
-        """The properties of a GPU; for a CPU (Triton's interpreter), those of a small GPU."""
+        """Return the properties of a GPU; for a CPU (Triton's interpreter), of a small GPU."""
         if device.type != "cuda":
             return cls(num_sms=4, shared_bytes=227 << 10, is_interpreted=True)
         properties = torch.cuda.get_device_properties(device)
@@ -48,7 +49,7 @@ class Device(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Size of a program's tile, and its launch options."""
+    """Rows and keys that a program computes at a time, and its launch options."""
 
     rows: int  # queries times heads of a group
     keys: int  # processed at a time
@@ -57,7 +58,7 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch of `_attend`, for the requests with one query (`decode`) or those with more."""
+    """One launch of `_attend`: for requests with one query (`decode`), or for those with more."""
 
     decode: bool
     tile: Tile
@@ -113,7 +114,11 @@ def plan_launches(
 def _num_tiles(
     ends: IntArray, num_queries: int, sliding_window: int | None, tile_keys: int
 ) -> IntArray:
-    """Number of key tiles for each block of `num_queries` queries whose last key is at `ends`."""
+    """Number of key tiles that each block of `num_queries` queries attends to.
+
+    Args:
+        ends: for each block, the number of keys up to its last query.
+    """
     visible = ends
     if sliding_window is not None:
         visible = np.minimum(ends, sliding_window + num_queries - 1)
@@ -121,11 +126,14 @@ def _num_tiles(
 
 
 def num_splits(num_tiles: IntArray, num_kv_heads: int, num_sms: int, tile_keys: int) -> int:
-    """Number of programs that share each row of work; `num_tiles` has the key tiles of every row.
+    """Return among how many programs the keys of each query block are split.
 
-    A program gets an even share of all work for two programs on every multiprocessor, and at least
-    `MIN_SPLIT_KEYS`. So one long context among short ones is split, but many contexts of equal
-    length are not.
+    A program gets the share that two programs on every multiprocessor would get if all work were
+    split evenly, and at least `MIN_SPLIT_KEYS`. So one long context among short ones is split, but
+    many contexts of equal length are not.
+
+    Args:
+        num_tiles: number of key tiles of each query block.
     """
     even_share = -(-int(num_tiles.sum()) * num_kv_heads // (2 * num_sms))
     share = max(even_share, MIN_SPLIT_KEYS // tile_keys, 1)
@@ -133,7 +141,7 @@ def num_splits(num_tiles: IntArray, num_kv_heads: int, num_sms: int, tile_keys: 
 
 
 def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Tile:
-    """Tile for decodes: one query for each head of a group."""
+    """Return the tile for decodes; its rows are the query heads that share a KV head."""
     rows = max(MIN_ROWS, _power_of_2(group))
     if rows >= WGMMA_ROWS:
         return _prefill_tile(rows, head_dim, itemsize, device)
@@ -146,7 +154,7 @@ def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Til
 def prefill_tile(
     group: int, most_queries: int, head_dim: int, itemsize: int, device: Device
 ) -> Tile:
-    """Tile for chunks, the longest of which has `most_queries` queries."""
+    """Return the tile for chunks, the longest of which has `most_queries` queries."""
     if itemsize > 2 or group * most_queries <= 2 * MIN_ROWS:
         rows = 2 * MIN_ROWS
     elif _row_bytes(head_dim, itemsize) > 256:
@@ -173,10 +181,11 @@ def _keys(row_bytes: int, itemsize: int) -> int:
 
 
 def _num_stages(num_held: int, *, most: int) -> int:
-    """Number of stages with which Triton keeps up to `num_held` tiles in flight.
+    """Return the number of pipeline stages with which Triton keeps `num_held` tiles in flight.
 
-    A tile takes two loads, one after the other: its place in the block table, then its content. So
-    the first tile in flight needs three stages, and each further one two more.
+    At most `most` tiles. A tile takes two loads, one after the other: its block's number from the
+    block table, then its content. So the first tile in flight needs three stages, and each further
+    one two more.
     """
     return 1 + 2 * min(most, max(1, num_held))
 
@@ -191,7 +200,7 @@ def _power_of_2(number: int) -> int:
 
 
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
-    """Steps of one request, as (tokens before the step, tokens in it), that need every kernel.
+    """Return steps of one request that need every kernel: (tokens before the step, tokens in it).
 
     Run before the first request, they make Triton compile all kernels, which takes seconds.
     """

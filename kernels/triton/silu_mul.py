@@ -25,7 +25,7 @@ def _silu_mul(  # type: ignore[no-untyped-def]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half of each row times the second; contiguous `[N, 2 I]` to `[N, I]`."""
+    """Launch the GPU version of `fused.silu_mul`: contiguous `[N, 2 I]` to `[N, I]`."""
     num_rows, width = gate_up.shape
     size = width // 2
     output = gate_up.new_empty(num_rows, size)
