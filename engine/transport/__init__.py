@@ -2,5 +2,5 @@
 limits on what a client may do. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings.
-A new socket is made in `sockets.py`; a new limit for connections gets a file here.
+A new socket is made in `sockets.py`; a new limit for connections gets its own file in this package.
 """

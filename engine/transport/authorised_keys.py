@@ -1,7 +1,7 @@
-"""`KeyFolder`: the keys that an engine lets in, and its own. Revoking a key needs no restart.
+"""`KeyFolder`: the folder with an engine's own key pair and the keys of clients that it lets in.
 
-`server.key` is the engine's own key pair. Each `NAME.pub` holds the public half of one key and its
-role; deleting the file revokes the key. The folder has mode 0700.
+`server.key` is the engine's own key pair. Each `NAME.pub` holds the public half of one client's key
+and its role. Deleting the file revokes the key, without a restart. The folder has mode 0700.
 """
 
 import os
@@ -33,7 +33,7 @@ _SUFFIX = ".pub"
 
 
 class Holder(NamedTuple):
-    """The holder of a key. The role says what they may do: a viewer reads, an operator may all."""
+    """The holder of a key: name and role. A viewer may only read; an operator may do everything."""
 
     name: str
     role: Role
@@ -46,7 +46,7 @@ def default_folder() -> Path:
 
 
 class KeyFolder:
-    """Reads and changes one folder.
+    """Reads and changes one folder of keys.
 
     Args:
         path: the folder; None for the default one.
@@ -65,7 +65,7 @@ class KeyFolder:
             raise ConfigError("keys", f"{self.path}: {error.strerror}") from error
 
     def check(self) -> None:
-        """Raises ConfigError if other users could put keys into the folder, or it is missing."""
+        """Raise ConfigError if the folder is missing, or other users could put keys into it."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -86,7 +86,7 @@ class KeyFolder:
             )
 
     def server_pair(self) -> KeyPair:
-        """The engine's own key pair; made by the first call."""
+        """Return the engine's own key pair; the first call makes it."""
         path = self.path / _SERVER
         if not path.exists():
             pair = KeyPair.new()
@@ -100,11 +100,10 @@ class KeyFolder:
         return KeyPair(key_of(values, "public", path), key_of(values, "secret", path))
 
     def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
-        """The holders of all authorised keys, by public key, in the order of their names.
+        """Return the holders of all authorised keys, by public key, in the order of their names.
 
         Args:
-            broken: gets a line for each file that is no valid key; without it such a file is an
-                error.
+            broken: gets a line for each file that is no valid key; None: such a file is an error.
 
         Raises:
             ConfigError: a file is no valid key, and `broken` is None.
@@ -124,7 +123,7 @@ class KeyFolder:
         return found
 
     def signature(self) -> Mapping[str, tuple[int, int, int]]:
-        """A value that differs after any change of a key file in the folder."""
+        """Return a value that differs after any change of a key file in the folder."""
         found = {}
         for entry in os.scandir(self.path):
             if entry.name.endswith(_SUFFIX):
@@ -136,7 +135,7 @@ class KeyFolder:
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
-        """Make a key, authorise it, and write everything that its holder needs to `output`.
+        """Make a key, authorise it, and write all that its holder needs to the file `output`.
 
         Raises:
             ConfigError: the name is taken, or a file cannot be written.

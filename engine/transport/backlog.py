@@ -1,11 +1,13 @@
-"""`Backlog`: ends connections for which libzmq holds too many bytes. On the control thread.
+"""`Backlog`: ends connections for which libzmq holds too many bytes in memory.
 
-libzmq passes a message on only when it is complete. `ZMQ_MAXMSGSIZE` bounds one frame, and the
-high-water mark counts whole messages, so a client that sends frames of one message without end
-fills the memory (measured with 4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark
-of 64). So does a client that asks for much and reads nothing. Only the kernel counts the bytes that
-came on a connection, and the bytes that the other side has acknowledged. We compare them with the
-bytes of the messages that we took and sent.
+Runs on the control thread. Two things make libzmq hold many bytes for one client:
+- Frames of one message without end. libzmq passes a message on only when it is complete.
+  `ZMQ_MAXMSGSIZE` bounds one frame, and the high-water mark counts whole messages, so neither helps
+  (measured with 4.3.5: 262 MB of 262 MB sent, with frames of at most 1 MB and a mark of 64).
+- Many requests for replies that the client does not read.
+
+Only the kernel counts the bytes that came on a connection, and the bytes that the other side has
+acknowledged. We compare them with the bytes of the messages that we took and sent.
 
 This works for TCP on Linux. For an `ipc` address there is no such count; only this user can reach
 it, who has easier ways to end the engine.
@@ -40,26 +42,26 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 @dataclass(slots=True)
 class _Account:
-    """One connection: both its addresses, and the bytes that do not count."""
+    """One connection: its two addresses, and how many received bytes are not held against it."""
 
     addresses: tuple[object, object]
     forgiven: float = 0.0
 
 
 def wire_bytes(num_bytes: int, *, is_encrypted: bool) -> int:
-    """Bytes of a frame on the wire (ZMTP 3: 23/ZMTP and 26/CURVEZMQ of rfc.zeromq.org)."""
+    """Return a frame's size on the wire (ZMTP 3: 23/ZMTP and 26/CURVEZMQ of rfc.zeromq.org)."""
     if is_encrypted:
         num_bytes += 33
     return num_bytes + (2 if num_bytes < 256 else 9)
 
 
 class Backlog:
-    """Ends connections that make this process hold too much.
+    """Ends connections that make this process hold too many bytes.
 
     Args:
         addresses: ZeroMQ addresses on which this process listens.
-        taken: bytes of the whole messages that came on the connection with a file descriptor.
-        sent: bytes that we sent on the connection with a file descriptor.
+        taken: returns, for a file descriptor, the bytes of the whole messages that came on it.
+        sent: returns, for a file descriptor, the bytes that we sent on it.
         clock: seconds.
     """
 
@@ -87,7 +89,11 @@ class Backlog:
         return max(0.0, self._next_s - self._clock()) if self._ports else None
 
     def cut_off(self) -> list[int]:
-        """End connections that hold too much, if a check is due. Returns the bytes each held."""
+        """End connections that hold too many bytes, if a check is due.
+
+        Returns:
+            How many bytes each ended connection held.
+        """
         now_s = self._clock()
         if not self._ports or now_s < self._next_s:
             return []
@@ -139,7 +145,10 @@ class Backlog:
             return ended
 
     def _connections(self, stack: contextlib.ExitStack) -> Iterator[tuple[int, socket.socket]]:
-        """Connections on our ports: descriptor, and a socket on a copy that `stack` closes."""
+        """Yield the connections on our ports: file descriptor, and a socket on a copy of it.
+
+        `stack` closes the copies.
+        """
         copies: set[int] = set()
         for descriptor in map(int, os.listdir(_DESCRIPTORS)):
             # A descriptor from the listing may have been closed since, and its number reused for
@@ -164,7 +173,7 @@ class Backlog:
 
 
 def _num_bytes(connection: socket.socket) -> tuple[int, int]:
-    """Bytes received on a connection, and bytes that the other side has acknowledged."""
+    """Return the bytes received on a connection, and those that the other side acknowledged."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     if len(info) < _BYTES_ACKNOWLEDGED + 16:
         return 0, 1 << 62  # an older kernel

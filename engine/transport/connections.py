@@ -21,7 +21,7 @@ _LOCAL_PEER = "localhost:"  # libzmq's name for the peer of a Unix socket, befor
 
 @dataclass(slots=True)
 class _Client:
-    """A client. Its origin comes from the kernel; it has told us the rest itself."""
+    """A client. `origin` comes from the kernel; the other fields are what the client says."""
 
     origin: str
     who: str = ""
@@ -29,7 +29,7 @@ class _Client:
 
 
 class Connections:
-    """Clients by the identity that the ROUTER socket gives them.
+    """The connected clients, by the identity that the ROUTER socket gives them.
 
     Args:
         socket: the control socket, not bound yet.
@@ -53,7 +53,11 @@ class Connections:
         self.lost.close()
 
     def note(self, identity: bytes, received: Sequence[zmq.Frame]) -> list[bytes]:
-        """Note a message from a client. Returns the clients that were found to be gone."""
+        """Take note of a message and its sender, which may be new.
+
+        Returns:
+            Identities of other clients that were found to be gone.
+        """
         frame = received[-1]
         try:
             descriptor = frame.get(zmq.SRCFD)
@@ -80,7 +84,7 @@ class Connections:
         return gone
 
     def take_lost(self) -> list[bytes]:
-        """Identities of the clients whose connection was lost since the last call."""
+        """Return the identities of the clients whose connection was lost since the last call."""
         gone = []
         while self.lost.poll(0):
             descriptor = recv_monitor_message(self.lost)["value"]
@@ -94,7 +98,7 @@ class Connections:
         return gone
 
     def num_taken(self, descriptor: int) -> int:
-        """Bytes on the wire of the messages that came on a connection."""
+        """Bytes on the wire of the whole messages received on a connection."""
         return self._taken.get(descriptor, 0)
 
     def note_sent(self, identity: bytes, num_bytes: int) -> None:
@@ -102,25 +106,29 @@ class Connections:
             self._sent[identity] = self._sent.get(identity, 0) + num_bytes
 
     def num_sent(self, descriptor: int) -> int:
-        """Bytes of the replies that were sent on a connection."""
+        """Bytes of the replies sent on a connection."""
         return self._sent.get(self._identities.get(descriptor, b""), 0)
 
     def holder(self, identity: bytes) -> Holder | None:
-        """The holder of a client's key; None without keys, or if the key was revoked."""
+        """Return the holder of a client's key; None without keys, or if the key was revoked."""
         if self._gate is None:
             return None
         return self._gate.holder(self._keys.get(identity, ""))
 
     def is_welcome(self, identity: bytes) -> bool:
-        """Whether a client may (still) send commands and get replies."""
+        """Whether a client may send commands and get replies; False once its key is revoked."""
         return self._gate is None or self.holder(identity) is not None
 
     def key(self, identity: bytes) -> bytes:
-        """The client's public key; empty if the socket asks for none."""
+        """Return the client's public key; empty if the socket asks for no keys."""
         return self._keys.get(identity, "").encode()
 
     def account(self, identity: bytes) -> bytes:
-        """An id that all connections of one client share, for rate limits."""
+        """Return the id under which rate limits count a client.
+
+        All connections with one key share it. Programs of this user on this machine use the same
+        key; each connection of theirs has an id of its own.
+        """
         key = self.key(identity)
         if self._gate is None or key == self._gate.local.pair.public.encode():
             return identity  # programs of one user; each has limits of its own
@@ -131,7 +139,7 @@ class Connections:
         return Asker(who, None if holder is None else holder.name)
 
     def heed(self, identity: bytes, command: Command) -> None:
-        """Remember the name a client gives itself, for later commands that are not decoded."""
+        """Remember the name in a client's command, because later commands may not be decoded."""
         client = self._clients.get(identity)
         if client is None:
             return
@@ -141,7 +149,7 @@ class Connections:
             client.client_id = command.client_id
 
     def described(self, identity: bytes) -> tuple[Asker, str]:
-        """The client as an `Asker`, and what else is known of it, in words."""
+        """Return the client as an `Asker`, and what else is known of the client, in words."""
         client = self._clients.get(identity, _Client(""))
         requests = f"its last request was called {client.client_id!r}" if client.client_id else ""
         known = "; ".join(each for each in (client.origin, requests) if each)
@@ -161,7 +169,7 @@ class Connections:
 
 
 def _origin(frame: zmq.Frame) -> str:
-    """Where a client is, according to the kernel."""
+    """Describe where a client is (address or process), according to the kernel."""
     peer = frame.get("Peer-Address")
     assert isinstance(peer, str)
     if not peer.startswith(_LOCAL_PEER):

@@ -1,7 +1,7 @@
-"""The ranks of a data-parallel engine. Each has an endpoint: `NAME.dp0`, `NAME.dp1` and so on.
+"""Finds the ranks of a data-parallel vLLM. Each has an endpoint: `NAME.dp0`, `NAME.dp1` and so on.
 
 vLLM runs the ranks of a dense model as separate engines. Its rank 0 does not know that there are
-others, so its endpoint is NAME.
+others, so rank 0's endpoint is NAME.
 """
 
 import re
@@ -12,14 +12,16 @@ _RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 
 
 def siblings_of(rank: Endpoint) -> list[Endpoint]:
-    """The other ranks of this rank's group that run on this machine."""
+    """Return the other ranks of a rank's data-parallel group that run on this machine."""
     match = _RANK.fullmatch(rank.control)
     group = rank.control if match is None else match["group"]
     return [each for each in ranks_of(group) if each.control != rank.control]
 
 
 def ranks_of(text: str) -> list[Endpoint]:
-    """The ranks with one name that run on this machine; if none does, the endpoint of that name.
+    """Return the ranks of a data-parallel engine that run on this machine.
+
+    If none runs, returns the endpoint that `text` names.
 
     Args:
         text: the user's input: `vllm-0`, or an address like `ipc:///run/vllm`.

@@ -1,9 +1,10 @@
 """Where engines listen on this machine: addresses, the runtime folder, and the locks on addresses.
 
-An endpoint is the address of the control socket; the telemetry socket is beside it
-(`PATH.telemetry`, or the next TCP port). An engine holds a lock file for as long as it lives,
-because binding an `ipc` address takes it away from its owner: the lock tells a live engine from the
-files of a dead one.
+An endpoint is the address of the control socket. The address of the telemetry socket follows from
+it (`PATH.telemetry`, or the next TCP port).
+
+Binding an `ipc` address takes it away from the process that has it. So an engine holds a lock file
+for as long as it runs: the lock tells the files of a running engine from those of a dead one.
 """
 
 import fcntl
@@ -29,7 +30,7 @@ _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost":
 
 
 def runtime_dir() -> Path:
-    """The user's own folder for sockets, made with mode 0700.
+    """Return the user's own folder for sockets; made with mode 0700 if it is missing.
 
     Raises:
         ConfigError: the folder belongs to another user.
@@ -58,11 +59,11 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> "Endpoint":
-        """Make one from `ipc://PATH`, `tcp://HOST:PORT`, a path, or the name of a local engine.
+        """Make an endpoint from `ipc://PATH`, `tcp://HOST:PORT`, a path, or a local engine's name.
 
         Raises:
             WrongValue: `text` is none of these.
-            ConfigError: its path is too long.
+            ConfigError: the path is too long.
         """
         text = text.strip()
         if text.startswith("tcp://"):
@@ -95,7 +96,7 @@ class Endpoint:
 
     @property
     def telemetry(self) -> str:
-        """Address of the PUB socket."""
+        """Address of the PUB socket for telemetry."""
         if self.is_ipc:
             return self.control + TELEMETRY_SUFFIX
         host, _, port = self.control.rpartition(":")
@@ -109,7 +110,7 @@ class Endpoint:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the endpoint."""
         if self.is_ipc:
             return True
         host = self.control.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -120,14 +121,14 @@ class Endpoint:
 
     @property
     def here(self) -> "Endpoint":
-        """This endpoint, with the address that a client on this machine connects to."""
+        """This endpoint, with the address that clients on the engine's own machine connect to."""
         host, _, port = self.control.removeprefix("tcp://").rpartition(":")
         if self.is_ipc or host not in _HERE:
             return self
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
 
     def check_private(self, options: str = "") -> None:
-        """Raises ConfigError if binding the endpoint without keys would let strangers in.
+        """Raise ConfigError if binding the endpoint without keys would let strangers in.
 
         Args:
             options: options of the command that makes a key, for the error message.
@@ -146,11 +147,11 @@ class EndpointLock:
 
     Args:
         local: the key for clients of this user on this machine, if the engine asks for keys. It is
-            written into the lock file, where they read it.
+            written into the lock file, where these clients read it.
         name: the engine's name, if it is not the one in its address.
 
     Raises:
-        ConfigError: on entering, if a live engine holds the lock.
+        ConfigError: on entering, if a running engine holds the lock.
     """
 
     def __init__(
@@ -206,14 +207,14 @@ class EndpointLock:
         os.close(self._fd)
 
     def _remove_sockets(self) -> None:
-        """Remove the socket files, ours or those of a dead engine. Removes no other files."""
+        """Remove the endpoint's socket files, ours or those of a dead engine. Nothing else."""
         for path in _sockets(self.endpoint):
             if path.is_socket():
                 path.unlink(missing_ok=True)
 
 
 def check_name(name: str) -> None:
-    """Raises WrongValue if `name` cannot be a file name in the runtime folder."""
+    """Raise WrongValue if `name` cannot be a file name in the runtime folder."""
     if "/" in name or not name.isprintable() or name.startswith(".") or name.endswith(_SUFFIXES):
         raise WrongValue(
             "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
@@ -221,13 +222,13 @@ def check_name(name: str) -> None:
 
 
 def free_name() -> str:
-    """The first of engine-0, engine-1, ... that no live engine has."""
+    """Return the first of engine-0, engine-1, ... that no running engine has."""
     taken = {endpoint.name for endpoint in find_local()}
     return next(name for i in range(10_000) if (name := f"engine-{i}") not in taken)
 
 
 def find_local() -> list[Endpoint]:
-    """Endpoints of the engines of this user that are alive on this machine, by name."""
+    """Return the endpoints of this user's engines that run on this machine, by name."""
     found = []
     for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
         try:
@@ -245,20 +246,20 @@ def find_local() -> list[Endpoint]:
 
 
 def lock_path(endpoint: Endpoint) -> Path:
-    """The file that the engine at an address keeps locked."""
+    """Return the path of the file that the engine at an address keeps locked."""
     if (path := endpoint.path) is not None:
         return Path(str(path) + LOCK_SUFFIX)
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
 
 
 def _sockets(endpoint: Endpoint) -> list[Path]:
-    """The files of both sockets; none for TCP."""
+    """Return the files of the control and the telemetry socket; none for TCP."""
     path = endpoint.path
     return [] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX)]
 
 
 def holder(fd: int) -> dict[str, object]:
-    """The fields that an engine has written into its lock file."""
+    """Read the fields that an engine has written into its open lock file."""
     try:
         fields = json.loads(os.pread(fd, 4096, 0) or b"{}")
     except ValueError:

@@ -1,8 +1,8 @@
-"""`Gate`: decides which clients get in, by their keys. Owns the thread that answers libzmq (ZAP).
+"""`Gate`: decides by their keys which clients may connect. Its thread answers libzmq's questions.
 
-libzmq asks it about every CURVE handshake (rfc.zeromq.org/spec/27); without an answer no client
-gets in. It reads the key folder again when it changes, and cuts off connections whose keys were
-removed.
+libzmq asks it about every CURVE handshake (ZAP, rfc.zeromq.org/spec/27); without an answer no
+client gets in. The gate reads the key folder again when the folder changes, and cuts off
+connections whose keys were removed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ LOCAL = "local"  # name of the key that is for this user on this machine
 
 
 class _Connection(NamedTuple):
-    """A connection; its addresses tell it from a later one on the same file descriptor."""
+    """A connection. Its addresses tell it from a later connection on the same file descriptor."""
 
     public: str
     addresses: tuple[object, object]
@@ -47,8 +47,8 @@ class Gate:
 
     Attributes:
         server: the engine's own key pair.
-        local: the key for clients of this user on this machine; they find it in the lock file,
-            which only this user can read. It lives as long as the gate.
+        local: the key for clients of this user on this machine, made new for each gate. They find
+            it in the lock file, which only this user can read.
         context: the gate only works for sockets of this context.
         num_refused: refused handshakes so far.
 
@@ -90,7 +90,7 @@ class Gate:
         self.context.destroy(linger=0)
 
     def holder(self, public: str) -> Holder | None:
-        """The holder of a public key; None if the key is not (or no longer) authorised."""
+        """Return the holder of a public key; None if the key is not (or no longer) authorised."""
         return self._holders.get(public)
 
     def note(self, descriptor: int, public: str) -> None:
@@ -119,7 +119,7 @@ class Gate:
             self._zap.close()
 
     def _answer(self, asked: list[bytes]) -> None:
-        """Answer a ZAP request.
+        """Answer a ZAP request: libzmq's question whether a handshake is accepted.
 
         Args:
             asked: version, request id, domain, address, identity, mechanism, credentials.
@@ -140,7 +140,10 @@ class Gate:
         self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
 
     def _has_changed(self) -> bool:
-        """Whether files may have been added or removed; changes within a file are seen later."""
+        """Whether files may have been added to or removed from the key folder.
+
+        A change within a file does not show here; `_look` finds it when it is called anyway.
+        """
         try:
             changed_ns = os.stat(self._folder.path).st_ctime_ns
         except OSError:
@@ -150,7 +153,7 @@ class Gate:
         return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
     def _look(self) -> None:
-        """Read the folder again if it has changed, and cut off revoked keys."""
+        """Read the key folder again if it has changed, and cut off revoked keys."""
         broken: list[str] = []
         holders: Mapping[str, Holder] = {}
         signature: object = None
@@ -189,7 +192,7 @@ class Gate:
 
 @contextlib.contextmanager
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
-    """Open the gate of an endpoint; None if the endpoint is private and no folder is given.
+    """Make the gate of an endpoint; None if the endpoint is private and no folder is given.
 
     Args:
         folder: the folder of authorised keys; "" for the default one, if a gate is needed at all.
@@ -212,7 +215,7 @@ def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
 
 
 def local_key(gate: Gate | None) -> Credentials | None:
-    """The gate's key for clients of this user on this machine; None without a gate."""
+    """Return the gate's key for clients of this user on this machine; None without a gate."""
     return None if gate is None else gate.local
 
 

@@ -1,7 +1,7 @@
 """Keys of people: how they are made and where they are stored. A key is a pair for libzmq's CURVE.
 
-Secrets are only in memory, and in files that only their owner can read. No `repr` shows them, and
-no command takes one as an argument, because a list of processes would show it.
+Secret halves are only in memory, and in files that only their owner can read. No `repr` shows them,
+and no command takes one as an argument, because a list of processes would show it.
 """
 
 import os
@@ -24,7 +24,7 @@ _CLIENT_SUFFIX = ".key"
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Both halves of a key, in Z85."""
+    """The public and the secret half of a key, in Z85."""
 
     public: str
     secret: str = field(repr=False)
@@ -47,12 +47,12 @@ class Credentials:
 
 
 def client_folder() -> Path:
-    """The folder where a client looks for its keys, `NAME.key` each. It need not exist."""
+    """Return the folder where a client looks for keys, one `NAME.key` each. It need not exist."""
     return platformdirs.user_config_path("stepscope") / "keys"
 
 
 def check_key_name(name: str) -> None:
-    """Raises ConfigError if `name` cannot be the name of a key."""
+    """Raise ConfigError if `name` cannot be the name of a key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "bad_key_name", f"{name!r} cannot name a key: use letters, digits, '.', '_', '@', '-'"
@@ -60,7 +60,7 @@ def check_key_name(name: str) -> None:
 
 
 def check_public(text: str, what: str) -> str:
-    """Return `text`. Raises ConfigError if it is not the public half of a key."""
+    """Return `text`, if it is the public half of a key; else raise ConfigError."""
     if not _Z85.fullmatch(text):
         raise ConfigError(
             "bad_key", f"{what}: expected a public key of {NUM_KEY_CHARS} characters (Z85)"
@@ -93,10 +93,10 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def read_private(path: Path) -> dict[str, object]:
-    """The values in a key file.
+    """Read the values in a key file.
 
     Raises:
-        ConfigError: the file cannot be read, other users can read it, too, or it is no key file.
+        ConfigError: the file cannot be read, is no key file, or other users can read it, too.
     """
     try:
         with path.open("rb") as stream:
@@ -120,7 +120,7 @@ def read_private(path: Path) -> dict[str, object]:
 
 
 def key_of(values: dict[str, object], name: str, path: Path) -> str:
-    """One of the keys in a file. Raises ConfigError if it is missing or malformed."""
+    """Return one of the keys in a file. Raises ConfigError if it is missing or malformed."""
     value = values.get(name)
     if not isinstance(value, str) or not _Z85.fullmatch(value):
         raise ConfigError("key_file", f"{path}: {name} is missing, or is no key")
@@ -144,10 +144,11 @@ def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """Read a file of `write_credentials`.
+    """Read a file that `write_credentials` wrote.
 
     Raises:
-        ConfigError: as `read_private`, or a value is missing in it.
+        ConfigError: the file cannot be read, is no key file, lacks a value, or other users can read
+            it, too.
     """
     values = read_private(path)
     pair = KeyPair(key_of(values, "public", path), key_of(values, "secret", path))
@@ -164,8 +165,8 @@ def read_credentials(path: Path) -> Credentials:
 def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
     """Find the key in `client_folder()` for an endpoint; None if there is none.
 
-    A key that names the endpoint comes first. A key without an endpoint is used for any other
-    machine, if it is the only such key.
+    A key that names the endpoint comes first. A key that names no endpoint is used for an engine on
+    another machine, if it is the only such key.
 
     Raises:
         ConfigError: several keys could be meant, or a file cannot be used.

@@ -1,8 +1,9 @@
 """Removes the files that dead engines left in this user's runtime folder, when an engine starts.
 
 Only a process that was killed leaves files. An engine takes the lock of its address before anything
-else and holds it for life, so a free lock file belongs to a dead engine. The sweep holds each lock
-shared while it works: no engine can start there, and no reader thinks that the address is taken.
+else and holds it until it ends, so a free lock file belongs to a dead engine. While `sweep` works
+on an address, it holds the lock shared: no engine can start there, and no client that reads the
+lock thinks that the address is taken.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ KEPT_S = 24 * 3600.0
 
 
 def stale_files() -> list[Path]:
-    """Files in the runtime folder that dead engines left behind."""
+    """Return the files in the runtime folder that dead engines left behind."""
     alive = {e.control for e in find_local()}
     stale = []
     for path in sorted(runtime_dir().iterdir()):
@@ -46,8 +47,8 @@ def stale_files() -> list[Path]:
 def sweep() -> None:
     """Remove the sockets of dead engines, and their lock files a day later. Never fails.
 
-    Keeps sockets without a lock file, and those whose lock file is not by an engine of this user:
-    they are not ours.
+    Keeps sockets that are not ours: those without a lock file, and those whose lock file is not by
+    an engine of this user.
     """
     with contextlib.suppress(ConfigError, OSError):
         for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
@@ -56,7 +57,10 @@ def sweep() -> None:
 
 
 def _sweep(lock: Path) -> None:
-    """Sweep one address. Raises BlockingIOError if its engine lives, OSError if removal fails."""
+    """Remove what a dead engine left at one address.
+
+    Raises BlockingIOError if the engine still runs, OSError if a file cannot be removed.
+    """
     fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)

@@ -1,7 +1,7 @@
-"""Which engine holds an address on this machine, according to the address's lock file.
+"""Finds out which engine holds an address on this machine, from the address's lock file.
 
-Clients read the file while the engine holds the lock. A lock file that no process holds was left by
-an engine that was killed; it only tells which process that was.
+The engine holds the lock while it runs. A lock file that no process holds was left by an engine
+that was killed, and only tells which process that was.
 """
 
 import fcntl
@@ -16,18 +16,25 @@ _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """Name of the engine at an address; if it is not this user's or not here, from the address."""
+    """Return the name of the engine at an endpoint.
+
+    For engines of other users or on other machines, the name follows from the address.
+    """
     return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
 def holder_pid(endpoint: Endpoint) -> int | None:
-    """Process id of the engine at an address; None unless it is this user's, on this machine."""
+    """Return the process id of this user's engine at an endpoint on this machine, else None."""
     pid = _key_file_fields(endpoint).get("pid")
     return pid if isinstance(pid, int) else None
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
-    """Process id of the engine here that holds an endpoint but is still loading its model."""
+    """Return the process id of this user's engine if it still loads its model.
+
+    None if the engine at the endpoint already listens, or there is no engine of this user on this
+    machine.
+    """
     pid = holder_pid(endpoint)
     if pid is None:
         return None
@@ -44,14 +51,17 @@ def starting_pid(endpoint: Endpoint) -> int | None:
 
 
 def killed_pid(endpoint: Endpoint) -> int | None:
-    """Process id of the engine that held an endpoint here last and was killed; None if none."""
+    """Return the process id of the last engine at an endpoint here, if it was killed; else None."""
     fields, is_held = _written(endpoint)
     pid = fields.get("pid")
     return pid if isinstance(pid, int) and not is_held else None
 
 
 def is_refused(endpoint: Endpoint) -> bool:
-    """Whether nothing listens at an address, here or elsewhere, so that its engine has ended."""
+    """Whether nothing listens at an endpoint, on any machine, so that its engine has ended.
+
+    False for an engine of this user on this machine that still loads its model.
+    """
     if _key_file_fields(endpoint):
         return False
     try:
@@ -70,7 +80,10 @@ def is_refused(endpoint: Endpoint) -> bool:
 
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
-    """Whether an engine of this user holds an endpoint on this machine, and its key for us."""
+    """Return whether an engine of this user holds an endpoint on this machine, and the key to it.
+
+    The key is None if the engine asks for no keys.
+    """
     fields = _key_file_fields(endpoint)
     try:
         pair = KeyPair(str(fields["public"]), str(fields["secret"]))
@@ -80,13 +93,16 @@ def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
 
 
 def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
-    """Lock file fields of this user's live engine at an endpoint here; empty if there is none."""
+    """Read the lock file of this user's running engine at an endpoint here; else empty."""
     fields, is_held = _written(endpoint)
     return fields if is_held else {}
 
 
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
-    """Lock file fields of this user's last engine at an endpoint here; whether its lock is held."""
+    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock).
+
+    The fields are empty if the file is missing or another user's.
+    """
     try:
         fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
     except (ConfigError, OSError):

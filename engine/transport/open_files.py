@@ -1,4 +1,4 @@
-"""Limit of open files: each connection counts as one, so strangers can use them up."""
+"""Raises the limit of open files: each connection counts as one, so strangers can use them up."""
 
 import contextlib
 import errno
@@ -19,5 +19,5 @@ def allow_many_files() -> int:
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Whether the limit was reached, so that the error says nothing about the file itself."""
+    """Whether an error means that the limit of open files was reached, not that a file is bad."""
     return error.errno in (errno.EMFILE, errno.ENFILE)

@@ -1,10 +1,13 @@
-"""`RateLimiter`: bounds the time of the control thread for clients. Belongs to that thread.
+"""`RateLimiter`: bounds the time that the control thread spends on clients. Belongs to that thread.
 
-There are two bounds (token buckets, as in RFC 2697). Beyond the bound of one client, its commands
-are refused. Beyond the bound of all clients together, nothing is read for a moment. Unread messages
-stay in the queue of their sender, and libzmq reads from all connections in turn, so no client waits
-for the flood of another. After the pause several messages are read at once, because each waking of
-the thread takes the interpreter from the engine's thread.
+There are two bounds (token buckets, as in RFC 2697):
+- If a client is over the bound of one client, its commands are refused.
+- If all clients together are over their bound, the thread reads nothing for a moment. Unread
+  messages stay in the queue of their sender. libzmq reads from all connections in turn, so no
+  client waits for the flood of another.
+
+After such a pause several messages are read at once, because each waking of the thread takes the
+interpreter from the engine's thread.
 """
 
 import time
@@ -67,7 +70,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class Flood:
-    """Refusals of one client that have not been reported."""
+    """Refusals of one client that have not been reported to the audit trail."""
 
     count: int
     due_s: float
@@ -90,7 +93,7 @@ class RateLimiter:
         self._total = _Bucket(TOTAL_RATE, TOTAL_BURST, TOTAL_BURST, clock())
 
     def admit(self, client: bytes, num_bytes: int) -> bool:
-        """Charge a message of `num_bytes`. False if the client is over its limit."""
+        """Charge a client for a message of `num_bytes`. False if the client is over its limit."""
         now_s = self._clock()
         bucket = self._bucket(client, now_s)
         bucket.fill(now_s)
@@ -107,7 +110,7 @@ class RateLimiter:
         return True
 
     def charge(self, client: bytes, command: Command | None) -> None:
-        """Charge a command, in addition to its message. The client may run into debt.
+        """Charge a client for a command, in addition to its message. It may run into debt.
 
         Args:
             command: None for a message that is no command.
@@ -118,7 +121,7 @@ class RateLimiter:
         self._total.level -= of_all
 
     def charge_text(self, client: bytes, num_chars: int) -> None:
-        """Charge for a prompt that is tokenised on the control thread."""
+        """Charge a client for a prompt that is tokenised on the control thread."""
         self._bucket(client, self._clock()).level -= num_chars / CLIENT_CHARS
         self._total.level -= num_chars / TOTAL_CHARS
 
@@ -136,7 +139,7 @@ class RateLimiter:
         return (total.rate * PAUSE_S - total.level) / total.rate if self._is_paused else 0.0
 
     def floods(self) -> list[tuple[bytes, int]]:
-        """Clients that were refused, each with the number of refusals since its last report."""
+        """Return the clients to report: (client, number of refusals since its last report)."""
         if not self._floods:
             return []
         now_s = self._clock()
@@ -169,7 +172,7 @@ class RateLimiter:
         return bucket
 
     def _forget_idle(self, now_s: float) -> None:
-        """Drop full buckets: a new one would be the same."""
+        """Drop the full buckets of idle clients: a new bucket would be the same."""
         for client, bucket in list(self._clients.items()):
             bucket.fill(now_s)
             if bucket.level >= bucket.burst:

@@ -1,7 +1,7 @@
 """Makes every ZeroMQ socket that connects to other processes, so that all of them check keys.
 
-A server socket is private to this user (`ipc`) or has a `Gate`; a client socket uses the key that
-its endpoint asks for.
+A server socket is private to this user (`ipc`) or has a `Gate`. A client socket uses the key for
+its endpoint, if the endpoint asks for one.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
 def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
-    """Make a socket for `bind`; the caller sets all other options.
+    """Make a socket to be passed to `bind`; the caller sets all other options.
 
     Args:
         gate: checks which clients get in; None lets in everybody who can reach the socket.
@@ -83,7 +83,7 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
     """Make a socket to connect to an address of `endpoint`; the caller sets all other options.
 
     Args:
-        endpoint: gives the key to use; None for an engine in this process without keys.
+        endpoint: gives the key to use; None for an engine in this process, which asks for none.
 
     Raises:
         ConfigError: the key for the endpoint cannot be used.
@@ -104,8 +104,9 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
 def credentials_for(endpoint: Endpoint) -> Credentials | None:
     """Find the key for an endpoint; None if it asks for none, or none was found.
 
-    The first of these: the endpoint's own `credentials`; the file in the environment variable; the
-    lock file, for an engine of this user on this machine; a file in the client's key folder.
+    Takes the first that exists of: the endpoint's own `credentials`; the file in the environment
+    variable; the lock file, for an engine of this user on this machine; a file in the client's key
+    folder.
 
     Raises:
         ConfigError: there is a key file that cannot be used.
@@ -129,7 +130,7 @@ class Handshakes:
 
     Args:
         socket: made by `client_socket`.
-        endpoint: the endpoint it connects to.
+        endpoint: the endpoint that the socket connects to.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> None:
@@ -146,7 +147,7 @@ class Handshakes:
         self._num_failed = 0  # in a row
 
     def refusal(self) -> str | None:
-        """Why handshakes fail, and what to do; None if one has succeeded, or it is too early."""
+        """Return why handshakes fail and what to do; None if one succeeded, or it is too early."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
