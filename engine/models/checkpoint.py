@@ -1,6 +1,6 @@
 """Finds a checkpoint on this machine and checks its files; each fault has its own error message.
 
-Only `smollm2` uses the network, the first time.
+Uses the network only for `--model smollm2`, the first time.
 """
 
 import json
@@ -53,7 +53,7 @@ def locate(model: str, progress: Progress) -> Path:
 
 
 def check(folder: Path) -> None:
-    """Raises ConfigError if config, weights or tokenizer are missing, or a weight file is cut."""
+    """Raise ConfigError if config, weights or tokenizer are missing, or a weight file is cut."""
     read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     if not random_model.is_random(folder):
         for file in weight_files(folder):
@@ -66,7 +66,7 @@ def check(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in order.
+    """Return the safetensors files of a checkpoint, in order.
 
     Raises:
         ConfigError: there are none, or a file that the index names is missing.
@@ -93,7 +93,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """Read a JSON object. `purpose` completes the error message if the file is missing."""
+    """Read a JSON object from a file.
+
+    Args:
+        purpose: what the file is for; added to the error message if it is missing.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -120,14 +124,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def refuse_file(code: str, what: str, error: BaseException) -> NoReturn:
-    """Raise the ConfigError for a library's `error`, cut to its first line."""
+    """Raise a ConfigError with the first line of an `error` that a library raised for a file."""
     lines = str(error).strip().splitlines()
     detail = lines[0].strip() if lines else type(error).__name__
     raise ConfigError(code, f"{what}: {detail}") from error
 
 
 def _cached(model: str) -> Path:
-    """The snapshot of `model` in the local Hugging Face cache."""
+    """Return the folder of `model` in the local Hugging Face cache (a snapshot).
+
+    Raises ConfigError if it is not there.
+    """
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model:
         raise ConfigError("no_model", f"there is no folder {model!r}: give one with a checkpoint")
     from huggingface_hub import snapshot_download
@@ -145,7 +152,7 @@ def _cached(model: str) -> Path:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Check a file's size against its header, which finds every copy that was cut short."""
+    """Check that a file is as long as its header says. Finds every copy that was cut short."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")

@@ -4,9 +4,11 @@
     add+norm ─ [gate and up, SiLU * mul] ─ down
 
 The families differ in the parts of a layer (biases, norms of queries and keys, windows), not in
-their order, so one forward serves all four. Weights that multiply the same input are joined: Q, K
-and V, and the MLP's gate and up. Tests compare it with transformers' modules
-(`tests/models/test_exactness.py`), which also serve every model that this decoder cannot run.
+their order, so one forward method serves all four. Weights that multiply the same input are joined:
+Q, K and V, and the MLP's gate and up.
+
+Models that this decoder cannot run are served by transformers' modules. The tests compare this
+decoder with them (`tests/models/test_exactness.py`).
 """
 
 from collections.abc import Iterator
@@ -111,7 +113,10 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights. Packed tied embeddings count twice: they are stored twice."""
+        """Memory of the weights in bytes.
+
+        Packed tied embeddings count twice, because they are stored twice.
+        """
         config, products = self._config, list(self._products)
         if config.tied and self._head.layout == "plain":
             products.remove(self._head)
@@ -147,7 +152,7 @@ class Decoder:
         context: StepContext,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """See `model.Model`."""
+        """Run one step and return the logits, as `model.Model.forward` describes."""
         config, batch = self._config, context.batch
         scale, eps = config.head_dim**-0.5, config.norm_eps
         last = len(self._layers) - 1
@@ -211,7 +216,7 @@ class Decoder:
         )
 
     def _joined(self, *names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weights and biases of several projections of one input, with their rows concatenated."""
+        """Concatenate the rows of several projections of one input: (weights, biases)."""
         weight = torch.cat([self._read(f"{name}.weight") for name in names])
         biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
         return weight, biases
@@ -221,9 +226,10 @@ class Decoder:
 
 
 def _rope_table(config: Any, head_dim: int, num_positions: int) -> torch.Tensor:
-    """RoPE table [num_positions, head_dim] in fp32: cosines of head_dim/2 frequencies, then sines.
+    """Make the RoPE table [num_positions, head_dim] in fp32: cosines, then sines.
 
-    The library computes the frequencies of every kind of scaling ('llama3', 'yarn', 'linear', ...).
+    There are head_dim/2 cosines and as many sines, one for each frequency. The transformers library
+    computes the frequencies of every kind of scaling ('llama3', 'yarn', 'linear', ...).
     We do not use its rotary module: importing that takes longer than the whole start of an engine.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

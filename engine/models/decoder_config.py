@@ -1,4 +1,4 @@
-"""`DecoderConfig`: the shape of a model for our own decoder; `misfit`: which models it can run."""
+"""`DecoderConfig`: the shape of a model for our own decoder; `misfit`: why that cannot run it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The shape of a decoder, as `decoder.py` needs it."""
+    """Sizes and options of a model that `decoder.py` runs."""
 
     architecture: str
     num_layers: int
@@ -31,7 +31,7 @@ class DecoderConfig:
 
     @classmethod
     def of(cls, config: Any) -> "DecoderConfig":
-        """Make it from a `PreTrainedConfig` for which `misfit` returns None."""
+        """Make a `DecoderConfig` from a `PreTrainedConfig` for which `misfit` returns None."""
         kind = config.model_type
         attention_bias = bool(getattr(config, "attention_bias", False))
         sliding = sliding_layers(config)
@@ -89,7 +89,7 @@ class DecoderConfig:
 
 
 def misfit(config: Any) -> str | None:
-    """Why our decoder cannot run a model, by its `PreTrainedConfig`; None if it can."""
+    """Return why our decoder cannot run the model of a `PreTrainedConfig`; None if it can."""
     kind = config.model_type
     if kind not in FAMILIES:
         return f"{kind!r} is none of {', '.join(FAMILIES)}"

@@ -80,8 +80,10 @@ def _fill(model: Any) -> None:
 
     With tied embeddings a random model echoes its last token, because the residual stream is mostly
     that token's embedding. So the embeddings are small compared with the layers' outputs, attention
-    is sharp, and the last norm spreads the logits. Letters get larger embeddings than other bytes,
-    and special tokens tiny ones: the text is mostly letters, and EOS is rarely sampled.
+    is sharp, and the last norm spreads the logits.
+
+    Letters get larger embeddings than other bytes, and special tokens tiny ones. So the text is
+    mostly letters, and EOS is rarely sampled.
     """
     import torch
 
@@ -105,7 +107,7 @@ def _fill(model: Any) -> None:
 
 
 def byte_tokenizer() -> Any:
-    """A Hugging Face tokenizer: ids 0 to 255 are the bytes, then come `SPECIAL_TOKENS`."""
+    """Make a Hugging Face tokenizer: ids 0 to 255 are the bytes, then come `SPECIAL_TOKENS`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -125,7 +127,7 @@ def byte_tokenizer() -> Any:
 
 
 def _byte_symbols() -> list[str]:
-    """The visible character that stands for each byte in byte-level BPE (Radford et al., 2019).
+    """Return the visible character that byte-level BPE writes for each byte (Radford et al., 2019).
 
     Printable Latin-1 bytes stand for themselves; all others map to U+0100 and up, in order.
     """

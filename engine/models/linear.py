@@ -1,10 +1,11 @@
-"""`Linear` and `GatedLinear`: all products with weights in the lean decoder.
+"""`Linear` and `GatedLinear`: all products with weights in the lean decoder (`decoder.py`).
 
-On a CPU weights are packed once, into the layout that multiplies fastest. That is our own layout
-for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`); otherwise
-oneDNN's, which takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same time from
-256 rows on (one core with AVX-512). oneDNN's packing operators are private in torch, so `F.linear`
-remains as a fallback. `layout` says which one is used.
+On a CPU weights are packed once, into the layout that multiplies fastest; `layout` says which one
+is used:
+- Ours, for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`).
+- oneDNN's, otherwise. It takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same
+  time from 256 rows on (one core with AVX-512).
+- None, with `F.linear`, if torch lacks oneDNN's packing operators, which are private.
 """
 
 from collections.abc import Callable
@@ -30,10 +31,12 @@ class _Product(NamedTuple):
 
 
 class Linear:
-    """`x @ weight.T + bias` for x [rows, in_features], weight [out_features, in_features].
+    """Computes `x @ weight.T + bias` for x [rows, in_features], weight [out_features, in_features].
 
-    Owns the weight: if the caller keeps it, too, it may be in memory twice. A packed copy goes into
-    `memory`, if given.
+    Owns the weight: a caller that keeps it, too, may hold it in memory twice.
+
+    Args:
+        memory: where a weight in our own packed layout goes; None: ordinary memory.
     """
 
     def __init__(
@@ -49,7 +52,12 @@ class Linear:
 
 
 class GatedLinear:
-    """`silu(x @ gate.T) * (x @ up.T)`, with biases added; `weight` has gate's rows, then up's."""
+    """Computes `silu(x @ gate.T) * (x @ up.T)`, with biases added.
+
+    Args:
+        weight: the rows of gate, then those of up. `bias` has the same order.
+        memory: as in `Linear`.
+    """
 
     def __init__(
         self,
@@ -83,7 +91,7 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages 
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:
-    """Whether oneDNN can pack this weight, with this build of torch on this processor."""
+    """Whether oneDNN can pack `weight` with this build of torch on this processor."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

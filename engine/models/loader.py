@@ -1,6 +1,6 @@
 """Loads a checkpoint: into our own decoder if it can run the model, else into transformers.
 
-Both report progress, and raise errors of one line.
+Loading reports its progress; each error message is one line.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +30,8 @@ def load_config(folder: Path, name: str) -> Any:
     """Load the configuration of a model and check that it can be served.
 
     Raises:
-        ConfigError: the library does not know it, or it needs something that is not implemented.
+        ConfigError: transformers does not know the model, or it needs something that is not
+            implemented.
     """
     raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     kind = raw.get("model_type")
@@ -67,8 +68,8 @@ def load_model(
     """Read the weights of `folder` and put them on `device`.
 
     Raises:
-        ConfigError: weights are missing or have another shape, they do not fit on the device, the
-            model cannot be served exactly, or not by the chosen implementation.
+        ConfigError: weights are missing or have another shape; they do not fit on the device; the
+            model cannot be served exactly, or the chosen implementation cannot run it.
     """
     if implementation != "transformers":
         reason = misfit(config)
@@ -150,7 +151,7 @@ def _load_transformers(
 
 
 def _model_class(config: Any) -> Any:
-    """The library's causal language model for a config; None if it has none."""
+    """Return transformers' causal language model class for a config; None if it has none."""
     # Imported here, because it imports half of torch's compiler, which takes seconds.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -159,7 +160,7 @@ def _model_class(config: Any) -> Any:
 
 
 def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
-    """Every token that ends a text, from the generation settings, or else from the config."""
+    """Return every token that ends a text, from the generation settings or else the config."""
     found: Any = None
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")
@@ -173,7 +174,7 @@ def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
 
 @contextmanager
 def _reported(progress: Progress) -> Iterator[None]:
-    """Make the library's progress bars call `progress` instead of drawing."""
+    """Within this context, transformers' progress bars call `progress` instead of drawing."""
 
     def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _Bar(progress, *args[:1])
@@ -186,7 +187,7 @@ def _reported(progress: Progress) -> Iterator[None]:
 
 
 class _Bar:
-    """The methods of a progress bar that the library uses while it loads."""
+    """Stands in for a progress bar; has the methods that transformers uses while it loads."""
 
     def __init__(self, progress: Progress, items: Iterable[Any] = ()) -> None:
         self._progress = progress

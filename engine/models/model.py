@@ -28,7 +28,11 @@ class StepContext:
         return None if self.scales is None else self.scales[layer]
 
     def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Call the `AttentionBackend` on the caches of a layer, with its `options`."""
+        """Call the attention backend on the caches of a layer, and apply the scales of FP8 caches.
+
+        Args:
+            options: keyword arguments of `AttentionBackend`.
+        """
         scales = self.scales_of(layer)
         if scales is not None:
             query = per_query_head(scales.key, query)
@@ -38,7 +42,10 @@ class StepContext:
 
 
 class Model(Protocol):
-    """A loaded model and the shape of its KV cache. All figures are for the model's own weights."""
+    """A loaded model and the shape of its KV cache.
+
+    All numbers are those of the model's own weights.
+    """
 
     name: str
     device: torch.device
@@ -47,7 +54,7 @@ class Model(Protocol):
 
     @property
     def implementation(self) -> str:
-        """Description for people: whose layers run, and how."""
+        """Description for people: whether our decoder or transformers runs the layers, and how."""
         ...
 
     @property
@@ -57,7 +64,7 @@ class Model(Protocol):
 
     @property
     def is_capturable(self) -> bool:
-        """Whether the kernels of a step depend only on the shapes of its inputs (CUDA graphs)."""
+        """Whether the kernels of a step depend only on input shapes, so that CUDA graphs work."""
         ...
 
     @property
@@ -71,14 +78,14 @@ class Model(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights."""
+        """Memory of the weights in bytes."""
         ...
 
     @property
     def flops_per_token(self) -> int:
         """Multiplications and additions for one token with the weights of the layers.
 
-        Without attention scores over the context and without the logits, which only the last token
+        Leaves out attention scores over the context, and the logits, which only the last token
         of a prompt needs: both depend on the step.
         """
         ...
@@ -90,7 +97,7 @@ class Model(Protocol):
         context: StepContext,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step, and return the logits [len(logits_of), vocab_size] after some tokens.
+        """Run one step, and return logits [len(logits_of), vocab_size].
 
         Args:
             input_ids: [num_tokens], all requests of the step one after the other.

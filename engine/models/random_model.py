@@ -21,7 +21,7 @@ SEED = 20_26
 
 
 def ensure(model: str) -> Path:
-    """The folder of `model` (`random:NAME`); written to the user's cache if it is missing.
+    """Return the folder of `model` (`random:NAME`); write it to the user's cache if it is missing.
 
     Raises:
         ConfigError: no shape has this name, or the cache folder cannot be written.
@@ -56,7 +56,10 @@ def ensure(model: str) -> Path:
 
 
 def write(folder: Path, name: str) -> None:
-    """Write config, marker and the demo's byte tokenizer; ids above its tokens have no text."""
+    """Write config, marker file and the demo's byte tokenizer to `folder`.
+
+    The model has more ids than the tokenizer has tokens; the others have no text.
+    """
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**SHAPES[name], "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8"

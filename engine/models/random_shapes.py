@@ -1,7 +1,7 @@
 """Shapes of well-known models that can run with random weights, as in their `config.json`.
 
 `--model random:NAME` makes such a model from a seed: as fast as the real one, but its output is
-noise. The figures are those that the models' makers publish with the weights. Imports nothing.
+noise. The sizes are those that the models' makers publish with the weights. Imports nothing.
 """
 
 from typing import Any

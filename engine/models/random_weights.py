@@ -30,7 +30,7 @@ class RandomWeights:
         self._shapes: Mapping[str, Shape] = {}
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Take over the names and shapes; there is no file to compare them with."""
+        """Take note of the names and shapes of the tensors; there is no file to check."""
         self._shapes = expected
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +39,8 @@ class RandomWeights:
     def draw(self, name: str, shape: Shape) -> torch.Tensor:
         """Draw a tensor in bf16, on the device.
 
-        Norms are 1, biases 0; other weights keep the size of their input.
+        Norms are 1 and biases 0. Other weights are scaled so that a product's output is about as
+        large as its input.
         """
         if len(shape) == 1:
             make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones

@@ -41,11 +41,11 @@ def check_config(config: Any, name: str) -> None:
 
 
 def longest_request(config: Any, name: str, asked: int) -> int:
-    """Tokens that a request may have: `asked`, or the model's own limit if `asked` is 0.
+    """Return how many tokens a request may have: `asked`, or the model's own limit if `asked` is 0.
 
     With RoPE whose frequencies depend on the longest sequence in the batch ('dynamic', 'longrope'),
-    the keys of a token depend on the batch. The limit of such models is where the frequencies start
-    to change.
+    the keys of a token depend on the other requests. So the limit of such models is the length from
+    which on the frequencies change.
 
     Raises:
         ConfigError: `asked` is above the limit, or 0 and the model has no limit.
@@ -80,7 +80,7 @@ def longest_request(config: Any, name: str, asked: int) -> int:
 
 
 def sliding_layers(config: Any) -> set[int]:
-    """Indices of the layers with sliding-window attention, according to the config."""
+    """Return the indices of the layers with sliding-window attention, according to the config."""
     text = config.get_text_config()
     num_layers = int(text.num_hidden_layers)
     kinds = getattr(text, "layer_types", None)
@@ -92,7 +92,7 @@ def sliding_layers(config: Any) -> set[int]:
 
 
 def _rope_parameters(text: Any) -> list[dict[str, Any]]:
-    """The RoPE settings of a model: one set, or one for each kind of layer."""
+    """Return the RoPE settings of a model: one set, or one for each type of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return nested or [found]

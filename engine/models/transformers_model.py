@@ -1,12 +1,13 @@
 """Any decoder-only model of the transformers library, run over our paged KV cache.
 
-transformers supplies the layers and the weights. Attention is ours: a function registered as
-`ATTENTION` gets queries, keys and values after RoPE, stores the new keys and values and attends
-over the pages. The `StepContext` of a step is passed through the model's keyword arguments, so two
-models in one process do not interfere.
+transformers supplies the layers and the weights. Attention is ours: transformers calls a function
+that we register as `ATTENTION`. It gets queries, keys and values after RoPE, stores the new keys
+and values, and attends over the pages. The `StepContext` of a step is passed through the model's
+keyword arguments, so two models in one process do not interfere.
 
-If a model asks attention for something that we do not implement, it is refused: by its config, or
-by a probe of two short prompts, which also finds every layer that does not call our attention.
+If a model asks attention for something that we do not implement, it is refused. Its config may show
+that, or a probe: a run of two short prompts, which also finds every layer that does not call our
+attention.
 """
 
 import inspect
@@ -34,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class LayerCall(NamedTuple):
-    """How one layer called attention."""
+    """The arguments with which one layer called attention."""
 
     num_kv_heads: int
     head_dim: int
@@ -44,7 +45,7 @@ class LayerCall(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Replaces a `StepContext` in the probe: notes each layer's call, and computes no attention."""
+    """Used instead of a `StepContext` in the probe: notes each layer's call, computes nothing."""
 
     calls: dict[int, LayerCall] = field(default_factory=dict)
 
@@ -62,14 +63,14 @@ def attention(
     step_context: StepContext | Probe | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as the transformers library calls it.
+    """Compute attention over our pages; has the signature of transformers' attention functions.
 
     Args:
         query: [1, num_heads, num_tokens, head_dim], and `key`, `value` with num_kv_heads.
         s_aux: attention sinks, [num_heads].
 
     Returns:
-        [1, num_tokens, num_heads, head_dim], and no attention weights.
+        The result, [1, num_tokens, num_heads, head_dim]; and None in place of attention weights.
     """
     if step_context is None:
         raise ConfigError(
@@ -110,7 +111,7 @@ def _check_call(
     attention_mask: torch.Tensor | None,
     kwargs: dict[str, Any],
 ) -> None:
-    """Raises ConfigError if a layer asks attention for something that is not implemented."""
+    """Raise ConfigError if a layer asks attention for something that is not implemented."""
     who = type(module).__name__
     unknown = [
         name
@@ -186,7 +187,7 @@ class TransformersModel:
     def flops_per_token(self) -> int:
         """Multiplications and additions for one token with the weights of the layers.
 
-        Without attention scores over the context and without the logits, which only the last token
+        Leaves out attention scores over the context, and the logits, which only the last token
         of a prompt needs: both depend on the step. In a mixture of experts only active experts
         count.
         """
@@ -208,7 +209,7 @@ class TransformersModel:
         context: StepContext | Probe,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step, and return the logits [len(logits_of), vocab_size] after some tokens.
+        """Run one step, and return logits [len(logits_of), vocab_size].
 
         Args:
             input_ids: [num_tokens], all requests of the step one after the other.
@@ -227,9 +228,10 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _probe(self) -> tuple[torch.dtype, KVShape]:
-        """Run two prompts of three tokens, and see how the layers call attention.
+        """Run two prompts of three tokens, and check how the layers call attention.
 
-        Returns the dtype and the shape of the KV cache. Configs name these in too many ways.
+        Returns the dtype and the shape of the KV cache, taken from these calls, because configs
+        name them in too many ways.
         """
         probe = Probe()
         tokens = torch.arange(6, device=self.device) % self.vocab_size

@@ -14,14 +14,14 @@ Shape = tuple[int, ...]
 
 
 class WeightSource(Protocol):
-    """Where a model gets its tensors from."""
+    """Gives a model its tensors: `Weights` from files, or `random_weights.RandomWeights`."""
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Raises ConfigError if tensors are missing, or have another shape."""
+        """Raise ConfigError if tensors are missing, or have another shape."""
         ...
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor in `dtype`, on the CPU or on the model's device."""
+        """Return one tensor in `dtype`, on the CPU or on the model's device."""
         ...
 
 
@@ -66,7 +66,7 @@ class Weights:
             )
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor, on the CPU, in `dtype`.
+        """Read one tensor to the CPU, in `dtype`.
 
         Raises:
             ConfigError: the file cannot be read.

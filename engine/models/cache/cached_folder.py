@@ -53,7 +53,7 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the folders of processes that were killed while they wrote."""
+    """Remove the unfinished folders of processes that were killed while they wrote them."""
     for scratch in folder.parent.glob(f".{folder.name}-*"):
         with contextlib.suppress(OSError):
             if time.time() - scratch.stat().st_mtime > ABANDONED_S:

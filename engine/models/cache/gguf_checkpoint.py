@@ -1,11 +1,11 @@
-"""Converts a GGUF file once into a checkpoint in the cache: config, safetensors and tokenizer.
+"""Converts a GGUF file once into a checkpoint in the user's cache: config, safetensors, tokenizer.
 
-Only the Llama architecture, with the tensor types that the `gguf` package can dequantise. Quantised
-weights become bf16, which keeps more digits than quantising left; all others keep their type.
+Converts only the Llama architecture, with the tensor types that the `gguf` package can dequantise.
+Quantised weights become bf16, which is more precise than they were; all others keep their type.
 
 RoPE in llama.cpp rotates neighbouring values of a head; in transformers it rotates values half a
 head apart. So llama.cpp's conversion (`convert_hf_to_gguf.py`, `permute`) reorders the rows of Q
-and K. Here they are put back.
+and K. This module restores their order.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
-    """The folder of the checkpoint made from `file`; converts it unless an earlier start did.
+    """Return the folder of the checkpoint made from `file`; convert it unless that was done before.
 
     Args:
         check: raises ConfigError if a folder is not a complete checkpoint.
@@ -97,13 +97,13 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    """Raise a ConfigError for a library's error, on one line."""
+    """Raise a ConfigError for an error of the `gguf` package, on one line."""
     detail = " ".join(str(error).split()) or type(error).__name__
     raise ConfigError("bad_gguf", f"{what}: {detail}") from error
 
 
 def package() -> Any:
-    """The package `gguf`. Raises ConfigError if it is not installed."""
+    """Import and return the package `gguf`. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("gguf")
     except ImportError:
@@ -182,7 +182,10 @@ def _write_weights(
 
 
 def _name_of(tensor: str) -> tuple[str, str]:
-    """The tensor's name in a transformers checkpoint, and its part of the layer, or ""."""
+    """Return a GGUF tensor's name in a transformers checkpoint, and its name within its layer.
+
+    The second is "" for a tensor of no layer.
+    """
     if tensor in _NAMES:
         return _NAMES[tensor], ""
     found = _LAYER_TENSOR.fullmatch(tensor)
@@ -192,9 +195,10 @@ def _name_of(tensor: str) -> tuple[str, str]:
 
 
 def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Reorder the rows of Q or K [num_heads * head_dim, hidden_size] from llama.cpp's order.
+    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order.
 
-    The first values of all pairs in a head become its first half, the second values its second.
+    In each head, the first rows of all neighbouring pairs become the first half of the head, the
+    second rows its second half.
     """
     pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -11,7 +11,7 @@ _PREFIX = "tokenizer.ggml."
 
 
 class _TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type`; tokens of all other types are normal."""
+    """Values of `tokenizer.ggml.token_type` for special tokens; all others are normal tokens."""
 
     CONTROL = 3
     USER_DEFINED = 4
@@ -21,10 +21,10 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     """Write the tokenizer and its chat template, if there is one, to `folder`.
 
     Args:
-        fields: the metadata of the file, by key.
+        fields: the metadata of the GGUF file, by key.
 
     Raises:
-        ConfigError: the tokenizer is of a kind that we cannot convert.
+        ConfigError: the tokenizer is not one that we can convert.
         KeyError: a field is missing.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -68,7 +68,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
 
 def _pre_tokenizer(splits: str) -> Any:
-    """The pre-tokenizer that cuts text into words, by the name in `tokenizer.ggml.pre`."""
+    """Return the pre-tokenizer, which cuts text into words, for a value of `tokenizer.ggml.pre`."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
