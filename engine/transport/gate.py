@@ -142,7 +142,7 @@ class Gate:
     def _has_changed(self) -> bool:
         """Whether files may have been added to or removed from the key folder.
 
-        A change within a file does not show here; `_look` finds it when it is called anyway.
+        A change within a file does not show here; the regular calls of `_look` find it.
         """
         try:
             changed_ns = os.stat(self._folder.path).st_ctime_ns
