@@ -1,4 +1,4 @@
-"""Run the scheduler alone on a workload from a file: shows which requests each step would have.
+"""Runs the scheduler alone on a workload from a file: shows which requests each step would have.
 
 A workload is a JSON object in which time is counted in steps:
 
@@ -7,11 +7,14 @@ A workload is a JSON object in which time is counted in steps:
 
 At step s the requests with `arrival_step` s are added in list order, then one step is scheduled,
 then every request whose prompt is complete gets one token (no request stops before `output_len`).
-Every knob may be set by its name. `budget` maps a step to the token budget from that step on.
-`tokens` is the content of a prompt; prompts without it have no prefix in common. `output` is the
-output tokens, which matter if they are guessed (`speculative`); without it they are zeros.
-`num_blocks` includes one block that is never used, as in vLLM, so that schedules recorded from vLLM
-can be compared line by line.
+
+More fields of the object: Every knob may be set by its name. `budget` maps a step to the token
+budget from that step on. `num_blocks` includes one block that is never used, as in vLLM, so that
+schedules recorded from vLLM can be compared line by line.
+
+More fields of a request: `tokens` is the content of its prompt; prompts without it have no prefix
+in common. `output` is its output tokens, which matter if they are guessed (the knob `speculative`);
+without it they are zeros.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +49,7 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requests to schedule, and the settings."""
+    """A workload file: the requests to schedule, and the settings of the scheduler."""
 
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
@@ -65,7 +68,7 @@ class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step. Requests are numbered by their order in the workload."""
+    """What one step has. Requests are numbered by their order in the workload."""
 
     step: int
     sched: dict[str, int]  # request -> tokens, in the order of scheduling
@@ -183,7 +186,7 @@ def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWork
 
 
 def _longest(workload: ScheduleWorkload) -> int:
-    """Largest number of tokens that a request computes; its last token is never computed."""
+    """Return the largest number of tokens that a request computes (all but its last token)."""
     lengths = (each.prompt_len + each.output_len - 1 for each in workload.requests)
     return max(lengths, default=1)
 
@@ -197,7 +200,7 @@ class ScheduleReplay:
         self._workload = workload
 
     def lines(self) -> Iterator[ScheduleLine]:
-        """Yield one line for each step; the last one is empty, when all requests have finished."""
+        """Yield one line for each step until all requests have finished; the last one is empty."""
         scheduler, workload = self.scheduler, self._workload
         arrivals: dict[int, list[Request]] = {}
         for number, wanted in enumerate(workload.requests):
@@ -251,7 +254,7 @@ class ScheduleReplay:
         return take_bursts(self.scheduler, rows, result)[0]
 
     def _token(self, row: ScheduledRow, depth: int) -> int:
-        """The token after the newest token of a request and `depth` drafts."""
+        """Return the output token that comes `depth` tokens after the next one of a request."""
         request = row.request
         output = self._workload.requests[request.request_id].output
         return 0 if output is None else output[request.num_output_tokens + depth]

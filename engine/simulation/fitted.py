@@ -1,9 +1,9 @@
 """`FittedModel`: step times learned from steps that ran.
 
-The cycle of a step is a constant plus a cost for each prefill token, each decode, each query-key
-pair of prefills, each key token that decodes attend to and each request that prefills. No
-coefficient is negative. A prediction is marked as extrapolated if the step is much larger than all
-measured ones.
+The cycle of a step (the time from the tokens of the step before it to its own) is a constant, plus
+a cost for each prefill token, each decode, each query-key pair of prefills, each key token that
+decodes attend to, and each request that prefills. No coefficient is negative. A prediction is
+marked as extrapolated if the step is much larger than all measured steps.
 """
 
 import math
@@ -29,7 +29,7 @@ _STOPPED = 3.0  # a step that took this multiple of the fit was stopped by somet
 
 
 class SeenStep(NamedTuple):
-    """A step that ran. `cycle_s` goes from the tokens of the step before it to its own."""
+    """A step that ran. `cycle_s` is the time from the tokens of the step before it to its own."""
 
     shape: StepShape
     cycle_s: float
@@ -37,16 +37,17 @@ class SeenStep(NamedTuple):
 
 
 class SeenRange(Struct, frozen=True):
-    """Range of one term in the measured steps."""
+    """The least and the greatest value of one of `TERMS` in the measured steps."""
 
     least: float
     most: float
 
 
 class FittedModel(Struct, frozen=True, kw_only=True):
-    """A `StepTimeModel`. Errors are relative, and for steps that the fit had not seen.
+    """A `StepTimeModel` whose coefficients were fitted to measured steps.
 
-    Predicts the mean time of a step, not the median, so that the sum is right for a session.
+    Predicts the mean time of a step, not the median, so that the sum over a session is right. The
+    errors are relative, and measured on steps that were left out of the fit.
     """
 
     seconds: tuple[float, ...]  # the coefficient of each of `TERMS`
@@ -97,7 +98,7 @@ class FittedModel(Struct, frozen=True, kw_only=True):
 
 
 def terms_of(shape: StepShape) -> tuple[float, ...]:
-    """The factors of a step for the coefficients, in the order of `TERMS`."""
+    """Return the numbers by which a step's coefficients are multiplied, in the order of `TERMS`."""
     return (
         1.0,
         float(shape.num_prefill_tokens),
@@ -156,7 +157,10 @@ def _check(steps: Sequence[SeenStep]) -> None:
 
 
 def _predicted_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Predict each fifth of the session from the other four, so that drift counts as an error."""
+    """Predict the time of each step by a fit without it (cross-validation).
+
+    Each fifth of the session is predicted from the other four, so that drift counts as an error.
+    """
     predicted: list[float] = []
     count = len(rows)
     for fold in range(_NUM_FOLDS):

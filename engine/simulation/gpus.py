@@ -9,7 +9,7 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 
 
 class GpuRates(Struct, frozen=True, kw_only=True):
-    """Rates of one GPU."""
+    """Data sheet rates of one GPU."""
 
     name: str
     bytes_per_s: float  # memory bandwidth

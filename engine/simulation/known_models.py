@@ -1,4 +1,4 @@
-"""Shapes of well-known models, by the fields of the `config.json` that their makers publish."""
+"""Sizes of well-known models, in the fields of the `config.json` that their makers publish."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Least squares for step times: no coefficient is negative, and a few slow steps change little.
 
-In plain Python, because a plain install has no numpy and a fit has only a few terms.
+Written in plain Python, because a plain install has no numpy and a fit has only a few terms.
 """
 
 import statistics
@@ -50,7 +50,10 @@ def fit_relative(
 def _weighted(
     columns: Sequence[Sequence[float]], targets: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Non-negative coefficients that minimise `sum(weight * (row . coefficients - target)^2)`."""
+    """Return non-negative coefficients that minimise the weighted sum of squared errors.
+
+    That is `sum(weight * (row . coefficients - target)^2)`.
+    """
     weighted = [list(map(mul, column, weights)) for column in columns]
     # Scale all columns to length 1, because the sizes of terms differ greatly.
     lengths = [
@@ -72,7 +75,7 @@ def _weighted(
 
 
 def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """The x that minimises `x.gram.x / 2 - wanted.x`, with no element below zero.
+    """Return the x that minimises `x.gram.x / 2 - wanted.x`, with no element below zero.
 
     Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
     """
@@ -106,7 +109,10 @@ def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> l
 def _solved(
     gram: Sequence[Sequence[float]], wanted: Sequence[float], free: Sequence[int]
 ) -> dict[int, float]:
-    """The minimum over the free indices, with all others at zero, by Gaussian elimination."""
+    """Return the minimum over the elements `free`, with all others at zero.
+
+    Uses Gaussian elimination.
+    """
     lines = [[gram[i][j] for j in free] + [wanted[i]] for i in free]
     count = len(free)
     for column in range(count):

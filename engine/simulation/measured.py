@@ -22,7 +22,7 @@ _COLUMNS = ("tokens", "context", "seconds")
 
 
 class MeasuredPoint(NamedTuple):
-    """One kind of step, and how long it took."""
+    """The size of a step, and how long such a step took."""
 
     num_tokens: int
     num_context_tokens: int  # over all rows
@@ -30,7 +30,7 @@ class MeasuredPoint(NamedTuple):
 
 
 class MeasuredModel:
-    """A `StepTimeModel` from measured points.
+    """A `StepTimeModel` that interpolates between measured points.
 
     Args:
         host_ms: host time between two steps, if the points do not include it.
@@ -74,7 +74,12 @@ class MeasuredModel:
         return StepTime(low_s + share * (high_s - low_s), self._host_s, 0.0, is_far)
 
     def _at(self, index: int, context: int) -> float:
-        """Time for a context at one number of tokens; beyond the points by the mean slope."""
+        """Return the time of a step with a given context, at one measured number of tokens.
+
+        Args:
+            index: which of the measured numbers of tokens.
+            context: tokens attended to. Beyond the points, the mean slope continues.
+        """
         line = self._lines[index]
         place = bisect_right(line, (context, float("inf")))
         if place == 0 or place == len(line):
@@ -98,7 +103,7 @@ def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
         model: which model of the JSON to use; None if it has only one.
 
     Raises:
-        ConfigError: the file has no points; says what is missing.
+        ConfigError: the file has no points; the message says what is missing.
     """
     try:
         text = path.read_text("utf-8")
@@ -149,7 +154,7 @@ class _Part(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The used fields of `engine.bench.gpu.results.Report`, which this room may not import."""
+    """The fields that we use of `engine.bench.gpu.results.Report`, which we may not import here."""
 
     outcomes: list[_Part]
 

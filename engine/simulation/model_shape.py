@@ -1,4 +1,4 @@
-"""`ModelShape`: the sizes of a model, from its config.json, that set the cost of its steps."""
+"""`ModelShape`: the sizes in a model's config.json that determine the time of its steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +42,10 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes that a step of many tokens reads. Without the embedding, of which few are read."""
+        """Bytes of weights that a step of many tokens reads.
+
+        Without the embedding, of which a step reads only the rows of its tokens.
+        """
         return (
             self.attention_weights * self.attention_bytes
             + (self.mlp_weights + self.expert_weights * self.num_experts) * self.mlp_bytes
@@ -55,16 +58,20 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.embedding_weights * _BF16
 
     def num_experts_used(self, num_tokens: int) -> float:
-        """Expected experts of a layer in use, if tokens choose experts evenly, independently."""
+        """Expected number of experts that a layer uses for `num_tokens` tokens.
+
+        Assumes that each token chooses its experts evenly and independently.
+        """
         share = self.num_experts_per_token / self.num_experts
         return self.num_experts * (1 - (1 - share) ** num_tokens)
 
 
 def model_shape(model: str) -> ModelShape:
-    """The shape of a model: a name of `KNOWN_MODELS`, `random:NAME`, or a config.json (or folder).
+    """Return the shape of a model.
 
-    A name as on Hugging Face, such as `meta-llama/Llama-3.1-8B-Instruct`, counts as the longest
-    known name that it begins with. A name with `fp8` in it has weights of one byte.
+    Takes a name of `KNOWN_MODELS`, `random:NAME`, or a config.json (or its folder). A name as on
+    Hugging Face, such as `meta-llama/Llama-3.1-8B-Instruct`, counts as the longest known name that
+    it begins with. A name with `fp8` in it has weights of one byte.
 
     Raises:
         ConfigError: there is no such model, or its config lacks a field that is needed.
@@ -91,7 +98,7 @@ def model_shape(model: str) -> ModelShape:
 
 
 def _known(model: str) -> str | None:
-    """The longest known name that the model's name begins with; None if there is none."""
+    """Return the longest known name that the model's name begins with; None if there is none."""
     name = model.removeprefix(_RANDOM).lower()
     if name.removesuffix("-fp8") in KNOWN_MODELS:
         return name if name in KNOWN_MODELS else name.removesuffix("-fp8")
@@ -104,10 +111,11 @@ def _known(model: str) -> str | None:
 
 
 def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a model from its Hugging Face config.
+    """Return the shape of a model from its Hugging Face config.
 
     Raises:
-        ConfigError: the config lacks a field that is needed, or has another kind of attention.
+        ConfigError: the config lacks a field that is needed, or describes an attention that we do
+            not model.
     """
     text = config.get("text_config") or config
     if "kv_lora_rank" in text:
@@ -156,7 +164,10 @@ def _count(name: str, config: Mapping[str, Any], field: str) -> int:
 
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
-    """Width of the shared experts together. Llama 4 has one, which its config does not mention."""
+    """Return the sum of the widths of the shared experts.
+
+    Llama 4 has one, which its config does not mention.
+    """
     if text.get("shared_expert_intermediate_size"):
         return int(text["shared_expert_intermediate_size"])
     default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0

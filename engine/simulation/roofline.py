@@ -1,9 +1,9 @@
 """`RooflineModel`: step times from the bytes and operations of a step, and a GPU's rates.
 
-Each part of a step takes the time of its bytes or of its operations at the data sheet's rates,
-whichever is longer, times a coefficient above 1. Each step, each row and each exchange of tensor
-parallelism also costs a fixed time. In a mixture of experts, only the experts that the step's
-tokens choose are read.
+The products with weights, and attention, each take the time of their bytes or of their operations
+at the data sheet's rates, whichever is longer, times a coefficient above 1. Each step, each row,
+and each sum that tensor parallelism forms over the GPUs also cost a fixed time. In a mixture of
+experts, only the experts that the step's tokens choose are read.
 """
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ _ACTIVATION_ROOM = 1.7e9  # bytes on each GPU for activations: about what vLLM 0
 
 
 class RooflineCoefficients(Struct, frozen=True, kw_only=True):
-    """How much slower real steps are than a data sheet, and costs that no data sheet has.
+    """How much slower real steps are than a data sheet says, and costs that no data sheet has.
 
     The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
     """
@@ -72,7 +72,7 @@ class RooflineModel:
         self._set_rates(gpu, shape, tensor_parallel)
 
     def _set_rates(self, gpu: GpuRates, shape: ModelShape, num_gpus: int) -> None:
-        """Set all costs in seconds per unit, on all GPUs together."""
+        """Compute the times of single operations and reads, on all GPUs together."""
         read_s = 1 / (gpu.bytes_per_s * num_gpus)
         bf16_s = 2 / (gpu.bf16_flops * num_gpus * self._coefficients.matmul_share)
         fp8_s = bf16_s * gpu.bf16_flops / gpu.fp8_flops if gpu.fp8_flops else bf16_s
@@ -95,7 +95,10 @@ class RooflineModel:
         self._token_exchange_s = self._num_exchanges * sent / gpu.link_bytes_per_s
 
     def terms(self, shape: StepShape) -> tuple[float, ...]:
-        """The factors of a step for the coefficients of `TERMS`: seconds, or counts."""
+        """Return the seconds or counts by which the coefficients are multiplied.
+
+        In the order of `TERMS`.
+        """
         num_tokens = shape.num_tokens
         weights_s = max(self._read_dense_s, num_tokens * self._token_dense_s)
         if self._read_expert_s:
@@ -112,7 +115,7 @@ class RooflineModel:
         )
 
     def exchange_s(self, num_tokens: int) -> float:
-        """Seconds that the GPUs take to add up their partial results."""
+        """Seconds that tensor parallelism takes to add up the partial results of the GPUs."""
         latency_s = self._coefficients.exchange_us * 1e-6
         return self._num_exchanges * latency_s + num_tokens * self._token_exchange_s
 
@@ -129,7 +132,7 @@ class RooflineModel:
 
 
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
-    """Number of tokens that fit into the KV cache, beside the weights.
+    """Return how many tokens fit into the KV cache, beside the weights and activations.
 
     Raises:
         ConfigError: the weights leave no room.

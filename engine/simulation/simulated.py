@@ -29,7 +29,7 @@ VOCAB_SIZE = 4096
 
 
 class SimulatedRunner:
-    """`Runner` with a virtual clock, which advances only by the times of the cost model."""
+    """A `Runner` with a virtual clock, which advances only by the times that `cost` predicts."""
 
     def __init__(self, cost: StepTimeModel, seed: int = 0) -> None:
         self._cost = cost
@@ -47,7 +47,10 @@ class SimulatedRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
-        """Start a step: takes the host's time; its simulated device runs steps one by one."""
+        """Start a step: advance the clock by the host's time, and compute when the step ends.
+
+        The simulated device runs steps one by one.
+        """
         time = self._cost.step_time(shape_of(step))
         launch_ns = self._now_ns + round(time.host_s * 1e9)
         self._now_ns = launch_ns
@@ -73,12 +76,12 @@ class SimulatedRunner:
         }
 
     def _token(self, row: ScheduledRow, position: int) -> int:
-        """Make up a token from request and position alone, whatever the batch, like a seed does."""
+        """Make up a token from request and position alone, so that the batch does not matter."""
         return (row.request.request_id * 7919 + position * 104_729 + self._seed) % VOCAB_SIZE
 
 
 class SimulatedStep:
-    """A simulated step in flight. `collect` advances the clock to its end."""
+    """A simulated step in flight. `collect` advances the clock to the end of the step."""
 
     is_whole = True
 
@@ -92,7 +95,10 @@ class SimulatedStep:
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):
-    """Streaming chats and a few long documents, with Poisson arrivals in virtual time."""
+    """Requests to simulate: streaming chats and a few long documents, with Poisson arrivals.
+
+    Arrivals are in virtual time.
+    """
 
     rate: float = 4.0  # requests a second
     document_share: float = 0.15
@@ -103,7 +109,7 @@ class SimulatedWorkload(Struct, frozen=True, kw_only=True):
 
 
 class _Collector:
-    """Telemetry sink that keeps the messages as a subscriber gets them."""
+    """A telemetry sink that keeps all messages, encoded and decoded as for a subscriber."""
 
     def __init__(self) -> None:
         self.next_sequence = 0
@@ -159,7 +165,7 @@ def simulate(
     """Run a simulated engine for `num_steps` steps.
 
     Args:
-        changes: knobs to set before a step, by step.
+        changes: knobs to set before a step, by step number.
         overlap: whether each step is prepared while the one before it runs.
 
     Returns:

@@ -35,7 +35,7 @@ class StepShape(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """Time of a step. Its cycle is `device_s + host_s`, or the longer of them with overlap."""
+    """Time of a step. Its cycle is `device_s + host_s`; with overlap, the longer of the two."""
 
     device_s: float
     host_s: float  # between two steps: scheduling, preparing inputs, updating requests
@@ -48,18 +48,21 @@ class StepTime(NamedTuple):
 
 
 class StepTimeModel(Protocol):
-    """Predicts the time of a step: always the same for a shape. Callers may add random spread."""
+    """Predicts the time of a step, always the same for a `StepShape`.
+
+    Callers may add random spread.
+    """
 
     def step_time(self, shape: StepShape) -> StepTime: ...
 
 
 def shape_of(step: ScheduledStep) -> StepShape:
-    """The shape of a scheduled step. Padding counts as prefill tokens."""
+    """Return the `StepShape` of a scheduled step. Padding counts as prefill tokens."""
     return shape_of_rows([row[1:4] for row in step.rows], step.num_padded_tokens)
 
 
 def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int = 0) -> StepShape:
-    """The shape of a step, from the (phase, start, number of tokens) of its rows."""
+    """Return the `StepShape` of a step from its rows: (phase, start, number of tokens) each."""
     num_decodes = num_pairs = num_context = num_prefill_context = 0
     num_prefill_tokens = num_padded_tokens
     for phase, start, num_tokens in rows:

@@ -2,5 +2,6 @@
 
 May import: engine.loop, engine.protocol, engine.protocol.settings, engine.scheduling,
   engine.simulation, engine.text, engine.workload.
-A new way to run simulated engines gets a file here; a model of step times goes into the room above.
+A new way to run simulated engines gets a file here; a model of step times gets one in
+`engine/simulation`.
 """

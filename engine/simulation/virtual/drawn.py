@@ -1,4 +1,4 @@
-"""`DrawnStepTimes`: a model's step times with random spread, from a seed."""
+"""`DrawnStepTimes`: adds random spread to a model's step times, from a seed."""
 
 import math
 import random
@@ -7,12 +7,12 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeM
 
 
 class DrawnStepTimes:
-    """A `StepTimeModel` whose device times are log-normal around those of another model.
+    """A `StepTimeModel` that draws log-normal device times around those of another model.
 
     Their mean is the other model's time. Each call draws a new time.
 
     Attributes:
-        num_extrapolated: steps so far whose times were extrapolated.
+        num_extrapolated: steps so far whose times the other model extrapolated.
     """
 
     def __init__(self, model: StepTimeModel, seed: int) -> None:

@@ -10,7 +10,7 @@ CHARS_PER_TOKEN = 4
 
 
 class MadeUpCodec:
-    """A `TextCodec`: one token for four characters, so that equal prefixes have equal tokens."""
+    """A `TextCodec` with one token for four characters; equal prefixes have equal tokens."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         pieces = (text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN))

@@ -1,8 +1,8 @@
 """`PacedRunner`: simulated steps that take real time, or a fraction of it.
 
-The time of the real scheduler is not part of virtual time: after a step the virtual clock stops
-until the next step begins, for at most `_SETTLE_NS`. After that the engine counts as idle, and the
-clock continues.
+The real scheduler also takes time, which must not count as virtual time. So after a step the
+virtual clock stops until the next step begins, for at most `_SETTLE_NS`. After that the engine
+counts as idle, and the clock continues.
 """
 
 import time
@@ -16,7 +16,7 @@ _SETTLE_NS = 20_000_000  # in real time
 
 
 class PacedRunner:
-    """`Runner` that sleeps while a step runs. Its clock may be read from any thread.
+    """A `Runner` that sleeps while a step runs. Its clock may be read from any thread.
 
     Args:
         speed: virtual seconds for each second of real time, as far as the host can keep up.

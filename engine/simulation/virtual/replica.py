@@ -1,11 +1,11 @@
-"""`Replica`: one engine on a virtual clock: the real scheduler and modelled step times.
+"""`Replica`: one engine on a virtual clock, with the real scheduler and modelled step times.
 
 It publishes no telemetry. It keeps no steps and no finished requests, so a run of any length takes
 the same memory; results go to a `FigureSink`.
 
-While all running requests decode and none can join, a stretch of steps takes a short cut: the clock
-advances step by step, but the scheduler's state is updated only once for all of them.
-`tests/simulation/test_replica.py` compares the result with scheduling every step.
+While all running requests decode and no request can join them, it takes a short cut through several
+steps: the clock advances step by step, but the scheduler's state is updated only once for all of
+them. `tests/simulation/test_replica.py` compares the result with scheduling every step.
 
 With overlap, each step is scheduled when the one before it begins, as in the engine (`Pipeline`).
 """
@@ -25,7 +25,10 @@ _MIN_STRETCH = 3  # steps; a shorter stretch is not worth its preparation
 
 
 class EndedRequest(Protocol):
-    """The fields of a finished request that figures need; also those of a recorded request."""
+    """The fields of a finished request from which metrics such as latency are computed.
+
+    Recorded requests have these fields, too.
+    """
 
     @property
     def arrival_ns(self) -> int: ...
@@ -42,13 +45,13 @@ class EndedRequest(Protocol):
 
 
 class FigureSink(Protocol):
-    """Collects the results of a simulated engine. All times in nanoseconds."""
+    """Collects the results of a simulated engine, for its metrics. All times in nanoseconds."""
 
     def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
         """Add `num_steps` steps with these numbers of tokens each."""
 
     def add_gaps(self, gap_ns: int, count: int) -> None:
-        """Add `count` inter-token latencies of `gap_ns`."""
+        """Add `count` inter-token latencies of `gap_ns` each."""
 
     def add_first(self, ttft_ns: int) -> None: ...
 
@@ -67,14 +70,15 @@ class _Launched(NamedTuple):
 
 
 class Replica:
-    """Runs an engine's steps until a given time, or until all requests have finished.
+    """A simulated engine; runs steps until a given time, or until all requests have finished.
 
     Attributes:
         now_ns: virtual time since the start.
         scheduler: the real scheduler, with the real KV cache.
 
     Args:
-        overlap: schedule a step while the one before it runs, if it does not need its tokens.
+        overlap: schedule a step while the one before it runs, if it does not need that one's
+            tokens.
         takes_short_way: take the short cut that the module describes; False schedules every step.
     """
 
@@ -107,7 +111,7 @@ class Replica:
         return len(self.scheduler.requests)
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """Add a request at its arrival time, or after the step that runs at that time."""
+        """Add a request at its arrival time; if a step runs then, the request is added after it."""
         request = Request(
             request_id=self._next_id,
             prompt_token_ids=[0] * wanted.num_prompt_tokens,
@@ -123,7 +127,7 @@ class Replica:
         self.scheduler.add(request)
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """Set the knobs from the next scheduled step on; a step in flight ends first."""
+        """Set the knobs from the next step on, which is scheduled after the step in flight ends."""
         self.now_ns = max(self.now_ns, time_ns)
         self._all_decode = False
         self._next_knobs = knobs
@@ -171,7 +175,7 @@ class Replica:
         return _Launched(rows, scheduler.num_prefill_tokens, scheduler.num_decode_tokens, end_ns)
 
     def _time_launched(self, shape: StepShape) -> int:
-        """Launch a step: advance the clock by the host's time, and return when the step ends."""
+        """Launch a step: advance the clock by the host's time; return the time at which it ends."""
         device_s, host_s, _, _ = self._model.step_time(shape)
         self.now_ns += round(host_s * 1e9)
         self._device_free_ns = max(self.now_ns, self._device_free_ns) + round(device_s * 1e9)
@@ -202,7 +206,7 @@ class Replica:
         )
 
     def _take_times(self, step: _Launched) -> int:
-        """Report the latencies of a step's new tokens. Returns how many tokens there are."""
+        """Report the latencies of a step's new tokens to the sink; return the number of tokens."""
         before_ns, now_ns, sink = self._tokens_ns, step.end_ns, self._sink
         self._tokens_ns = now_ns
         num_sampled = num_in_turn = 0
@@ -225,7 +229,7 @@ class Replica:
         return num_sampled
 
     def _skip_decodes(self, time_ns: int) -> None:
-        """Run a stretch of decode steps by the short cut, until a request may end or `time_ns`."""
+        """Run decode steps by the short cut, up to `time_ns` or until a request may end."""
         running, ahead = self.scheduler.running, self._ahead
         most = self._num_certain_steps()
         if most < _MIN_STRETCH:
@@ -261,7 +265,7 @@ class Replica:
             self._ahead = _Launched(self.scheduler.schedule(), 0, num_rows, ends_ns[0])
 
     def _num_certain_steps(self) -> int:
-        """Number of coming steps in which surely no request joins or leaves or lacks blocks."""
+        """Return for how many steps surely no request joins, ends, or lacks blocks."""
         scheduler = self.scheduler
         running, knobs = scheduler.running, scheduler.step_knobs
         num_rows = len(running)

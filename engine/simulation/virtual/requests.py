@@ -1,7 +1,7 @@
 """`SimulatedRequest`: a request to a simulated engine: its arrival, lengths and shared prefix.
 
-It has no tokens. Ids of the prompt's blocks say which prompts begin alike, as in a Mooncake trace;
-a prompt without ids shares no prefix.
+It has no tokens. The ids of the prompt's blocks say which prompts begin with the same tokens, as in
+a Mooncake trace; a prompt without ids shares no prefix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class SimulatedRequest(NamedTuple):
 def of_trace(
     rows: Iterable[TraceRow], max_model_len: int | None, time_scale: float = 1.0
 ) -> Iterator[SimulatedRequest]:
-    """The requests of a trace, cut to the model's length if they are longer."""
+    """Return the requests of a trace, cut to the model's length if they are longer."""
     for number, row in enumerate(rows):
         prompt, output, _ = fit(row.num_prompt_tokens, row.num_output_tokens, max_model_len)
         yield SimulatedRequest(
@@ -50,7 +50,7 @@ def of_trace(
 
 
 def of_mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[SimulatedRequest]:
-    """The requests of a synthetic mix, the same that `arrivals.synthetic` sends to an engine."""
+    """Return the requests of a synthetic mix, as `arrivals.synthetic` sends them to an engine."""
     for each in mix(spec, max_model_len):
         yield SimulatedRequest(
             arrival_ns=round(each.offset_s * 1e9),
@@ -70,7 +70,7 @@ class BlockNames:
         self._num_unique = 0
 
     def of(self, request: SimulatedRequest) -> list[BlockHash]:
-        """Names of all full blocks that the request will have, with those of its output."""
+        """Return hashes for all full blocks that the request will have, its output included."""
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         num_blocks = num_tokens // self._block_size
         num_nameable = num_tokens if request.names_output else request.num_prompt_tokens

@@ -22,7 +22,7 @@ _WHO = "the recording"  # the client's name for changes of knobs that are repeat
 
 
 class SimulatedSession:
-    """An `Engine` of a cluster that publishes its steps.
+    """An `Engine` of a cluster that publishes its steps; has the same methods as `Replica`.
 
     Args:
         sink: gets the messages.
@@ -58,7 +58,7 @@ class SimulatedSession:
         return self._core.snapshot()
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """Like `Replica.submit`."""
+        """Add a request at its arrival time; if a step runs then, the request is added after it."""
         self._wait_until(wanted.arrival_ns)
         token_ids = [0] * wanted.num_prompt_tokens
         submit = Submit(
@@ -77,7 +77,7 @@ class SimulatedSession:
         )
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """Like `Replica.set_knobs`."""
+        """Set the knobs from the next step on, which is scheduled after the step in flight ends."""
         self._wait_until(time_ns)
         before = self._core.scheduler.knobs.as_dict()
         changes = {name: value for name, value in knobs.as_dict().items() if value != before[name]}

@@ -15,7 +15,7 @@ from stepscope.engine.simulation.step_time import StepTimeModel
 
 
 class SimulatedSetup(Struct, frozen=True, kw_only=True):
-    """The settings of each replica."""
+    """The settings of each simulated engine (replica) of a cluster."""
 
     model: StepTimeModel
     simulated: str  # the model of step times, in a few words
@@ -40,7 +40,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         return Scheduler(kv, self.knobs, self.limits, self.own_mode)
 
     def info(self, seed: int) -> EngineInfo:
-        """Make the `EngineInfo`; its clocks are virtual."""
+        """Make the `EngineInfo` of an engine; its clocks are virtual."""
         return EngineInfo(
             engine_id=self._engine_id(seed),
             name=self.device,
@@ -61,7 +61,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         )
 
     def _engine_id(self, seed: int) -> str:
-        """An engine id that is equal only for equal runs."""
+        """Return an engine id that is equal only for runs with equal settings and seed."""
         parts = [
             self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
             self.block_size, self.overlap, self.work, seed,
