@@ -1,6 +1,6 @@
 """What the engine publishes: step records and their rows, snapshots, the heartbeat; and the
-publisher, which keeps messages for observers that missed some. `native/` is C that sends messages
-without the interpreter. Needs no torch.
+publisher, which keeps messages for observers that missed some. `native/` is C code that sends
+messages without holding Python's interpreter lock. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings, engine.scheduling, engine.text,
   engine.transport, engine.workload.

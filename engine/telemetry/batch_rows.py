@@ -1,8 +1,8 @@
 """`BatchRows`: encodes the rows of a step for its record, as soon as the step is scheduled.
 
-A record has a row for each of a few hundred requests. Encoding them between two forward passes is
-most of what telemetry costs the engine's thread, so C does it if it could be built
-(`protocol/native/batch_rows.c`), else Python, with the same bytes.
+A record has a row for each request of the step, often a few hundred. Encoding them between two
+forward passes is most of what telemetry costs the engine's thread. So C does it if it could be
+built (`protocol/native/batch_rows.c`), else Python, with the same bytes.
 """
 
 import contextlib
@@ -57,13 +57,13 @@ class BatchRows:
 
 
 def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
-    """`batch` with only the rows at `indices`."""
+    """Return `batch` with only the rows at `indices`."""
     rows = msgspec.msgpack.decode(batch)
     return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
 
 
 def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspec.Raw:
-    """`batch` with new token counts in some rows, by row index."""
+    """Return `batch` with other token counts in some rows, by row index."""
     rows = msgspec.msgpack.decode(batch)
     for index, number in num_tokens.items():
         rows[index][_NUM_TOKENS] = number
@@ -71,7 +71,7 @@ def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspe
 
 
 def num_rows(batch: Sequence[BatchRow] | msgspec.Raw | None) -> int:
-    """Number of rows in a `StepRecord.batch`, decoded or encoded (from its msgpack header)."""
+    """Return the number of rows in a `StepRecord.batch`, decoded or encoded as msgpack."""
     if not isinstance(batch, msgspec.Raw):
         return len(batch or ())
     head = bytes(memoryview(batch)[:5])
@@ -91,7 +91,8 @@ def encode_in_python(
     """Encode the rows as msgpack.
 
     Args:
-        ordinary: rows of this phase are decodes of one token, encoded without `describe`.
+        ordinary: phase whose rows are all decodes of one token; these are encoded directly, because
+            only two of their fields differ from row to row, and need no call of `describe`.
         request_type: class of the requests; only the C version needs it.
         describe: makes the fields of all other rows.
     """

@@ -1,4 +1,4 @@
-"""`anchored`: ties the engine's clock to the wall clock, for `EngineInfo`."""
+"""`anchored`: relates the engine's monotonic clock to the wall clock, for `EngineInfo`."""
 
 import time
 
@@ -10,9 +10,10 @@ _CLOCKS_MOVED_NS = 50_000_000
 
 
 def anchored(info: EngineInfo) -> EngineInfo:
-    """Return `info` with current clock values if the two clocks have moved against each other.
+    """Return `info` with current values of both clocks, if their difference has changed.
 
-    They do when the wall clock is set, and when the machine sleeps.
+    It changes when the wall clock is set, and when the machine sleeps. Otherwise returns `info`
+    itself.
     """
     monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
     moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)

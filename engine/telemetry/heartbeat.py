@@ -1,4 +1,4 @@
-"""`Heartbeat`: when to publish the engine's info and status, with or without steps."""
+"""`Heartbeat`: publishes the engine's info and status regularly, whether or not steps run."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ INFO_INTERVAL_NS = 5_000_000_000
 
 
 class StatusSource(Protocol):
-    """What a heartbeat needs of an engine."""
+    """The methods of an engine that a heartbeat calls."""
 
     @property
     def state(self) -> EngineState: ...
@@ -33,12 +33,12 @@ class StatusSource(Protocol):
         ...
 
     def keep_snapshot(self, now_ns: int) -> None:
-        """Keep a snapshot for late joiners, if one is due."""
+        """Take a snapshot and keep it for subscribers that join later, if one is due."""
         ...
 
 
 class Heartbeat:
-    """Publishes info and status in time. Belongs to the engine's thread.
+    """Publishes `EngineInfo` and `EngineStatus` when they are due. Belongs to the engine's thread.
 
     Attributes:
         next_status_ns: when the next status is due at the latest.
@@ -53,10 +53,14 @@ class Heartbeat:
         self._published_state: EngineState | None = None
 
     def publish(self, *, idle: bool) -> None:
-        """Publish what is due. If `idle`, also report events, because no step record will.
+        """Publish `EngineInfo` and a status, if they are due.
 
         A status shows the queues and blocks as they are after the last published step, so it waits
         until no step is in flight.
+
+        Args:
+            idle: the engine has nothing to do, so that no step record will report what happened
+                since the last message; a status that reports it is then due at once.
         """
         engine = self._engine
         now_ns = engine.clock()

@@ -1,8 +1,8 @@
 """`KeptSnapshots`: snapshots of the last minutes, for observers that join later.
 
-From a kept snapshot and the kept messages after it (`Publisher.replay`), a dashboard that opens
-after an incident shows what led to it. Snapshots are kept encoded: as hundreds of objects each they
-would slow down every garbage collection.
+A dashboard that opens after an incident gets a kept snapshot and the kept messages after it
+(`Publisher.replay`), and so shows what led to the incident. Snapshots are kept encoded: as hundreds
+of objects each they would slow down every garbage collection.
 """
 
 from collections import deque
@@ -34,7 +34,11 @@ class KeptSnapshots:
         self._next_ns = 0  # the next snapshot is made no earlier
 
     def is_due(self, step: int, now_ns: int) -> bool:
-        """Whether to make a snapshot now, after the last step `step`."""
+        """Whether to make a snapshot now.
+
+        Args:
+            step: number of the last step.
+        """
         return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
 
     def add(self, snapshot: Snapshot) -> None:
@@ -46,7 +50,11 @@ class KeptSnapshots:
             self._num_bytes -= len(self._kept.popleft().payload)
 
     def rest(self, took_ns: int) -> None:
-        """Put off the next snapshot, because making and adding the last one took `took_ns`."""
+        """Put off the next snapshot, so that snapshots take at most `SHARE` of the engine's time.
+
+        Args:
+            took_ns: how long it took to make and add the last one.
+        """
         self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
 
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
@@ -56,13 +64,14 @@ class KeptSnapshots:
         snapshots after which all messages are still kept are considered.
 
         Args:
-            step: number of the last step; a snapshot after it shows no step, so it is chosen last.
+            step: number of the last step. A snapshot made after it is followed by no step to show,
+                so it is chosen only if there is no other.
             oldest: sequence number of the first message that is still kept.
             end: sequence number of the next message to be published.
 
         Returns:
-            The snapshot, encoded: decoding megabytes of transcripts would hold up the engine. None
-            if there is no such snapshot.
+            The snapshot, encoded, because decoding megabytes of transcripts would hold up the
+            engine. None if there is no such snapshot.
         """
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0

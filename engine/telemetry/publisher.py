@@ -1,8 +1,8 @@
-"""`Publisher`: numbers, keeps and sends the engine's messages. Belongs to the engine's thread,
-except for `publish_aside`.
+"""`Publisher`: numbers, keeps and sends the engine's messages.
 
-Sending never waits: a subscriber whose queue is full misses the message, and asks for it later. The
-answer comes from the kept messages (`Publisher.replay`, safe to call from another thread).
+Belongs to the engine's thread, except for `publish_aside` and `replay`. Sending never waits: a
+subscriber whose queue is full misses the message, and asks for it later. The answer comes from the
+kept messages (`Publisher.replay`).
 """
 
 import zmq
@@ -21,7 +21,7 @@ MAX_REPLAY_BYTES = 256 * 1024  # in one answer; the client asks again for more
 
 
 class Publisher:
-    """PUB socket and the last messages it sent.
+    """The PUB socket of an engine, and the last messages that it sent.
 
     Attributes:
         num_dropped: messages that at least one subscriber missed, as known when the last message
@@ -62,7 +62,7 @@ class Publisher:
         self.num_dropped = sender.add(message.topic, payload)
 
     def publish_aside(self, message: Telemetry) -> None:
-        """Like `publish`, but for threads other than the engine's."""
+        """Number, keep and send one message, from a thread other than the engine's."""
         self.sender.add(message.topic, bytearray(wire.encode(message)))
 
     def _note_subscribers(self, gate: Gate) -> None:
@@ -71,7 +71,10 @@ class Publisher:
             gate.note(descriptor, public)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
-        """Up to `limit` messages from `sequence` on, oldest first, as far as they are kept."""
+        """Return up to `limit` kept messages, oldest first, from number `sequence` on.
+
+        From any thread.
+        """
         sender = self.sender
         end = sender.next_sequence
         first = max(sequence, sender.oldest_sequence)

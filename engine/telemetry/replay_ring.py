@@ -1,7 +1,8 @@
 """`ReplayRing`: the last messages as they were sent, for subscribers that missed some.
 
-Payloads are copied into large memory segments that are reused. As separate objects each would cost
-the engine a page fault until the ring is full, and the garbage collector would walk over all.
+Message bytes are copied into large memory segments that are reused. As separate objects each
+message would cost the engine a page fault until the ring is full, and the garbage collector would
+walk over all of them.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ class ReplayRing:
         self.next_sequence = sequence + 1
 
     def get(self, sequence: int) -> Kept | None:
-        """A message by its number; None if it was dropped, or was not added yet."""
+        """Return a message by its number; None if it was dropped, or was not added yet."""
         if not self.oldest_sequence <= sequence < self.next_sequence:
             return None
         place = sequence % self._size

@@ -1,11 +1,12 @@
 """`Sender`: keeps telemetry messages and sends them, from a thread in C if it could be compiled.
 
-The engine's thread copies a message into a ring (`native/kept_messages.c`). A thread that never
-needs the interpreter looks for new messages every 1 to 4 ms (`native/sender.c`); only after a tenth
-of a second without any must it be woken. Without a compiler, the engine's thread sends the messages
-itself (`InlineSender`). The thread in C saves 68 +- 13 us a step, 3 % of a step of 2 ms
-(`tests/bench/bench_sender.py`, two AVX2 cores): waking libzmq's thread costs more than everything
-else about a record.
+The engine's thread copies a message into a ring (`native/kept_messages.c`). The thread in C never
+needs Python's interpreter lock. It looks for new messages every 1 to 4 ms (`native/sender.c`); only
+if there were none for a tenth of a second must it be woken. It saves 68 +- 13 us a step, 3 % of a
+step of 2 ms (`tests/bench/bench_sender.py`, two AVX2 cores), because waking libzmq's thread costs
+more than everything else about a record.
+
+Without a compiler, the engine's thread sends the messages itself (`InlineSender`).
 """
 
 import contextlib
@@ -72,29 +73,28 @@ class Sender(Protocol):
     def num_dropped(self) -> int: ...
 
     def add(self, topic: bytes, payload: bytearray, /) -> int:
-        """Keep a message and send it, now or soon. Never waits. Returns `num_dropped`."""
+        """Keep a message and send it, at once or soon. Never waits. Returns `num_dropped`."""
 
     def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
-        """A message by its number; None if it was dropped, or was not added yet.
+        """Return a message by its number: (number, topic, payload).
 
-        Returns:
-            Number, topic, payload.
+        None if it was dropped, or was not added yet.
         """
 
     def take_subscription(self) -> tuple[str, int] | None:
-        """The next new subscriber of an XPUB socket: public key, file descriptor.
+        """Return the next new subscriber of an XPUB socket: (public key, file descriptor).
 
-        None if there is no other, or if this look has returned `MAX_SUBSCRIPTIONS`.
+        None if there is no other, or if `MAX_SUBSCRIPTIONS` were already taken in this round.
         """
 
     def stop(self) -> None:
-        """Hand all messages to libzmq. After that, the socket may be closed."""
+        """Pass all remaining messages to libzmq. After that, the socket may be closed."""
 
 
 def open_sender(
     socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
 ) -> Sender:
-    """Make a sender for a bound PUB socket, or XPUB if there is a gate: in C if possible.
+    """Make a sender for a bound socket: PUB, or XPUB if there is a gate. In C if possible.
 
     Args:
         socket: owned by the sender until it is stopped; None to number and keep messages only.
@@ -115,7 +115,7 @@ def is_compiled() -> bool:
 
 
 class InlineSender:
-    """`Sender` that sends as soon as a message is added."""
+    """A `Sender` without a thread: `add` sends the message itself."""
 
     def __init__(
         self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
@@ -192,7 +192,7 @@ class InlineSender:
 
 
 def _functions() -> tuple[int, ...] | None:
-    """Addresses of functions in the libzmq that pyzmq uses; None if they cannot be found."""
+    """Return addresses of functions in pyzmq's libzmq; None if they cannot be found."""
     try:
         from zmq.backend.cython import _zmq  # other backends do not have it
 

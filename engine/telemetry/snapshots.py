@@ -1,4 +1,4 @@
-"""Makes a `Snapshot` for late joiners from the engine's state."""
+"""Makes a `Snapshot` of the engine's state, for observers that join later."""
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -19,7 +19,7 @@ from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 def request_view(request: Request) -> RequestView:
-    """Describe a request for a snapshot."""
+    """Describe a request as a snapshot contains it."""
     return RequestView(
         request_id=request.request_id,
         client_id=request.client_id,
@@ -57,7 +57,7 @@ def snapshot(
     pauses: list[PauseSpan] | None = None,
     leased: LeasedKnobs | None = None,
 ) -> Snapshot:
-    """Make a snapshot that is true right after the message `sequence` was published."""
+    """Make a snapshot of the state right after the message `sequence` was published."""
     return Snapshot(
         sequence=sequence,
         step=step,

@@ -1,7 +1,7 @@
 """`StepDraft`: the unfinished record of a step, from its scheduling until it is published.
 
-The scheduler's decisions are recorded at once, while they are in the processor's caches; the end of
-the step adds its times and the blocks it freed.
+The scheduler's decisions are recorded at once, while they are in the processor's caches. When the
+step ends, its times and the blocks that it freed are added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from stepscope.engine.telemetry.batch_rows import keep_rows, with_num_tokens
 
 
 class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
-    """Has the fields of `StepRecord` in the same order, and is encoded as one."""
+    """A record that can still be changed. Has the fields of `StepRecord` and is encoded as one."""
 
     topic = StepRecord.topic
 
@@ -70,7 +70,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
 
         Args:
             schedule_ns: when scheduling began and ended.
-            batch: see `BatchRows`.
+            batch: the encoded rows, from `BatchRows.encode`.
         """
         knobs, num_waiting = scheduler.step_knobs, len(scheduler.waiting)
         return cls(
@@ -99,7 +99,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def check_drafts(
         self, rows: Sequence[ScheduledRow], bursts: Mapping[int, list[int]], *, with_tokens: bool
     ) -> None:
-        """Record which drafts were accepted, and reduce the rows to the tokens they added.
+        """Record which drafts were accepted, and set the rows' token counts to the tokens added.
 
         Args:
             rows: the rows as scheduled.
@@ -137,10 +137,10 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
                 self.moves = moves
 
     def hide(self, launched_ns: int, not_before_ns: int) -> None:
-        """Record that the step was prepared while the step before it ran, delaying no request.
+        """Record that the step was prepared while the step before it ran, so delaying no request.
 
         Args:
-            launched_ns: when all of the step was launched.
+            launched_ns: when the whole step was launched.
             not_before_ns: when the tokens of the step before it were known; earlier times of this
                 step are moved to that instant.
         """
@@ -152,7 +152,9 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def settle_between(
         self, kv: KVCacheManager, own: PlannedBlocks | None, ahead: PlannedBlocks | None
     ) -> None:
-        """Record the block changes of an ended step, if steps may be scheduled ahead.
+        """Record the block changes of an ended step, with overlap.
+
+        Leaves out the changes that belong to the next step, which may have been scheduled already.
 
         Args:
             own: block changes from scheduling this step; None if they were not drained then.

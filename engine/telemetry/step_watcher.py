@@ -1,8 +1,8 @@
-"""`StepWatcher`: publishes a step that takes long while it runs.
+"""`StepWatcher`: publishes a step while it runs, if it takes long.
 
-A record is published when its step has ended, so a step that hangs would look like silence. The
-watcher's own thread looks at the running step a few times a second; the engine's thread only keeps
-a reference to that step.
+A record is published when its step has ended, so without the watcher a step that hangs would look
+like an engine that is silent. The watcher's own thread looks at the running step a few times a
+second; for this the engine's thread only keeps a reference to that step.
 """
 
 import threading
@@ -55,18 +55,19 @@ class StepUnderWay(NamedTuple):
 
 
 class StepSource(Protocol):
-    """What the watcher needs of an engine. Called from the watcher's thread."""
+    """The attribute of an engine that the watcher reads, from the watcher's thread."""
 
     @property
     def step_under_way(self) -> StepUnderWay | None: ...
 
 
 class StepWatcher:
-    """Belongs to one thread, which calls `look`; `start` starts that thread.
+    """Publishes a `StepInFlight` while a step takes long. Its own thread calls `look`.
 
     Args:
         publish: publishes a message; called from the watcher's thread.
-        step_costs: step times measured at the start; None: only `LONG_NS` counts.
+        step_costs: step times measured at the start, by which a step counts as long; None: only
+            `LONG_NS` counts.
         clock: the engine's time, in nanoseconds.
     """
 

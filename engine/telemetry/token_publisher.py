@@ -1,7 +1,7 @@
 """`TokenPublisher`: puts prompts and outputs into telemetry, with `--with-tokens`.
 
-Without it (the default) telemetry has no token ids and no text. The text is that of all tokens; a
-client may get less, because a stop string cut it off.
+Without that option (the default) telemetry has no token ids and no text. The published text is that
+of all tokens; a client may get less, because a stop string cut it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class _PublishedText:
 
 
 class TokenPublisher:
-    """Texts of unfinished requests, as published. Belongs to the engine's thread.
+    """Keeps the published texts of unfinished requests. Belongs to the engine's thread.
 
     Args:
         text_stream: makes the decoder of one request's output; None if there is no tokenizer.
@@ -50,7 +50,7 @@ class TokenPublisher:
             published.pieces.append(stream.push(request.output_token_ids))
 
     def ended(self, request_id: int) -> None:
-        """Forget a request that has ended. Call it for requests that end outside of a step."""
+        """Forget a request that ended outside of a step; `texts` forgets all others."""
         self._published.pop(request_id, None)
 
     def texts(
@@ -59,13 +59,15 @@ class TokenPublisher:
         token_ids: Sequence[int | None],
         bursts: Mapping[int, list[int]],
     ) -> list[str | None] | None:
-        """The output text that became certain with each row's token. Call after `update`.
+        """Decode the tokens of a step: for each row, the text that is now certain.
+
+        Call it after `Scheduler.update`.
 
         Args:
             bursts: all tokens of each row with drafts, by row index.
 
         Returns:
-            One text for each row, None for a row without a token; None without a tokenizer.
+            One text for each row, None for a row without a token. None in all without a tokenizer.
         """
         texts = [
             None if token_id is None else self._text(row.request, bursts.get(index, [token_id]))
@@ -86,7 +88,10 @@ class TokenPublisher:
         return text
 
     def transcripts(self) -> list[Transcript]:
-        """Prompts and outputs so far of unfinished requests, oldest first, while they fit."""
+        """Return prompt and output so far of unfinished requests, oldest first.
+
+        Stops when they would exceed `SNAPSHOT_BYTES`.
+        """
         found: list[Transcript] = []
         left = SNAPSHOT_BYTES
         for request_id, published in self._published.items():
