@@ -1,7 +1,7 @@
 """`OutputText`: adds the text to the outputs of one request, on the control thread.
 
-For requests with stop strings, the engine's thread has already made the text (`stop_strings`), and
-it is passed on as it is. All other text is made here, so that no step waits for it.
+All text is made here, so that no step waits for it, except for requests with stop strings. Their
+text was already made by the engine's thread (`stop_strings`) and is passed on as it is.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from stepscope.engine.text.tokenizer import TextStream, Tokenizer
 
 
 class OutputText:
-    """Text of the outputs of one `Submit`, as far as the client wants it.
+    """Makes the text of the outputs of one `Submit`, if the client wants text.
 
     Args:
         tokenizer: None if the engine has none; outputs then have no text.
@@ -25,7 +25,10 @@ class OutputText:
         self._stream: TextStream | None = None  # made for the first token
 
     def complete(self, output: Output) -> Output:
-        """Return the next output with its text, and with the texts of tokens in its logprobs."""
+        """Return `output` with its text, and with the texts of the tokens in its logprobs.
+
+        Call it for each output of the request, in order.
+        """
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output if output.text is None else msgspec.structs.replace(output, text=None)

@@ -14,11 +14,11 @@ from stepscope.engine.text.tokenizer import TextStream
 
 
 class StopMatcher:
-    """Finds several strings at once in a text that comes in pieces (Aho and Corasick, 1975).
+    """Finds several strings at once in a text that arrives in parts (Aho and Corasick, 1975).
 
-    A state stands for the longest end of the text so far that is also the beginning of a string.
-    Its depth is the length of that end: so many characters must be held back. Each character takes
-    one step, however many strings there are.
+    A state stands for the longest suffix of the text so far that is also a prefix of one of the
+    strings. The depth of the state is the length of that suffix: so many characters must be held
+    back. Each character takes one step, however many strings there are.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class StopMatcher:
         self.first_chars = frozenset(self.next[0])
 
     def step(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """Return the state that follows `state` when the text continues with `char`."""
         following = self.next[state].get(char)
         while following is None and state:
             state = self.fall_back[state]
@@ -51,7 +51,7 @@ class StopMatcher:
         self.found.append(None)
 
     def _link(self) -> None:
-        """Fill in depths and fall-backs, breadth first: longer states fall back to shorter ones."""
+        """Fill in `depth` and `fall_back`, breadth first: a state falls back to a shorter one."""
         queue = deque([0])
         while queue:
             state = queue.popleft()
@@ -65,11 +65,11 @@ class StopMatcher:
 
 
 class StopText:
-    """Text of one request up to its first stop string.
+    """Makes the text of one request up to its first stop string.
 
     The first stop string is the one that is complete first; if several end at the same character,
     the longest. So the end of the text does not depend on how it is cut into tokens. Text that may
-    begin a stop string is held back until that is decided.
+    begin a stop string is held back until it is known whether it does.
 
     Args:
         stream: decodes the tokens of this request.
@@ -87,11 +87,15 @@ class StopText:
         self._ready: list[str] = []
 
     def push(self, token_id: int, armed: bool) -> None:
-        """Add the next token. Unless `armed`, stop strings that it completes do not count."""
+        """Add the next token.
+
+        Args:
+            armed: whether stop strings that this token completes end the text.
+        """
         self._scan(self._stream.push((token_id,)), armed)
 
     def finish(self, armed: bool) -> None:
-        """End the text: output an unfinished character and the text that was held back."""
+        """End the text: release an unfinished character and the text that was held back."""
         if self.stop is not None:
             return
         self._scan(self._stream.finish(), armed)

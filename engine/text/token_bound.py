@@ -1,9 +1,9 @@
-"""`TokenBound`: a lower bound of the tokens in a text, found without tokenising it.
+"""`TokenBound`: a lower bound for the number of tokens in a text, found without tokenising it.
 
-No token is longer than the longest in the vocabulary, so a text of n characters has at least
-n / longest tokens, if the tokenizer does not drop or combine characters first. The lists below name
-the parts of tokenizers that do neither, or only within a known bound. With any other part the bound
-is 0.
+No token is longer than the longest in the vocabulary. So a text of n characters has at least
+n / longest tokens, unless the tokenizer first drops or combines characters. The lists below name
+the normalizers and pre-tokenizers that do neither, or only within a known bound. With any other
+one the bound is 0.
 """
 
 import json
@@ -51,7 +51,7 @@ class TokenBound:
         self._most_letters = max([1, *(_num_letters(_ascii(token)) for token in vocabulary)])
 
     def at_least(self, text: str) -> int:
-        """Lower bound of the tokens in a text, not counting special tokens around it."""
+        """Return a lower bound for the tokens in a text, without special tokens around it."""
         if not self._longest:
             return 0
         if not self._keeps_spaces:
@@ -65,7 +65,10 @@ class TokenBound:
         return max(-(-num_kept // self._longest), -(-num_letters // self._most_letters))
 
     def _knows(self, part: dict[str, Any]) -> bool:
-        """Whether the effect of a normalizer or pre-tokenizer on a text's length is known."""
+        """Whether the effect of a normalizer or pre-tokenizer on the length of a text is known.
+
+        Also notes the effects that the bound must allow for.
+        """
         kind = part["type"]
         if kind in _COMPOSING:
             self._composes = True
@@ -79,7 +82,7 @@ class TokenBound:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """Describe a normalizer or pre-tokenizer; for a sequence, each of its parts."""
+    """Yield a description of a normalizer or pre-tokenizer; for a sequence, of each member."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()))
 
@@ -93,7 +96,7 @@ def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _is_about_spaces(part: dict[str, Any]) -> bool:
-    """Whether a part replaces or splits at spaces and at nothing else."""
+    """Whether a normalizer or pre-tokenizer replaces or splits at spaces and at nothing else."""
     if part["type"] not in ("Replace", "Split") or part.get("invert"):
         return False
     pattern = part["pattern"]
@@ -103,7 +106,7 @@ def _is_about_spaces(part: dict[str, Any]) -> bool:
 
 
 def _keeps_length(part: dict[str, Any]) -> bool:
-    """Whether a part about spaces leaves at least as many characters as before."""
+    """Whether a normalizer or pre-tokenizer for spaces never makes a text shorter."""
     if part["type"] == "Split":
         return bool(part["behavior"] != "Removed")
     if part["type"] == "Replace" and (text := part["pattern"].get("String")) is not None:

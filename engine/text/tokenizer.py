@@ -31,7 +31,7 @@ PROSE = (
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the few calls the engine makes."""
+    """Wraps a Hugging Face tokenizer in the few methods that the engine calls."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -51,10 +51,11 @@ class Tokenizer:
         self._tokenizer.encode("")
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Token ids, with the special tokens the model expects around a prompt.
+        """Return token ids, with the special tokens that the model expects around a prompt.
 
         Args:
-            most: refuse a text that clearly has more tokens, before tokenising it; None: no limit.
+            most: refuse a text that certainly has more tokens, before tokenising it; None: no
+                limit.
 
         Raises:
             ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
@@ -64,12 +65,12 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], most: int | None = None
     ) -> list[int]:
-        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+        """Return token ids of a conversation in the model's chat template, ready for the answer.
 
-        The template came with the checkpoint and is not trusted: the library renders it in Jinja's
-        immutable sandbox, where it sees only the conversation and the special tokens. The sandbox
-        bounds what a template can access, not how long it takes. The template includes the special
-        tokens at the beginning, so the tokenizer adds none.
+        The template came with the checkpoint and is not trusted: the transformers library renders
+        it in Jinja's immutable sandbox, where it sees only the conversation and the special tokens.
+        The sandbox bounds what a template can access, not how long it takes. The template includes
+        the special tokens at the beginning, so the tokenizer adds none.
 
         Args:
             messages: turns with `role` and `content`.
@@ -96,14 +97,14 @@ class Tokenizer:
         return self._encode(text, most, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens. Ids the tokenizer does not know decode to nothing."""
+        """Return the text of tokens, without special tokens and without ids that have no token."""
         return self._decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token inside a longer text; special tokens by their names.
+        """Return the text of one token inside a longer text; for a special token, its name.
 
-        Some tokenizers drop the space before a token at the beginning of a text, so the token is
-        decoded twice in a row, and the second half is its text. Part of a character shows as
+        Some tokenizers drop the space before a token at the beginning of a text. So the token is
+        decoded twice in a row, and the second half is its text. A part of a character shows as
         replacement characters.
         """
         text = self._token_texts.get(token_id)
@@ -154,10 +155,11 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of one request, piece by piece: the pieces joined are the text of all tokens.
+    """Decodes the tokens of one request as they arrive.
 
-    A character is returned once it is complete. Decoding uses a short window of tokens, because
-    some tokenizers decode a token differently at the start of a text than inside it.
+    The texts that it returns, joined, are the text of all tokens. A character is returned once it
+    is complete. Decoding uses a short window of tokens, because some tokenizers decode a token
+    differently at the start of a text than inside it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -190,7 +192,10 @@ class TextStream:
         return piece
 
     def _drop(self, num_tokens: int, num_held: int) -> None:
-        """Drop the oldest tokens of the window; its last `num_held` characters remain to return."""
+        """Drop the oldest `num_tokens` of the window, whose text was returned.
+
+        The last `num_held` characters of the window's text remain to be returned.
+        """
         del self._window[:num_tokens]
         self._num_context = len(self._window)
         self._num_given = max(0, len(self._decode(self._window)) - num_held)
