@@ -1,5 +1,6 @@
-"""Work to serve: corpora, recorded traces, synthetic mixes, and their senders. Needs no torch.
+"""Requests to serve: text corpora, recorded traces, synthetic mixes, and the code that sends them.
+Needs no torch.
 
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport.
-A new trace format goes into `traces.py`, a new kind of arrivals into `arrivals.py`.
+A new trace format goes into `traces.py`, a new way to draw arrivals into `arrivals.py`.
 """

@@ -1,8 +1,8 @@
-"""Arrivals: the requests of a workload, with their times, prompts and lengths.
+"""Makes the requests of a workload, with their arrival times, prompts and lengths.
 
-Arrivals are made lazily, one at a time, from a seed: the same arguments give the same texts at the
-same offsets. The engine's own workload (`driver.py`) and the load generator on another machine
-(`load.py`) send them.
+Requests are made lazily, one at a time, from a seed: the same arguments give the same texts at the
+same times after the start. The engine's own workload (`driver.py`) and the load generator on
+another machine (`load.py`) send them.
 """
 
 import math
@@ -49,9 +49,9 @@ class Arrival:
     is_question: bool = False  # `prompt` is a question for the chat template, and is not cut
 
     def submit(self) -> Submit:
-        """Make the command that sends it.
+        """Make the `Submit` command for this request.
 
-        EOS is ignored, so that outputs have the workload's length, except answers to questions.
+        EOS is ignored, so that outputs have the workload's length, except in answers to questions.
         """
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
@@ -81,7 +81,7 @@ class PromptWriter:
 
     Args:
         corpus: source of the text.
-        chars_per_token: for English prose, as the engine reports it.
+        chars_per_token: mean in English prose, as the engine reports it.
     """
 
     def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
@@ -89,19 +89,22 @@ class PromptWriter:
         self._chars_per_token = chars_per_token
 
     def unique(self, key: int, num_tokens: int) -> str:
-        """Text whose beginning is different for every key."""
+        """Return a text whose beginning is different for every key."""
         # The number tells two prompts apart if they get the same passage of the corpus.
         return self._enough(f"({key}) ", key, num_tokens)
 
     def chat(self, key: int, num_tokens: int, num_shared_tokens: int) -> str:
-        """The system prompt that all chats share, then unique text."""
+        """Return the system prompt that all chats share, followed by unique text."""
         num_shared = min(num_shared_tokens, num_tokens - 1)
         repeats = math.ceil(num_shared * self._chars_per_token / len(_SYSTEM_PROMPT))
         shared = (_SYSTEM_PROMPT * repeats)[: self._num_chars(num_shared)]
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
     def blocks(self, hash_ids: tuple[int, ...], num_tokens: int) -> str:
-        """Text with one passage for each block id: prompts with equal first ids begin alike."""
+        """Return a text with one passage for each block id.
+
+        Prompts whose first ids are equal begin with equal text.
+        """
         num_chars = self._num_chars(HASH_BLOCK_TOKENS)
         parts = []
         for hash_id in hash_ids[: math.ceil(num_tokens / HASH_BLOCK_TOKENS)]:
@@ -122,7 +125,7 @@ class PromptWriter:
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """One request of a mix, without its text."""
+    """One request of a synthetic mix, without its text."""
 
     offset_s: float  # since the start of the workload
     name: str
@@ -136,9 +139,9 @@ class MixRequest:
 
 
 def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
-    """Chats and documents with Poisson arrivals, without end unless `spec.num_requests` is set.
+    """Yield chats and documents with Poisson arrivals, `spec.num_requests` of them or without end.
 
-    Lengths are log-normal around their means (chats vary more than documents); all chats share
+    Lengths are log-normal around their means (chats vary more than documents). All chats share
     their first quarter, a system prompt.
     """
     source = random.Random(spec.seed)
@@ -173,7 +176,7 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
 def synthetic(
     spec: WorkloadSpec, writer: PromptWriter, max_model_len: int | None
 ) -> Iterator[Arrival]:
-    """The requests of a mix, with text."""
+    """Yield the requests of a synthetic mix, with text."""
     for each in mix(spec, max_model_len):
         is_question = spec.questions and each.kind == "chat"
         if is_question:
@@ -203,12 +206,12 @@ def from_trace(
     time_scale: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Arrival]:
-    """The requests of a trace, with text.
+    """Yield the requests of a trace, with text.
 
     Args:
         rows: from `traces.read_trace`.
         writer: makes the text; rows with equal `hash_ids` get equal text.
-        max_model_len: longer requests are cut to it; None cuts nothing.
+        max_model_len: longer requests are cut to this length; None cuts nothing.
         time_scale: factor on all offsets: 0.1 replays ten times as fast.
         seed: seed of the text, for rows without `hash_ids`.
     """
@@ -235,7 +238,7 @@ def from_trace(
 def fit(
     num_prompt_tokens: int, max_tokens: int, max_model_len: int | None
 ) -> tuple[int, int, bool]:
-    """Lengths of prompt and output that fit into the model, and whether they were cut.
+    """Return lengths of prompt and output that fit into the model, and whether they were cut.
 
     The output gets up to half of the model's length, the prompt the rest.
     """
@@ -246,7 +249,7 @@ def fit(
 
 
 def describe(spec: WorkloadSpec) -> str:
-    """Describe a mix in a few words, for a status line."""
+    """Describe a synthetic mix in a few words, for a status line."""
     documents = (
         f", {spec.document_share:.0%} documents of {spec.document_tokens}"
         if spec.document_share
@@ -261,7 +264,7 @@ def describe(spec: WorkloadSpec) -> str:
 
 
 def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
-    """The fields of a mix as telemetry shows them, without those that are None."""
+    """Return the fields of a mix as telemetry shows them, without those that are None."""
     values = msgspec.structs.asdict(spec)
     return {name: value for name, value in values.items() if value is not None}
 

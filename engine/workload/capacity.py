@@ -1,10 +1,10 @@
-"""Describes the step times of an engine in words."""
+"""Describes an engine's measured step times in words."""
 
 from stepscope.engine.protocol.wire import StepCosts
 
 
 def in_words(costs: StepCosts) -> str:
-    """Describe the costs for people who wonder how fast the engine is."""
+    """Describe the step times in `costs` in a line, for people who wonder how fast it is."""
     return (
         f"decode of {costs.num_streams} streams {_ms(costs.decode_ms)} a step, "
         f"prefill of {costs.num_prefill_tokens} tokens {_ms(costs.prefill_ms)}"

@@ -18,7 +18,7 @@ _DOCUMENTED_MODULES = (
 
 
 class Corpus:
-    """English text in a ring: a passage may begin anywhere, and continues at the beginning.
+    """English text without end: passages may begin anywhere; after the end comes the beginning.
 
     Args:
         text: paragraphs separated by empty lines; only those that are prose are used.
@@ -32,7 +32,10 @@ class Corpus:
 
     @classmethod
     def english(cls) -> "Corpus":
-        """The language reference that `help()` shows, or docstrings if it is not installed."""
+        """Make a corpus from Python's language reference, which `help()` shows.
+
+        From docstrings if the reference is not installed.
+        """
         try:
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
         except ImportError:
@@ -41,7 +44,7 @@ class Corpus:
 
     @classmethod
     def docstrings(cls) -> "Corpus":
-        """The docstrings of modules in the standard library."""
+        """Make a corpus from the docstrings of modules in the standard library."""
         found: dict[str, None] = {}  # an ordered set
         for name in _DOCUMENTED_MODULES:
             try:
@@ -60,7 +63,7 @@ class Corpus:
         return len(self._text)
 
     def passage(self, start: int, num_chars: int) -> str:
-        """`num_chars` characters from the first word at or after `start` (modulo the length)."""
+        """Return `num_chars` characters from the first word from `start` on (modulo the length)."""
         size = len(self._text)
         begin = (self._text.find(" ", start % size) + 1) % size
         taken = self._text[begin : begin + num_chars]

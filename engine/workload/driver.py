@@ -1,6 +1,6 @@
-"""`WorkloadDriver`: runs the engine's own workload, on a thread that submits requests when due.
+"""`WorkloadDriver`: sends an engine the requests of its own workload, from a thread in the engine.
 
-The engine's loop never waits for it, because `submit` only queues a request.
+The engine's loop never waits for that thread, because `submit` only queues a request.
 """
 
 import threading
@@ -16,7 +16,7 @@ _RECHECK_S = 0.05  # how often a delayed arrival checks whether there is room
 
 
 class _WorkloadRun:
-    """One run of a mix. Its thread holds `lock` while it submits."""
+    """One run of a synthetic mix. Its thread holds `lock` while it submits."""
 
     def __init__(self, spec: WorkloadSpec) -> None:
         self.spec = spec
@@ -54,7 +54,7 @@ class WorkloadDriver:
 
     @property
     def spec(self) -> WorkloadSpec | None:
-        """The mix that runs; None if none runs, or it has ended."""
+        """The mix that runs; None if none was started, or it has ended."""
         run = self._run
         return None if run is None or run.stopped.is_set() else run.spec
 

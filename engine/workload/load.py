@@ -1,7 +1,7 @@
-"""`LoadGenerator`: sends arrivals to an engine over its control socket, as a client would.
+"""`LoadGenerator`: sends requests to an engine over its control socket, as a client would.
 
-It measures what a client sees, by the client's clock. It uses one thread and one socket: its
-`ControlClient` must not be used by others while it runs.
+It measures latencies as a client sees them, by the client's clock. It uses one thread and one
+socket: nothing else may use its `ControlClient` while it runs.
 """
 
 import time
@@ -76,7 +76,7 @@ class LoadReport:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that has not ended."""
+    """A request that was sent and has not ended."""
 
     sent_s: float
     request_id: int | None = None  # known once the engine has accepted it
@@ -192,7 +192,7 @@ class LoadGenerator:
         self.report.num_cut += arrival.is_cut
 
     def _receive(self, timeout_s: float) -> None:
-        """Handle all replies that are there, after waiting `timeout_s` for the first one."""
+        """Wait up to `timeout_s` for a reply, then handle all replies that are there."""
         received = self._client.receive(timeout_s)
         while received is not None:
             self._heard_s = time.perf_counter()
@@ -247,8 +247,9 @@ class LoadGenerator:
     def _check_alive(self, now_s: float, engine_id: str) -> None:
         """If the engine has been silent, ask whether it is alive. Raises EngineUnreachable if not.
 
-        A paused engine sends nothing for a long time, but answers. One that does not answer, but
-        is not known to be gone, is suspended or cut off: wait for it as long as `patience_s`.
+        A paused engine sends nothing for a long time, but answers the question. An engine that does
+        not answer, but is not known to be gone, is suspended or cut off: wait for it as long as
+        `patience_s`.
         """
         report, client = self.report, self._client
         known_s = max(self._heard_s, self._answered_s)

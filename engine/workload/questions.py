@@ -1,4 +1,4 @@
-"""Questions from `questions.json`, for chats with a trained model (`WorkloadSpec.questions`)."""
+"""Reads `questions.json`: questions for chats with a trained model (`WorkloadSpec.questions`)."""
 
 import json
 from functools import cache
@@ -11,5 +11,5 @@ def questions() -> tuple[str, ...]:
 
 
 def question(key: int) -> str:
-    """The question of a chat; consecutive keys go through all questions."""
+    """Return the question that begins a chat; consecutive keys go through all questions."""
     return questions()[key % len(questions())]

@@ -1,6 +1,6 @@
 """Reads traces: when requests arrived, and how long their prompts and outputs were.
 
-Two public formats, which differ in their first character:
+Reads two public formats, told apart by the first character of the file:
 
 - Azure LLM inference traces: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`
   (Splitwise, ISCA 2024).
@@ -73,7 +73,7 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
 
 
 def _text_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Numbered lines, without the empty ones."""
+    """Yield the lines that are not empty, with their numbers."""
     for number, raw in enumerate(file, start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
