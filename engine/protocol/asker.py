@@ -1,4 +1,4 @@
-"""`Asker`: who gave a command, and what the audit trail calls them."""
+"""`Asker`: which client gave a command, and under what name the audit trail lists it."""
 
 from typing import NamedTuple
 
@@ -7,17 +7,17 @@ _KEY = "key"
 
 
 class Asker(NamedTuple):
-    """Who gives a command: the name the client gives itself, and the key it proved to hold."""
+    """The client that gives a command: the name it gives itself, and the key it proved to hold."""
 
     who: str
     key: str | None = None
 
     @property
     def proved(self) -> str:
-        """Name of the proved key, as "key NAME"; empty without one.
+        """Name of the proved key, as "key NAME"; empty without a key.
 
-        Also empty for `LOCAL`, which proves only that the client runs in the engine's account.
-        No client can claim such a name: see `claimed`.
+        Also empty for the key `LOCAL`, which proves only that the client runs in the engine's
+        account. No client can give itself such a name: `claimed` puts it in quotes.
         """
         return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
 

@@ -13,7 +13,7 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 
 def kin(entry: Audited) -> tuple[str | None, ...] | None:
-    """Key that is equal for entries that are alike; None if the entry is never folded.
+    """Return a key that is equal for entries that are alike; None if the entry is never folded.
 
     Alike are refusals of the same command for the same client and error code, and the aborts of
     one client.
@@ -28,9 +28,10 @@ def are_alike(entry: Audited, other: Audited) -> bool:
 
 
 def folded(earlier: Audited, later: Audited) -> Audited:
-    """Fold two entries into one, with their total count and the first and the last request.
+    """Fold two entries into one, with the sum of their counts.
 
-    `command` is empty if the two are refusals of different commands.
+    `old` and `new` keep only the values of the first and of the last request. `command` is empty if
+    the two are refusals of different commands.
     """
     return msgspec.structs.replace(
         later,
@@ -76,7 +77,7 @@ def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
 def _ends(
     earlier: dict[str, KnobValue] | None, later: dict[str, KnobValue] | None
 ) -> dict[str, KnobValue] | None:
-    """The values of the first and of the last request."""
+    """Return the values of the first and of the last request in two entries."""
     if not earlier or not later:
         return later or earlier
     first, last = next(iter(earlier)), next(reversed(later))

@@ -1,12 +1,16 @@
 """Control: the commands that a client may send to the engine.
 
-A command is `[id (u64, big-endian), msgpack command]` from a DEALER socket; every reply to it
-carries the same id: `[id, msgpack reply]`. One command has one reply, except `Submit`: it gets
-`Submitted`, then `Output` messages until one has a `finish_reason`. If a client asks for it, the
-outputs of several commands come in one `Bundle`, whose id is 0. A connection uses each id once: the
-same frames sent again get the same answer. Decoding is strict (no unknown fields) and bounded: a
-command of more than `MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that,
-or too many messages that wait to be read (`Backlog`), ends the connection without an answer.
+Framing: a command is `[id (u64, big-endian), msgpack command]` from a DEALER socket. Every reply to
+it carries the same id: `[id, msgpack reply]`. A connection uses each id once: the same frames sent
+again get the same answer.
+
+Replies: one command has one reply, except `Submit`. It gets `Submitted`, then `Output` messages
+until one has a `finish_reason`. If a client asks for it, the outputs of several commands come in
+one `Bundle`, whose id is 0.
+
+Limits: decoding is strict (no unknown fields) and bounded. A command of more than
+`MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that, or too many messages
+that wait to be read (`Backlog`), ends the connection without an answer.
 """
 
 from typing import Annotated, ClassVar, TypeAlias
@@ -48,16 +52,20 @@ class GetSnapshot(Command, frozen=True):
 
 
 class GetKeptSnapshot(Command, frozen=True, kw_only=True):
-    """Get a snapshot from about `past_s` ago; the replay ring still holds every later message.
+    """Get a snapshot from about `past_s` ago.
 
-    Only for engines with `EngineInfo.keeps_snapshots`.
+    The engine still keeps every message that it sent after the snapshot (`ReplayFrom`). Only for
+    engines with `EngineInfo.keeps_snapshots`.
     """
 
     past_s: Annotated[float, Meta(ge=0, le=MAX_PAST_S)]
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the messages from `sequence` on that the replay ring still holds, oldest first."""
+    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
+
+    The oldest comes first.
+    """
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -73,11 +81,12 @@ class GetAudit(Command, frozen=True, kw_only=True):
 class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the commands that change something. The audit trail records them all.
 
-    `once` is a unique name of this command. A client that got no answer sends it again under the
-    same name, and gets the answer of the first time: nothing is done twice. With `engine_id`, an
-    engine that was restarted at the same address refuses the command. `seen` is the number of the
-    last audit entry that the client has seen: a later change of the same kind by another client
-    makes the command a conflict.
+    Attributes:
+        once: a unique name of this command. A client that got no answer sends the command again
+            under the same name, and gets the answer of the first time: nothing is done twice.
+        engine_id: if given, an engine that was restarted at the same address refuses the command.
+        seen: number of the last audit entry that the client has seen. If another client has changed
+            the same thing (such as the knobs) since then, the command is refused as a conflict.
     """
 
     doing: ClassVar[str]  # the change in words, for the message that denies it
@@ -91,9 +100,11 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
 class SetKnobs(Change, frozen=True, kw_only=True):
     """Set knobs: all of `changes`, or none if one of them is wrong.
 
-    `expected_version` guards against overwriting the change of another client. With `lease_s` the
-    values hold for that long: unless the client renews the lease by another change with `lease_s`,
-    the engine then puts back the values from before the lease.
+    Attributes:
+        expected_version: version of the knobs that the client has seen. At any other version the
+            command is refused, so that it does not overwrite the change of another client.
+        lease_s: the values hold for that long. Unless the client renews the lease by another change
+            with `lease_s`, the engine then restores the values from before the lease.
     """
 
     doing = "changing knobs"
@@ -122,7 +133,7 @@ class StepOnce(Change, frozen=True, kw_only=True, tag="Step"):
 
 
 class KVTicket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the keys and values of a request lie until the decode engine has loaded them."""
+    """Where a prefill engine keeps the KV of a request until the decode engine has loaded it."""
 
     file: Annotated[str, Meta(pattern="^stepscope-kv-[0-9a-f]{32}$")]
     layout: Annotated[str, Meta(max_length=64)]  # the model and the shape of its KV blocks
@@ -131,9 +142,10 @@ class KVTicket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a prefill engine has done for a request. Times are nanoseconds of `time.monotonic_ns`.
+    """State of a request that a prefill engine hands over to a decode engine.
 
-    The KV cache holds all tokens but the newest, which the decode engine computes next.
+    The handed-over keys and values are those of all tokens but the newest, which the decode engine
+    computes next. Times are nanoseconds of `time.monotonic_ns`.
     """
 
     engine: Name  # the prefill engine
@@ -150,8 +162,9 @@ class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Submit(Command, frozen=True, kw_only=True):
     """Send a request: its prompt as text, as token ids or as a conversation (exactly one of them).
 
-    `max_prompt_tokens` cuts the prompt to that many tokens: a client without the tokenizer sends
-    enough text and lets the engine cut it.
+    Attributes:
+        max_prompt_tokens: the engine cuts the prompt to that many tokens. So a client without the
+            tokenizer can send more text than needed.
     """
 
     doing: ClassVar[str] = "sending requests"
@@ -173,10 +186,10 @@ class Submit(Command, frozen=True, kw_only=True):
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
-    """Give up a `Submit` of this connection that is not answered yet.
+    """Withdraw a `Submit` of this connection that is not answered yet.
 
     If it still waits to be tokenised, it is answered with the error `withdrawn`. Otherwise it
-    becomes a request all the same, and only `Abort` ends it.
+    becomes a request all the same, and only `Abort` ends that.
     """
 
     command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
@@ -193,7 +206,7 @@ class ResetPrefixCache(Change, frozen=True):
 
 
 class SetWorkload(Change, frozen=True, kw_only=True):
-    """Start (or replace) the engine's own workload; None stops it."""
+    """Start (or replace) the workload that the engine sends to itself; None stops it."""
 
     doing = "changing the workload"
 
@@ -238,7 +251,10 @@ def encode(command: Command) -> bytes:
 
 
 def decode_command(payload: bytes) -> AnyCommand:
-    """Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big)."""
+    """Decode a command.
+
+    Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big).
+    """
     if len(payload) > MAX_COMMAND_BYTES:
         raise msgspec.ValidationError(
             f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"

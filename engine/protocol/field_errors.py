@@ -1,4 +1,4 @@
-"""Error messages of msgspec about a wrong field, in words that suit a JSON client."""
+"""Rewrites msgspec's error messages about a wrong field, for people who write JSON."""
 
 import re
 from typing import NamedTuple
@@ -21,7 +21,7 @@ _TYPE_NAMES = {
 
 
 class FieldError(NamedTuple):
-    """What is wrong with a field; `field` is None if it is about the whole message."""
+    """What is wrong with a field; `field` is None if the whole message is wrong."""
 
     field: str | None
     message: str

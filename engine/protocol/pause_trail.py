@@ -1,7 +1,7 @@
-"""`PauseTrail`: when the operator had paused an engine, as its telemetry shows it.
+"""`PauseTrail`: when the operator had paused an engine, derived from its telemetry.
 
-The engine keeps a trail for late joiners, and every observer builds one from what it receives. Both
-follow the same messages, so they are equal.
+The engine keeps a trail and puts it into snapshots; every observer builds one from the messages
+that it receives. Both follow the same messages, so they are equal.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,9 @@ class PauseTrail(NamedTuple):
     """The pauses so far. Immutable: each message makes a new trail.
 
     Attributes:
-        spans: oldest first; only the last may still last. None if no pause is known.
-        stepped_ns: when the last step ended, if it ran in a pause. The pause continues from there
-            unless a status says otherwise: an engine that runs single steps stays paused. None if
-            there was no such step.
+        spans: the pauses, oldest first; only the last may still go on. None if no pause is known.
+        stepped_ns: when the last step ended, if it ran during a pause (a single step); else None. A
+            new span begins there, unless the next status says that the pause has ended.
     """
 
     spans: tuple[PauseSpan, ...] | None = None
@@ -33,16 +32,16 @@ class PauseTrail(NamedTuple):
 
     @property
     def since_ns(self) -> int | None:
-        """Start of the pause that lasts now, as published; None if there is none."""
+        """Start of the current pause, if a status has reported it; else None."""
         return self.spans[-1].start_ns if self.spans and self.spans[-1].end_ns is None else None
 
     @property
     def is_on(self) -> bool:
-        """Whether the engine is paused, or may be: the next message tells."""
+        """Whether the engine is paused, or may be: after a single step, the next message tells."""
         return self.stepped_ns is not None or self.since_ns is not None
 
     def last_since(self, time_ns: int) -> int:
-        """Length of the last pause in ns; 0 if it still lasts or ended before `time_ns`."""
+        """Length of the last pause in ns; 0 if it still goes on, or ended before `time_ns`."""
         last = self.spans[-1] if self.spans else None
         if last is None or last.end_ns is None or last.end_ns < time_ns:
             return 0
@@ -58,14 +57,15 @@ class PauseTrail(NamedTuple):
         return PauseTrail(((*(self.spans or ()), PauseSpan(start_ns)))[-MAX_SPANS:])
 
     def after_step(self, start_ns: int, tokens_ns: int) -> "PauseTrail":
-        """Return the trail after a step that ran in a pause, or just after a resume."""
+        """Return the trail after a step that ran during a pause, or just after a resume."""
         return PauseTrail(self._ended(self.stepped_ns, start_ns), tokens_ns)
 
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:
-        """The spans, with the pause that lasts now ended at `end_ns`.
+        """Return the spans, with the current pause ended at `end_ns`.
 
         Args:
-            since_ns: start of a pause that was not published; used if no published one lasts.
+            since_ns: start of a pause that no status has reported; used if there is no reported
+                one.
         """
         spans = self.spans
         if (published_ns := self.since_ns) is not None and spans is not None:

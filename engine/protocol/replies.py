@@ -13,10 +13,10 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class Ack(Reply, frozen=True, kw_only=True):
-    """The command was done, between two steps and after the earlier changes of its client.
+    """The command was carried out, between two steps and after the earlier changes of its client.
 
-    If many commands wait, its turn may come some steps later. `effective_step` is the step after
-    it: that step and all later ones have the change, and no earlier one has it.
+    `effective_step` is the first step that has the change; all later steps have it, too. If many
+    commands wait, it may be some steps away.
     """
 
     effective_step: int  # the first step with the change
@@ -25,7 +25,10 @@ class Ack(Reply, frozen=True, kw_only=True):
 
 
 class Error(Reply, frozen=True, kw_only=True):
-    """Nothing was changed. `code` is for programs, `message` tells people what to do."""
+    """The command was refused, and nothing was changed.
+
+    `code` is for programs, `message` tells people what to do.
+    """
 
     code: str
     message: str
@@ -41,7 +44,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
 class Loaded(Reply, frozen=True, kw_only=True):
     """The decode engine has copied the keys and values of a handed-over request.
 
-    The prefill engine may use their frames again.
+    The prefill engine may use their memory for other requests.
     """
 
     request_id: int
@@ -54,7 +57,10 @@ class TokenLogprob(Struct, array_like=True, frozen=True):
 
 
 class PositionLogprobs(Struct, array_like=True, frozen=True):
-    """How likely an output token was (natural log), before temperature, penalties and top-k/p."""
+    """Natural log-probabilities at one position of the output: the chosen and the likeliest tokens.
+
+    They are those before temperature, penalties and top-k/p.
+    """
 
     chosen: TokenLogprob
     rank: int  # of the chosen token; 1 is the most likely
@@ -64,7 +70,7 @@ class PositionLogprobs(Struct, array_like=True, frozen=True):
 class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of a request. The last output has a `finish_reason`: stop, length or abort.
 
-    Text comes once it is certain: incomplete characters, and text that may begin a stop string,
+    Text is sent once it is certain: incomplete characters, and text that may begin a stop string,
     come with a later output. A stop string cuts the text, but not the tokens.
     """
 

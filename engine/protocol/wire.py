@@ -1,13 +1,13 @@
 """Telemetry: every message the engine publishes, and how it is framed.
 
-A message is three frames, `[topic, sequence (u64, big-endian), msgpack payload]`. One publisher
-counts all its topics with one sequence, so a subscriber to everything sees a lost message as a
-gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `None` means that the
-source cannot know the value; readers draw it as unknown, never as zero.
+A message is three frames, `[topic, sequence (u64, big-endian), msgpack payload]`. A publisher
+numbers the messages of all its topics in one sequence, so a subscriber to everything sees a lost
+message as a gap. Times are the engine's `time.monotonic_ns()` unless a name says `wall`. `None`
+means that the source cannot know the value; readers show it as unknown, never as zero.
 
 The rows of `wire_rows` are array-encoded, and new fields go to their end. Other messages are
 map-encoded, so that an older reader skips the fields it does not know. Other modules import
-telemetry from here.
+telemetry types from here.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,10 @@ class KnobSpec(Struct, frozen=True):
 
 
 class StepCosts(Struct, frozen=True, kw_only=True):
-    """Step times that the engine measured at its start; other programs may have run beside it."""
+    """Step times that the engine measured when it started.
+
+    Other programs may have run on the machine meanwhile.
+    """
 
     num_streams: int  # decoding requests in the decode step that was measured
     decode_ms: float  # median time of that step
@@ -79,7 +82,10 @@ class StepCosts(Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(Telemetry, frozen=True, kw_only=True):
-    """Who the engine is, and what it can do. Published at start and every few seconds."""
+    """Name, model, settings and abilities of the engine.
+
+    Published at start and every few seconds.
+    """
 
     topic = b"info"
 
@@ -149,7 +155,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     The times of two steps never overlap. If a step was prepared while the step before it ran, its
     times of scheduling and launch are set no earlier than that step's `tokens_ns`; `hidden_ns` is
     the preparation time that delayed no step. Blocks, running and waiting requests are recorded as
-    if the step had been scheduled after the one before it had ended.
+    if the step had been scheduled after the end of the step before it.
     """
 
     topic = b"step"
@@ -193,9 +199,10 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
-    """A step that takes long, published several times a second while it runs.
+    """Reports a step that takes long, several times a second while it runs.
 
-    It changes no state: the record of the step follows when the step has ended.
+    An observer's state does not change by it: the record of the step follows when the step has
+    ended.
     """
 
     topic = b"in_flight"
@@ -211,7 +218,10 @@ class StepInFlight(Telemetry, frozen=True, kw_only=True):
 
 
 class LeasedKnobs(Struct, frozen=True):
-    """Knobs that a client has leased. The engine puts them back when the client falls silent."""
+    """Knobs that a client has leased, with their values from before.
+
+    The engine restores those values when the client stops renewing the lease.
+    """
 
     who: str
     before: dict[str, KnobValue]  # the values to put back
@@ -230,7 +240,10 @@ EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopp
 
 
 class EngineStatus(Telemetry, frozen=True, kw_only=True):
-    """Heartbeat, once a second and at every change, with what happened outside of any step."""
+    """Heartbeat, once a second and at every change of state.
+
+    Reports what happened outside of any step.
+    """
 
     topic = b"status"
 
@@ -251,7 +264,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
-    """Entry of the audit trail: a change, or a refused one. Numbered from 1 without gaps."""
+    """Entry of the audit trail: a change, or a refused command. Numbered from 1 without gaps."""
 
     topic = b"audit"
 
@@ -270,7 +283,7 @@ class Audited(Telemetry, frozen=True, kw_only=True):
 
 
 class Snapshot(Telemetry, frozen=True, kw_only=True):
-    """Everything a late joiner needs, true right after the message `sequence` was published."""
+    """The whole state right after message `sequence` was published, for a late observer."""
 
     topic = b"keyframe"
 
@@ -321,7 +334,7 @@ _decoder: msgspec.msgpack.Decoder[TelemetryMessage] = msgspec.msgpack.Decoder(Te
 
 
 def encode(message: Telemetry) -> bytes:
-    """Msgpack payload of one telemetry message."""
+    """Encode a telemetry message as msgpack."""
     return _encoder.encode(message)
 
 
@@ -330,7 +343,7 @@ encode_into: Callable[[Telemetry, bytearray], None] = _encoder.encode_into
 
 
 def decode(payload: bytes | memoryview) -> TelemetryMessage:
-    """Inverse of `encode`.
+    """Decode a telemetry message from msgpack.
 
     Raises:
         msgspec.DecodeError: malformed msgpack, or (`msgspec.ValidationError`) a wrong field; the
@@ -356,7 +369,10 @@ def sequence_frame(sequence: int) -> bytes:
 
 
 def sequence_of(frame: bytes) -> int:
-    """Sequence number in a message's second frame. Raises ValueError if it is not eight bytes."""
+    """Return the sequence number in a message's second frame.
+
+    Raises ValueError if the frame is not eight bytes.
+    """
     if len(frame) != 8:
         raise ValueError(f"sequence frame of {len(frame)} bytes, expected 8")
     return int.from_bytes(frame, "big")

@@ -1,4 +1,4 @@
-"""Telemetry: what happens to a request, in the record of its step. A part of `wire`."""
+"""Telemetry: what happens to requests, as the record of a step reports it. A part of `wire`."""
 
 from typing import TypeAlias
 
@@ -6,7 +6,10 @@ from msgspec import Struct
 
 
 class RequestOrigin(Struct, frozen=True):
-    """The engine that a request comes from, and what it had done. Times as `Arrived.time_ns`."""
+    """The engine that a request comes from, and how far that engine had computed it.
+
+    Times are by the same clock as `Arrived.time_ns`.
+    """
 
     engine: str  # its name
     request_id: int | None  # the request's number in that engine; None: it had none yet
@@ -20,7 +23,7 @@ class RequestOrigin(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, tag_field="type", tag=str.lower):
-    """Something that happened to one request, in the step (or between steps) that reports it."""
+    """Something that happened to one request in the step that reports it, or between steps."""
 
     request_id: int
 

@@ -10,7 +10,7 @@ RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"
 
 
 class RequestView(Struct, kw_only=True):
-    """One request as an observer sees it: part of a Snapshot and of the reducer's state."""
+    """One request as an observer sees it: part of a `Snapshot` and of the observer's own state."""
 
     request_id: int
     client_id: str
@@ -37,7 +37,7 @@ class RequestView(Struct, kw_only=True):
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Prompt and output so far of an unfinished request. Texts are None without a tokenizer."""
+    """Prompt and output so far of an unfinished request. The texts are None without a tokenizer."""
 
     request_id: int
     prompt_token_ids: list[int] | None = None

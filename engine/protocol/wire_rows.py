@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Phase(IntEnum):
-    """What one request does in one step. A batch as a whole has no phase."""
+    """What a step computes for one request. A batch as a whole has no phase."""
 
     PREFILL = 0
     DECODE = 1
@@ -23,7 +23,7 @@ class RowFlag(IntFlag):
 
 
 class BatchRow(Struct, array_like=True, frozen=True, gc=False):
-    """One request in one step."""
+    """What one step computes for one request."""
 
     request_id: int
     phase: int  # Phase
@@ -35,9 +35,9 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
 
 
 class DraftRow(Struct, array_like=True, frozen=True, gc=False):
-    """A request whose next tokens were guessed, and checked in this step.
+    """Result of checking one request's drafts (guessed tokens) in a step.
 
-    Its `BatchRow.num_tokens` counts only the tokens that it got: 1 + `num_accepted`.
+    The request's `BatchRow.num_tokens` counts only the tokens that it got: 1 + `num_accepted`.
     """
 
     request_id: int
@@ -60,7 +60,7 @@ EMPTY = -2  # free, holds nothing
 
 
 class BlockMove(Struct, array_like=True, frozen=True, gc=False):
-    """State after the step of one KV block that the step changed."""
+    """State of one KV block after the step, which changed it."""
 
     block_id: int
     owner: int  # request id of the latest holder, or CACHED, or EMPTY
@@ -76,7 +76,10 @@ class BlockRun(Struct, array_like=True, frozen=True, gc=False):
 
 
 class KVCounts(Struct, frozen=True, gc=False):
-    """Blocks by state; used + cached + empty is the number of usable blocks."""
+    """Numbers of blocks in each state after a step, and counts of what happened in the step.
+
+    used + cached + empty is the number of usable blocks.
+    """
 
     used: int
     cached: int

@@ -1,6 +1,6 @@
 """Telemetry: totals, from an engine that does not publish single requests. A part of `wire`.
 
-Counts are for one record: a forward step, or the seconds that a record sums up
+Counts are for one record. A record is for one forward step, or for all steps of some seconds
 (`EngineInfo.totals_every_s`). None is unknown.
 """
 
@@ -15,7 +15,7 @@ class LatencyEstimate(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an engine counts without naming requests."""
+    """Counts and latencies over all requests, from an engine that does not name requests."""
 
     num_steps: int | None = None
     num_prompt_tokens: int | None = None  # of prompts that were prefilled, cached ones included

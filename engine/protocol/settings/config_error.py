@@ -1,4 +1,4 @@
-"""`ConfigError`: why a setting is refused."""
+"""`ConfigError`: raised when a setting is refused; says why."""
 
 
 class ConfigError(ValueError):
@@ -10,4 +10,4 @@ class ConfigError(ValueError):
 
 
 class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
-    """A value in the wrong form for its setting, so it is wrong on every machine."""
+    """A value in the wrong form for its setting; it would be wrong on every machine."""

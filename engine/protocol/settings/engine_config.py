@@ -1,6 +1,6 @@
 """`EngineConfig`: the settings of an engine at its start, and the capacity that bounds its knobs.
 
-The command-line options, the config file and the documentation are made from this table.
+The command-line options, the config file and the documentation are made from its fields.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings that stay fixed for the life of an engine."""
+    """The settings that stay fixed while an engine runs."""
 
     model: Annotated[
         str,
@@ -159,10 +159,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
 
     def overlaps(self, *, launch_blocks: bool) -> bool:
-        """Whether steps are prepared while those before them run.
+        """Whether each step is prepared while the step before it runs.
 
         Args:
-            launch_blocks: whether the device runs a whole step within its launch.
+            launch_blocks: whether launching a step takes until the device has run it, as on a CPU.
 
         Raises:
             ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
@@ -180,5 +180,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.overlap != "off" and self.role == "both" and not launch_blocks
 
     def hash(self) -> str:
-        """Short fingerprint of the whole configuration, for telling recordings apart."""
+        """Return a short fingerprint of the whole configuration, for telling recordings apart."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]

@@ -1,7 +1,7 @@
 """`Knobs`: the settings that may change between two steps while an engine runs.
 
 The command-line options, the config file, the `KnobSpec`s on the wire and the documentation are
-made from this table.
+made from its fields.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,10 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an operator may change between two steps. Named as in vLLM where vLLM has it."""
+    """All settings that an operator may change between two steps.
+
+    Named as in vLLM where vLLM has the setting.
+    """
 
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="token budget of one step")] = (
         2048
@@ -109,7 +112,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return knobs
 
     def check(self, limits: Limits) -> None:
-        """Raises ConfigError when the values do not go together or exceed the capacity."""
+        """Raise ConfigError when the values do not go together or exceed the capacity."""
         for name, value in msgspec.structs.asdict(self).items():
             _checked(name, value, limits)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < limits.max_model_len:
@@ -137,7 +140,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
-    """Describe every knob, with its bounds in an engine of these limits."""
+    """Describe every knob, with its bounds in an engine with these limits."""
     return tuple(_spec(field, limits) for field in msgspec.structs.fields(Knobs))
 
 

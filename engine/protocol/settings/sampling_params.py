@@ -1,4 +1,4 @@
-"""`SamplingParams`: how to sample one request (`Submit`), as its client asks."""
+"""`SamplingParams`: how to sample the tokens of one request (`Submit`); set by its client."""
 
 from typing import Annotated, TypeAlias
 
@@ -10,10 +10,10 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of one request are chosen, and when it ends.
 
-    Penalties apply first, on the logits; then temperature, min-p, top-k, and top-p on what is left.
-    Top-k and top-p also keep tokens that tie with the last one they keep. None of the first
-    `min_tokens` tokens ends a request, by itself or by completing a stop string.
+    Penalties apply first, on the logits; then temperature, min-p and top-k; then top-p on what is
+    left. Top-k and top-p also keep tokens that tie with the last one they keep.
 
+    None of the first `min_tokens` tokens ends a request, by itself or by completing a stop string.
     The text ends at the first stop string that is complete; if several end at the same character,
     the longest counts. Special tokens have no text, so `stop` never matches them: use
     `stop_token_ids`. The token that ends a request is in its `token_ids`, but in its text only with

@@ -1,6 +1,6 @@
-"""`WorkloadSpec`: which requests an engine makes for itself (`SetWorkload`).
+"""`WorkloadSpec`: which requests an engine sends to itself (`SetWorkload`).
 
-Its fields are also command-line options, with the same bounds and descriptions.
+The fields of `WorkloadSpec` are also command-line options, with the same bounds and descriptions.
 """
 
 from typing import Annotated
