@@ -1,4 +1,4 @@
-"""Builds an engine from all rooms, serves until it is stopped, and cleans up.
+"""Builds an engine from the other packages, serves until it is stopped, and cleans up.
 
 May import: engine.control, engine.execution, engine.execution.machine, engine.handover,
   engine.loop, engine.protocol, engine.protocol.settings, engine.scheduling, engine.simulation,

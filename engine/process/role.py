@@ -1,4 +1,4 @@
-"""`EngineRole`: the parts of an engine that only prefills or only decodes (`--role`)."""
+"""`EngineRole`: what an engine needs that only prefills or only decodes (`--role`)."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _LONGEST_REQUESTS = 2  # number of longest requests that `transfer_memory=auto` 
 
 
 class EngineRole:
-    """Parts for handing requests over. All are None for an engine that does both.
+    """The objects that hand requests over. All are None for an engine that does both.
 
     Attributes:
         receiver: loads keys and values; only in a decode engine.
@@ -48,7 +48,7 @@ class EngineRole:
         self._sender: SharedMemorySender | None = None
 
     def load(self, runner: "ModelRunner") -> None:
-        """Make the parts that need the loaded model.
+        """Make the objects that need the loaded model.
 
         Raises:
             ConfigError: the decode engine has another model, or there is no memory to share.
@@ -96,7 +96,9 @@ class EngineRole:
 
 @contextlib.contextmanager
 def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
-    """Prepare the engine's role. Enter it before loading the model, which takes minutes.
+    """Connect a prefill engine to its decode engine; a context manager.
+
+    Enter it before loading the model, which takes minutes.
 
     Args:
         name: name of this engine.
@@ -117,6 +119,6 @@ def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
 
 
 def _weights_of(model: str) -> str:
-    """A name of the weights that is the same for all engines on this machine."""
+    """Return a name for the weights that all engines on this machine would use for them."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model

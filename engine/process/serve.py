@@ -1,4 +1,4 @@
-"""The engine process: builds the parts, serves until it is stopped, cleans up."""
+"""The engine process: builds the engine's objects, serves until it is stopped, cleans up."""
 
 import contextlib
 import gc
@@ -68,7 +68,8 @@ def serve(
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        progress: called with the current activity and its share (0..1) while the model loads.
+        progress: called while the model loads, with what is being done and how much of it is done
+            (0..1).
         ready: called once, when the engine answers.
         http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
 
@@ -90,10 +91,11 @@ def open_engine(
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
 ) -> Iterator[OpenEngine]:
-    """Load a model and open an engine's sockets; close everything on exit.
+    """Load a model and open an engine's sockets; close everything on exit. A context manager.
 
     Args:
-        progress: called with the current activity and its share (0..1) while the model loads.
+        progress: called while the model loads, with what is being done and how much of it is done
+            (0..1).
         http_endpoint: as in `serve`.
 
     Raises:
@@ -245,7 +247,7 @@ def _info(
 def workload_submit(
     inbox: Inbox, intake: Intake, clock: Callable[[], int]
 ) -> Callable[[Submit], None]:
-    """Make the function that submits the requests of an engine's own workload."""
+    """Return a function that submits one request of the workload the engine sends to itself."""
     silent = SilentClient()
 
     def submit(command: Submit) -> None:

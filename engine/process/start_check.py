@@ -41,7 +41,7 @@ def check_settings(config: EngineConfig, knobs: Knobs) -> None:
 
 
 def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
-    """Bounds of the knobs for a model whose requests have at most `max_model_len` tokens."""
+    """Return the bounds of the knobs; requests have at most `max_model_len` tokens."""
     return Limits(
         max_num_batched_tokens=config.token_capacity
         or max(MIN_TOKEN_CAPACITY, max_model_len, knobs.max_num_batched_tokens),
@@ -51,7 +51,7 @@ def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
 
 
 def _check_role(config: EngineConfig) -> None:
-    """Raises WrongValue if `role` and `decode_to` do not go together, or for a bad memory size."""
+    """Raise WrongValue if `role` and `decode_to` do not go together, or for a bad memory size."""
     if config.transfer_memory != "auto":
         memory_bytes("transfer_memory", config.transfer_memory)
     if config.role == "prefill" and not config.decode_to:
