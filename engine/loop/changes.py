@@ -258,7 +258,7 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
-    """Raises ConfigError if a request has ended, or never existed."""
+    """Raise ConfigError if a request has ended, or never existed."""
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if core.status_of(request_id) is None:

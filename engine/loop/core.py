@@ -68,7 +68,7 @@ class EngineCore:
     """One model, one scheduler, one loop.
 
     Args:
-        info: who the engine is.
+        info: name, model and settings of the engine, for its telemetry.
         runner: executes steps; its clock is the engine's time.
         scheduler: owns the queues and, through its KV cache manager, the blocks.
         limits: bounds of the knobs.
@@ -279,7 +279,10 @@ class EngineCore:
             self._commands.apply(self, item)
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Answer a command that would change nothing. From any thread; see `dispatch.settled`."""
+        """Answer a command that would change nothing; None if only the engine's thread can decide.
+
+        From any thread; see `dispatch.settled`.
+        """
         return self._commands.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:

@@ -19,7 +19,10 @@ log = logging.getLogger("stepscope.engine")
 
 
 def apply(core: EngineCore, call: Call) -> None:
-    """Carry out one command and answer it. A command that fails does not stop the engine."""
+    """Carry out one command and answer its client.
+
+    A command that fails does not stop the engine.
+    """
     try:
         _apply(core, call, call.command)
     except ConfigError as error:

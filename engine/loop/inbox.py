@@ -76,7 +76,7 @@ class Denial:
 
 @dataclass(slots=True)
 class Departure:
-    """The client of a request is gone, so the request is to be aborted."""
+    """Asks to abort a request, because its client is gone."""
 
     request_id: int
     lane: bytes = b""

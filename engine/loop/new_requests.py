@@ -1,4 +1,7 @@
-"""`NewRequests`: turns prepared prompts into queued requests. Runs on the engine's thread."""
+"""`NewRequests`: turns prompts that were tokenised and checked into queued requests.
+
+Runs on the engine's thread.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -51,12 +54,12 @@ class NewRequests:
         arrival_ns: int | None = None,
         block_hashes: Sequence[BlockHash] = (),
     ) -> Request:
-        """Queue a prepared prompt.
+        """Queue a request for a prompt that was tokenised and checked.
 
         Args:
             stop_text: looks for the stop strings of `submit`.
             prompt_text: for telemetry; None does not publish it.
-            arrival_ns: see `Call`.
+            arrival_ns: when it arrived; None: now.
             block_hashes: hashes of its KV blocks, from a simulation that makes up the tokens.
         """
         request = Request(

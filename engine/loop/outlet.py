@@ -66,7 +66,7 @@ class TelemetryOutlet:
 
     @property
     def num_dropped(self) -> int:
-        """Messages that at least one subscriber missed."""
+        """Number of messages that at least one subscriber missed."""
         return 0 if self.sink is None else self.sink.num_dropped
 
     def publish(self, message: Telemetry) -> None:
