@@ -1,7 +1,7 @@
 """Finds the ranks of a data-parallel vLLM. Each has an endpoint: `NAME.dp0`, `NAME.dp1` and so on.
 
-vLLM runs the ranks of a dense model as separate engines. Its rank 0 does not know that there are
-others, so rank 0's endpoint is NAME.
+vLLM runs the ranks of a dense model as separate engines. In that case rank 0 does not know that
+there are others, so its endpoint is NAME, not `NAME.dp0`.
 """
 
 import re

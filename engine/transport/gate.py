@@ -1,6 +1,6 @@
 """`Gate`: decides by their keys which clients may connect. Its thread answers libzmq's questions.
 
-libzmq asks it about every CURVE handshake (ZAP, rfc.zeromq.org/spec/27); without an answer no
+libzmq asks the gate about every CURVE handshake (ZAP, rfc.zeromq.org/spec/27); without an answer no
 client gets in. The gate reads the key folder again when the folder changes, and cuts off
 connections whose keys were removed.
 """

@@ -1,7 +1,7 @@
 """Keys of people: how they are made and where they are stored. A key is a pair for libzmq's CURVE.
 
-Secret halves are only in memory, and in files that only their owner can read. No `repr` shows them,
-and no command takes one as an argument, because a list of processes would show it.
+Secret halves are only in memory, and in files that only their owner can read. No `repr` shows a
+secret, and no command takes one as an argument, because a list of processes would show it.
 """
 
 import os

@@ -6,8 +6,8 @@ There are two bounds (token buckets, as in RFC 2697):
   messages stay in the queue of their sender. libzmq reads from all connections in turn, so no
   client waits for the flood of another.
 
-After such a pause several messages are read at once, because each waking of the thread takes the
-interpreter from the engine's thread.
+After such a pause several messages are read at once. Each time that the thread wakes, it takes
+Python's interpreter lock from the engine's thread, so it should wake seldom.
 """
 
 import time
