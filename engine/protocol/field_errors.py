@@ -45,7 +45,7 @@ def in_words(error: msgspec.ValidationError) -> FieldError:
 
 
 def _plain(message: str) -> str:
-    """Put JSON type names in words. Drops "or null": all our optional fields accept it."""
+    """Name JSON types in words people know. Drops "or null": all our optional fields accept it."""
 
     def named(match: re.Match[str]) -> str:
         types = [name for name in match["types"].split(" | ") if name != "null"] or ["null"]

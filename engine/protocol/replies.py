@@ -13,8 +13,9 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class Ack(Reply, frozen=True, kw_only=True):
-    """The command was carried out, between two steps and after the earlier changes of its client.
+    """Answer to a command that was carried out.
 
+    That happens between two steps, and after the earlier changes of the same client.
     `effective_step` is the first step that has the change; all later steps have it, too. If many
     commands wait, it may be some steps away.
     """
@@ -25,7 +26,7 @@ class Ack(Reply, frozen=True, kw_only=True):
 
 
 class Error(Reply, frozen=True, kw_only=True):
-    """The command was refused, and nothing was changed.
+    """Answer to a command that was refused; nothing was changed.
 
     `code` is for programs, `message` tells people what to do.
     """
@@ -42,7 +43,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
 
 
 class Loaded(Reply, frozen=True, kw_only=True):
-    """The decode engine has copied the keys and values of a handed-over request.
+    """Tells a prefill engine that the decode engine has copied a request's keys and values.
 
     The prefill engine may use their memory for other requests.
     """

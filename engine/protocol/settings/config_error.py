@@ -2,7 +2,10 @@
 
 
 class ConfigError(ValueError):
-    """A setting is refused. `code` is for programs, the message tells people what to do."""
+    """Raised when a setting is refused.
+
+    `code` is for programs, the message tells people what to do.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -10,4 +13,4 @@ class ConfigError(ValueError):
 
 
 class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
-    """A value in the wrong form for its setting; it would be wrong on every machine."""
+    """Raised for a value in the wrong form for its setting; it would be wrong on every machine."""
