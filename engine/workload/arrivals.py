@@ -31,10 +31,10 @@ _OFFSET_STEP = 7_919  # a prime, so that the texts of neighbouring keys begin fa
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to be sent.
+    """One request to be sent, and when.
 
     `prompt` is long enough for `num_prompt_tokens` tokens, by a generous estimate; the engine cuts
-    it to exactly that many.
+    the prompt to exactly that many.
     """
 
     offset_s: float  # since the start of the workload

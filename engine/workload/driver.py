@@ -25,12 +25,12 @@ class _WorkloadRun:
 
 
 class WorkloadDriver:
-    """Starts, replaces and stops a synthetic mix.
+    """Starts, replaces and stops a synthetic mix of requests.
 
     Args:
         submit: queues one request without waiting; called on the driver's thread.
         chars_per_token: of the engine's tokenizer, on English prose.
-        max_model_len: longer requests are cut to it.
+        max_model_len: longer requests are cut to this length.
         num_unfinished: returns the engine's unfinished requests, for `max_concurrency`.
         speed: seconds of the engine's time for each second of real time.
     """

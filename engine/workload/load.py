@@ -31,7 +31,7 @@ _ABORT_WAIT_S = 3.0
 
 @dataclass(slots=True)
 class SentRequest:
-    """A finished request. Times in seconds, by the client's clock."""
+    """A request that has finished. Times in seconds, by the client's clock."""
 
     ttft_s: float
     worst_itl_s: float  # 0 if only one message came

@@ -38,7 +38,7 @@ class TraceRow(NamedTuple):
 
 
 class TraceError(ConfigError):
-    """A file is no trace, or has a broken line: `FILE:LINE: column ...`."""
+    """Raised for a file that is no trace, or has a broken line: `FILE:LINE: column ...`."""
 
     def __init__(self, message: str) -> None:
         super().__init__("bad_trace", message)
