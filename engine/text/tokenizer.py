@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, and `TextStream`, which decodes as tokens arrive."""
+"""`Tokenizer`: text to token ids and back; `TextStream`: decodes tokens as they arrive."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
