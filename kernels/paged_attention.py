@@ -24,8 +24,8 @@ IntArray = npt.NDArray[np.int64]
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy `array` to a tensor on `device`, without waiting for work that runs there.
 
-    Only copies from page-locked memory do not wait on a GPU; torch keeps that memory until the copy
-    is done. On a CPU the tensor shares the array's memory.
+    On a GPU, it copies from page-locked memory, because other copies would wait; torch keeps that
+    memory until the copy is done. On a CPU the tensor shares the array's memory.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":

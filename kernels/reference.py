@@ -54,7 +54,7 @@ class ReferenceAttention:
 
 
 def _gather(cache: torch.Tensor, batch: PagedBatch, r: int, context_len: int) -> torch.Tensor:
-    """Keys or values of request `r` in order: [context_len, num_kv_heads, head_dim]."""
+    """Return the keys or values of request `r` in order: [context_len, num_kv_heads, head_dim]."""
     num_blocks = -(-context_len // batch.block_size)
     pages = [cache[int(block)].float() for block in batch.block_tables[r, :num_blocks]]
     return torch.cat(pages)[:context_len]

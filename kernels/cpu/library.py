@@ -47,7 +47,7 @@ Function = Callable[[bytes], int]
 class CpuLibrary(NamedTuple):
     """The functions of one library. Each takes its arguments packed in a C structure.
 
-    They return 0, or the number of an error.
+    A function returns 0, or the number of an error.
     """
 
     level: str
@@ -60,7 +60,7 @@ class CpuLibrary(NamedTuple):
 
 
 class LibraryMissingError(RuntimeError):
-    """No library can be used; the message says why, and what to do."""
+    """Raised if no library can be used; the message says why, and what to do."""
 
 
 def load(level: str | None = None) -> CpuLibrary:
@@ -79,7 +79,7 @@ def load(level: str | None = None) -> CpuLibrary:
 def usable_levels() -> list[str]:
     """Return the levels that were built and that this CPU can run, the best last; at least one.
 
-    Levels above the environment variable STEPSCOPE_CPU_LEVEL are left out.
+    Leaves out levels above the one that the environment variable STEPSCOPE_CPU_LEVEL names.
 
     Raises:
         LibraryMissingError: there is none, or the variable is not one of LEVELS.
@@ -107,7 +107,7 @@ def usable_levels() -> list[str]:
 
 @functools.cache
 def default_library() -> CpuLibrary | None:
-    """The best library, loaded once in a process; None if there is none."""
+    """Return the best library; None if there is none. Loads it once in a process."""
     try:
         return load()
     except LibraryMissingError:

@@ -217,7 +217,7 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Softmax attention over the last two dimensions.
+    """Compute softmax attention over the last two dimensions.
 
     `mask` broadcasts to the scores `[..., queries, keys]`, `sinks` to `[..., queries]`.
     """
