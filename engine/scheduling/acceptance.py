@@ -1,9 +1,9 @@
 """Decides which drafts (guessed tokens) of a step are accepted, and adds its tokens to requests.
 
-At the position of each draft, the runner samples a token as if there were no drafts, with the
-random number that belongs to this position of the output. Drafts are accepted as long as they equal
-the sampled tokens. The first sampled token that differs replaces its draft and ends the burst (the
-tokens that a request gets in this step).
+A row is what a step computes for one request. At the position of each draft in a row, the runner
+samples a token as if there were no drafts, with the random number that belongs to this position of
+the output. Drafts are accepted as long as they equal the sampled tokens. The first sampled token
+that differs replaces its draft and ends the burst (the tokens that a request gets in this step).
 
 This is rejection sampling (Leviathan et al., 2023) for a draft model that is always certain. A
 draft is accepted with the probability that the model gives it. The token that replaces a rejected
@@ -35,7 +35,7 @@ def bursts_of(
 
 
 def accepted(draft_token_ids: Sequence[int], sampled_token_ids: list[int]) -> list[int]:
-    """The tokens that a row adds to its request: the accepted drafts and one more.
+    """Return the tokens that a row adds to its request: the accepted drafts and one more.
 
     Args:
         sampled_token_ids: the tokens sampled at the position of each draft, and after the last one.
@@ -85,7 +85,7 @@ def has_drafts(row: ScheduledRow) -> bool:
 def _take(
     scheduler: Scheduler, row: ScheduledRow, burst: list[int], finished: list[Request]
 ) -> list[int]:
-    """Add the tokens of `burst` to the request until one ends it; returns those added."""
+    """Add the tokens of `burst` to the row's request until one ends it; return those added."""
     request = row.request
     request.draft_token_ids = []
     for index, token_id in enumerate(burst):

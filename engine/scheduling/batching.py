@@ -102,7 +102,7 @@ def chunked(plan: StepPlan) -> None:
 
 
 def _prompts(plan: StepPlan) -> list[Request]:
-    """Running requests in prefill or recomputation, which lack more than their newest token."""
+    """Return the running requests in prefill or recomputation: they lack more than one token."""
     return [
         request
         for request in plan.running
@@ -112,7 +112,7 @@ def _prompts(plan: StepPlan) -> list[Request]:
 
 
 def _decodes(plan: StepPlan) -> list[Request]:
-    """All running requests, in the order in which their decodes are served."""
+    """Return all running requests, in the order in which their decodes are served."""
     first = plan.next_in_turn
     if plan.order == "arrival" or first is None or first.status is not RequestStatus.RUNNING:
         return plan.running

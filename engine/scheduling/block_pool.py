@@ -4,6 +4,8 @@ The pool owns reference counts, owners and prefix hashes. A free block is *empty
 prefix hit) or *cached* (its content can be hit until the block is reused). Empty blocks are reused
 first, the latest freed one first; then cached ones, the least recently used first (the order of
 vLLM's free queue). Operations of a step cost no more in a larger pool.
+
+A drain returns the blocks that changed since the last drain. There is one for each step record.
 """
 
 import contextlib
@@ -78,7 +80,7 @@ class BlockPool:
         return self._by_digest.get(digest)
 
     def num_idle(self, blocks: Sequence[int]) -> int:
-        """Number of `blocks` that no request holds: sharing them uses up free blocks."""
+        """Return how many of `blocks` no request holds: sharing these uses up free blocks."""
         ref_counts = self._ref_counts
         return sum(not ref_counts[block] for block in blocks)
 

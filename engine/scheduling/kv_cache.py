@@ -9,7 +9,8 @@ a request admitted in the same step may hit it. That is sound because each layer
 the keys and values of all rows before any row reads them.
 
 In this module a `hit` is the list of cached blocks that hold the beginning of a request. "For
-`num_tokens` in all" counts the request's tokens from its first one.
+`num_tokens` in all" counts the request's tokens from its first one. A drain returns what changed
+since the last drain; there is one for each step record.
 """
 
 import hashlib
@@ -159,7 +160,7 @@ class KVCacheManager:
     def counts(self) -> KVCounts:
         """Return how many blocks are in each state now, and counts of evictions, lookups and hits.
 
-        Evicted blocks, and tokens looked up and hit, are counted from the last drain on.
+        These three are counted since the last drain: evicted blocks, tokens looked up, tokens hit.
         """
         pool = self._pool
         num_cached, num_empty = len(pool.cached), len(pool.empty)

@@ -26,7 +26,10 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of the keys and values of one token. `dtype_bytes` is the size of one element."""
+    """Shape of the keys and values of one token in a model.
+
+    `dtype_bytes` is the size of one element.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -112,7 +115,7 @@ def _size_bytes(text: str) -> int | None:
 
 
 class DeviceUse(NamedTuple):
-    """How the memory of a GPU is used, in bytes."""
+    """What the memory of a GPU is used for, beside the KV cache, in bytes."""
 
     total: int
     others: int  # other programs, and CUDA with its libraries in this process

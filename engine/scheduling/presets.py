@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import KnobValue
 
 
 class GpuClass(NamedTuple):
-    """The batch sizes that an engine chooses by default on GPUs with as much memory as `gpus`."""
+    """The batch sizes that an engine chooses by default on the GPUs `gpus`, by their memory."""
 
     gpus: tuple[str, ...]
     max_num_batched_tokens: int

@@ -1,7 +1,7 @@
-"""`Request`: one prompt on its way through the engine.
+"""`Request`: one prompt, its output so far, and its state in the engine.
 
-The scheduler owns the queues that a request is in, and the KV cache manager owns the blocks in its
-block table; the request is the state that both use.
+The scheduler owns the queues that a request is in. The KV cache manager owns the blocks in its
+block table. Both keep the request's state in this object.
 """
 
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ class Request:
         self.num_preemptions += 1
 
     def finish_reason_after(self, token_id: int) -> str | None:
-        """Why the request ends with `token_id`, its newest token: "stop", "length" or None.
+        """Return why the request ends with `token_id`, its newest token: "stop", "length" or None.
 
         Call it at most once for each token, and for every token if there is a `stop_text`. None of
         the first `min_tokens` tokens can end the request, by itself or by completing a stop string.

@@ -45,8 +45,8 @@ class Scheduler:
             no such requests.
 
     Attributes:
-        leaving: running requests that wait to be handed over. They keep their blocks and get no
-            row, and no other request is admitted meanwhile.
+        leaving: running requests that wait until the decode engine has room for them. They keep
+            their blocks and get no row, and no other request is admitted meanwhile.
 
     Raises:
         ConfigError: the cache does not hold one request of `limits.max_model_len` tokens; such a
@@ -187,7 +187,7 @@ class Scheduler:
         )
 
     def take_back(self, request: Request) -> None:
-        """Queue a handed-over request again, before all others; its tokens are recomputed."""
+        """Queue a handed-over request again, in front of all others; its tokens are recomputed."""
         request.status = RequestStatus.WAITING
         self.requests[request.request_id] = request
         self._num_penalised += request.has_penalties
@@ -203,7 +203,7 @@ class Scheduler:
         self.unpublished_events[:0] = events
 
     def waiting_reasons(self) -> dict[str, int]:
-        """Number of waiting requests by the reason why they wait.
+        """Return how many requests wait for each reason.
 
         These reasons hold for all waiting requests: `seats` (max_num_seqs), `budget` (tokens of the
         step), `preemption` (a step that preempted admits no request), `batch` (in the modes `naive`

@@ -11,7 +11,7 @@ from stepscope.engine.scheduling.request import Request
 
 
 class ScheduledRow(NamedTuple):
-    """`num_tokens` tokens of one request, from position `start` on.
+    """What a step computes for one request: `num_tokens` tokens from position `start` on.
 
     A decode of several tokens consists of the request's newest token and its `draft_token_ids`; a
     token is sampled after each of them.
@@ -96,10 +96,10 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """Executes steps. It owns all tensors; of the KV cache's state it only gets block ids."""
+    """Executes steps. It owns all tensors; of the KV cache's state it gets only block ids."""
 
     def clock(self) -> int:
-        """The time in nanoseconds: `time.monotonic_ns`, or virtual time."""
+        """Return the time in nanoseconds: `time.monotonic_ns`, or virtual time."""
         ...
 
     def execute(self, step: ScheduledStep) -> StepResult:

@@ -168,7 +168,7 @@ class StepPlan:
         return True
 
     def advance_to(self, num_missing: int) -> None:
-        """Give each running request all its tokens but the last `num_missing` of them."""
+        """Give each running request the tokens that it lacks, except the last `num_missing`."""
         for request in self.running.copy():
             start = request.num_computed_tokens
             num_tokens = request.num_tokens - start - num_missing
@@ -178,9 +178,12 @@ class StepPlan:
                 break
 
     def admit(self, num_seats: int | None = None) -> None:
-        """Admit waiting requests while seats, budget and KV blocks last.
+        """Admit waiting requests while max_num_seqs, budget and KV blocks allow.
 
         Does nothing if there is already a `wait_reason`.
+
+        Args:
+            num_seats: running requests, at most; None: max_num_seqs alone counts.
         """
         self.register_filled()
         while self._has_room(num_seats):

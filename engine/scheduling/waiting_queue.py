@@ -17,7 +17,7 @@ Rank: TypeAlias = tuple[int, int, int]
 
 
 def rank(request: Request) -> Rank:
-    """Sort key under the policy `priority`: lower is served first and preempted last."""
+    """Return the sort key of the policy `priority`: a lower one is served first, preempted last."""
     return request.priority, request.arrival_ns, request.request_id
 
 
