@@ -68,7 +68,7 @@ class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step has. Requests are numbered by their order in the workload."""
+    """Result of scheduling one step. Requests are numbered by their order in the workload."""
 
     step: int
     sched: dict[str, int]  # request -> tokens, in the order of scheduling
@@ -192,7 +192,7 @@ def _longest(workload: ScheduleWorkload) -> int:
 
 
 class ScheduleReplay:
-    """Schedules a workload step by step. Between steps, callers may read `scheduler` and `rows`."""
+    """Schedules a workload step by step; between steps, callers may read `scheduler` and `rows`."""
 
     def __init__(self, workload: ScheduleWorkload, own_mode: SpendBudget | None = None) -> None:
         self.scheduler = _scheduler(workload, own_mode)

@@ -73,7 +73,7 @@ class FittedModel(Struct, frozen=True, kw_only=True):
         return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
 
     def in_words(self) -> list[str]:
-        """Describe the fit for people, in lines."""
+        """Describe the fit and its errors for people, in lines."""
         lines = [
             f"fitted on {self.num_steps:,} steps; on steps not seen the median error is "
             f"{self.median_error:.1%}, one in ten is above {self.p90_error:.1%}"

@@ -1,6 +1,7 @@
 """Rates of GPUs from their makers' data sheets, for estimating step times.
 
-All rates are for dense products; those of RTX cards are with fp32 accumulation, as inference uses.
+All rates are for dense products (no sparsity); those of RTX cards are with fp32 accumulation, as
+inference uses.
 """
 
 from msgspec import Struct

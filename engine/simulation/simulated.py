@@ -227,5 +227,5 @@ def _submission(
 
 
 def encoded(messages: list[tuple[int, Telemetry]]) -> bytes:
-    """All messages as one byte string, for comparing two runs."""
+    """Encode all messages as one byte string, for comparing two runs."""
     return msgspec.msgpack.encode(messages)

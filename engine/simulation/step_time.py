@@ -79,7 +79,7 @@ def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int =
 
 
 class CostModel(Struct, frozen=True, kw_only=True):
-    """A simple `StepTimeModel`: a constant, plus costs per token and per query-key pair."""
+    """A simple `StepTimeModel`: a constant time, plus times per token and per query-key pair."""
 
     floor_ms: float = 8.0
     token_us: float = 40.0
