@@ -91,8 +91,8 @@ def encode_in_python(
     """Encode the rows as msgpack.
 
     Args:
-        ordinary: phase whose rows are all decodes of one token; these are encoded directly, because
-            only two of their fields differ from row to row, and need no call of `describe`.
+        ordinary: phase whose rows are all decodes of one token, which are encoded directly, without
+            a call of `describe`; None: no rows are.
         request_type: class of the requests; only the C version needs it.
         describe: makes the fields of all other rows.
     """
