@@ -96,7 +96,7 @@ class EngineRole:
 
 @contextlib.contextmanager
 def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
-    """Connect a prefill engine to its decode engine; a context manager.
+    """Prepare the engine's role: connect a prefill engine to its decode engine. A context manager.
 
     Enter it before loading the model, which takes minutes.
 
