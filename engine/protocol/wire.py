@@ -240,7 +240,7 @@ EngineState: TypeAlias = Literal["running", "idle", "paused", "draining", "stopp
 
 
 class EngineStatus(Telemetry, frozen=True, kw_only=True):
-    """Heartbeat, once a second and at every change of state.
+    """Heartbeat, once a second, and at once if the state changes or an idle engine has news.
 
     Reports what happened outside of any step.
     """
