@@ -205,7 +205,7 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Raise an error if it is known on this machine that the engine is starting or gone."""
+        """Raise an error if the engine's lock file shows that it still starts or has ended."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:

@@ -290,9 +290,9 @@ class DecodeLink:
         client.send(GetInfo())
 
     def _lose(self, why: str) -> None:
-        """Close the connection, and return all requests to the owner.
+        """Close the connection, and give all requests back to the object that owns this link.
 
-        Closing the connection ends these requests in the decode engine.
+        When the connection closes, the decode engine ends its part of these requests.
         """
         self.is_open = False
         if self._client is not None:

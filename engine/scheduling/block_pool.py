@@ -85,7 +85,7 @@ class BlockPool:
         return sum(not ref_counts[block] for block in blocks)
 
     def take(self, count: int, owner: int) -> list[int]:
-        """Remove `count` free blocks from the pool for `owner` alone, and return them.
+        """Remove `count` free blocks from the pool, give them to `owner` unshared, and return them.
 
         Their cached content is forgotten.
 

@@ -44,7 +44,7 @@ class StepWork(NamedTuple):
 
 
 class SlowStep(NamedTuple):
-    """How long a step took that was far longer than its baseline, and that baseline."""
+    """A step that took far longer than its baseline: its duration and the baseline."""
 
     took_ns: int
     baseline_ns: int

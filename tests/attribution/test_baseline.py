@@ -143,7 +143,7 @@ def test_the_causes_of_a_wait_do_not_depend_on_the_bounds_or_the_selected_reques
     }
 
 
-def test_a_slow_step_is_explained_from_memory_as_from_its_recording(
+def test_a_slow_step_gets_the_same_explanation_from_memory_and_from_its_recording(
     slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
 ) -> None:
     path, messages, step = slow_session

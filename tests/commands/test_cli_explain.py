@@ -166,7 +166,7 @@ def test_explain_can_be_limited_to_one_request(
     assert f"first tokens of r{some}: " in shown
 
 
-def test_explaining_one_request_uses_the_bounds_derived_from_all_requests(
+def test_explaining_one_request_uses_the_lateness_bounds_of_all_requests(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     whole, alone = document(str(session)), document(str(session), "--request", "0")

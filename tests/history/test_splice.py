@@ -200,7 +200,7 @@ def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(
 
 
 @pytest.mark.parametrize("cut", [99, 101])
-def test_steps_that_do_not_end_where_memory_begins_are_not_prepended(cut: int) -> None:
+def test_steps_are_prepended_only_if_they_join_the_steps_in_memory(cut: int) -> None:
     later = from_message(100)
     before = steps_of(later), later.version
     assert not later.prepend(from_message(20, cut + 1))

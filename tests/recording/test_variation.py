@@ -32,7 +32,7 @@ def test_a_varied_budget_is_changed_for_a_quarter_of_each_minute_and_restored(
         assert variation.ended is None
 
 
-def test_an_operators_change_of_the_varied_knob_ends_the_variation(live_engine: Any) -> None:
+def test_the_variation_ends_when_an_operator_sets_the_varied_knob(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         variation = KnobVariation(client, KnobRange(BUDGET, 256, 1024), "recorder")
         client.set_knobs({BUDGET: 300}, "operator")

@@ -366,7 +366,7 @@ def test_aborting_most_of_a_long_queue_keeps_the_order_of_the_rest(policy: str) 
 # Ends
 
 
-def test_a_request_ends_at_its_length_or_stop_token_with_that_finish_reason() -> None:
+def test_the_finish_reason_says_whether_length_limit_or_stop_token_ended_a_request() -> None:
     scheduler = make_scheduler()
     add(scheduler, 1, 2, max_tokens=2)
     add(scheduler, 2, 2, max_tokens=9, stop=(7,))

@@ -63,7 +63,7 @@ def of_mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[SimulatedR
 
 
 class BlockNames:
-    """Makes block hashes for the full blocks of requests, without any tokens."""
+    """Makes stand-in hashes for the full blocks of simulated requests, which have no tokens."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -270,10 +270,11 @@ def autopilot(
 ) -> int:
     """Hold an ITL level by moving the token budget of an engine.
 
-    95 % of the gaps between tokens are kept within the level, from step times fitted on the
-    engine's own steps. It also limits the running requests where the budget alone is not enough.
-    Every move is in the engine's audit with its reason. The knobs go back when
-    this ends, dies or loses the telemetry; it ends when somebody else sets one of them.
+    Keeps 95 % of the gaps between tokens within the level. It predicts step times with a model
+    fitted on the engine's own steps, and also limits the running requests if the budget alone is
+    not enough. Every move is in the engine's audit with its reason. The old values of the knobs
+    are restored when the autopilot ends, dies or loses the telemetry. It ends when somebody else
+    sets one of its knobs.
     """
     from stepscope.tui.cli.simulation import autopilot as command
 

@@ -84,9 +84,10 @@ def _limit_cell(column: ChartColumn | None) -> str:
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
-    """Return the name of what limited the step at the cursor, as the label of the row of letters.
+    """Return the full name of what limited the step at the cursor, for example `limit budget`.
 
-    The name spares the chart a legend of the letters.
+    The chart has a row with one letter per step for its limit. The name labels that row, so that
+    the letters need no legend.
     """
     summary = frame.summary
     if summary is None or summary.limit is None:
