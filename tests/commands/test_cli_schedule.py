@@ -235,6 +235,21 @@ def test_the_requests_of_a_recording_are_scheduled_in_several_batching_modes(run
     assert found["naive"]["ttft_p50_ms"] > found["chunked"]["ttft_p50_ms"]
 
 
+def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(run: Run) -> None:
+    from stepscope.recordings import samples
+
+    path = str(samples.shipped()["chunked"])
+    crossed = ("--summary", "--modes", "naive,chunked", "--sweep", "max_num_seqs=4..8", "--json")
+    found = json.loads(run(path, *crossed, "--runs", "2").stdout)
+    assert list(found) == [
+        f"{mode} max_num_seqs={seats}" for mode in ("naive", "chunked") for seats in (4, 8)
+    ]
+    ttft = found["chunked max_num_seqs=4"]["ttft_p50_ms"]
+    assert ttft["low"] < ttft["median"] < ttft["high"]
+    steps = json.loads(run(PREEMPTION, *crossed).stdout)
+    assert list(steps) == list(found)
+
+
 def test_a_batching_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my_mode.py"
     path.write_text("def one_by_one(plan):\n    plan.advance(plan.running)\n    plan.admit(1)\n")
@@ -247,7 +262,9 @@ def test_a_batching_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--modes", "all"), "--modes goes with --summary"),
+        (("--modes", "all"), "--modes and --sweep go with --summary"),
+        (("--summary", "--sweep", "seats=1..2"), "expected KNOB=VALUE"),
+        (("--summary", "--runs", "2"), "has no chance in it"),
         (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
         (("--json",), "--json goes with --summary"),
         (("--mode-file", "mode.py"), "expected FILE.py:FUNCTION"),

@@ -5,9 +5,6 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.compare.side.feed import Stretch
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.diagnosis import (
     KEPT_SHARE,
     NUM_RUNS,
@@ -16,10 +13,8 @@ from stepscope.recordings.simulation.diagnosis import (
     Trial,
     diagnose,
 )
-from stepscope.recordings.simulation.suspects import seen_of
 from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.service_levels import said
@@ -40,15 +35,9 @@ def run(
         RecordingError: the recording is too short, or its steps are too much alike.
         Interrupted: a signal ended the command early.
     """
-    with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as (
-        recording,
-        level,
-        basis,
-        on_run,
-    ):
-        name = recording.path.name
-        side = read_side(RecordingFeed(Recording(recording.path), name, level, Stretch()))
-        found = diagnose(seen_of(side, basis), level, on_run)
+    with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as work:
+        level, basis = work.level, work.basis
+        found = diagnose(work.seen(), level, work.on_run)
     if as_json:
         say(_document(found, level))
     else:

@@ -7,12 +7,13 @@ times in seconds, so it needs a model of step times, and only a summary is print
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import (
@@ -29,6 +30,8 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.mode_file import load_mode
+from stepscope.tui.cli.simulation.report import Interval, intervals
+from stepscope.tui.cli.simulation.report import text as interval_text
 from stepscope.tui.cli.simulation.schedule_summary import summarized, table
 from stepscope.tui.cli.simulation.simulate import (
     DEFAULT_LEN,
@@ -39,9 +42,11 @@ from stepscope.tui.cli.simulation.simulate import (
 )
 from stepscope.tui.cli.simulation.source import open_source
 from stepscope.tui.cli.simulation.step_times import choose_step_times
+from stepscope.tui.cli.simulation.variants import swept
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
 
+_Value: TypeAlias = float | Interval | None
 STDIN = "-"
 ALL = "all"
 _TRACES = (".csv", ".jsonl", ".mcap", PART_SUFFIX)
@@ -56,24 +61,31 @@ _SHOWN = {
 
 
 class ScheduleOptions(NamedTuple):
-    """What to print, and for which batching modes, as the user typed it."""
+    """What to print, and for which batching modes and knobs, as the user typed it."""
 
     summary: bool = False
     modes: str | None = None
     mode_file: str | None = None
     as_json: bool = False
+    sweep: str | None = None
+    num_runs: int = 1
 
 
-class _Mode(NamedTuple):
-    """A batching mode to run.
+class _ScheduleCase(NamedTuple):
+    """A batching mode to run, with the knobs that differ from those of the options.
 
     Attributes:
-        name: "" for the mode that the knobs name.
+        name: "" if nothing differs.
         own: the user's function, for a mode loaded from a file.
     """
 
     name: str
+    changes: Mapping[str, KnobValue]
     own: SpendBudget | None = None
+
+    def of(self, knobs: Knobs) -> Knobs:
+        """Return `knobs` with the changes of this case."""
+        return msgspec.structs.replace(knobs, **self.changes)
 
 
 def schedule(
@@ -85,39 +97,54 @@ def schedule(
         file: path of a workload, a trace or a recording; '-' reads a workload from standard input.
         flags: knobs as the user typed them.
     """
-    modes = _modes(options)
+    cases = _cases(options)
     has_times = file != STDIN and Path(file).suffix in _TRACES
     if options.as_json and not options.summary:
         raise WrongUsage("--json goes with --summary; without it every step is a line of JSON")
-    if len(modes) > 1 and not options.summary:
-        raise WrongUsage("--modes goes with --summary")
+    if len(cases) > 1 and not options.summary:
+        raise WrongUsage("--modes and --sweep go with --summary")
+    if options.num_runs > 1 and not has_times:
+        raise WrongUsage(
+            "--runs: a workload that counts in steps has no chance in it; leave it out"
+        )
     if has_times:
         if not options.summary:
             raise WrongUsage(
                 "the steps of a trace or a recording: stepscope simulate -o FILE.mcap; here "
                 "give --summary"
             )
-        _compare_modes(file, modes, engine, options.as_json, flags)
+        _compare(file, cases, engine, options, flags)
         return
     workload = parse_workload(_read(file), _source(file), _overrides(engine, flags))
     if not options.summary:
-        _print_lines(ScheduleReplay(workload, modes[0].own).lines())
+        _print_lines(ScheduleReplay(workload, cases[0].own).lines())
         return
     model = _model(engine)
-    if len(modes) == 1 and not options.as_json:
-        say(*table(summarized(_replay(workload, modes[0]), workload, model)))
+    if len(cases) == 1 and not options.as_json:
+        say(*table(summarized(_replay(workload, cases[0]), workload, model)))
     else:
         _say_all(
             {
-                mode.name: summarized(_replay(workload, mode), workload, model).figures()
-                for mode in modes
+                case.name: summarized(_replay(workload, case), workload, model).figures()
+                for case in cases
             },
             options.as_json,
         )
 
 
-def _modes(options: ScheduleOptions) -> list[_Mode]:
-    """Return the modes to run: those of the options, else the one that the knobs name."""
+def _cases(options: ScheduleOptions) -> list[_ScheduleCase]:
+    """Return every mode of the options with every value of the sweep."""
+    if options.sweep is None:
+        return _modes(options)
+    return [
+        case._replace(name=f"{case.name} {text}".strip(), changes={**case.changes, **changes})
+        for case in _modes(options)
+        for text, changes in swept(options.sweep)
+    ]
+
+
+def _modes(options: ScheduleOptions) -> list[_ScheduleCase]:
+    """Return the modes of the options, else the one that the knobs name."""
     known = get_args(Batching)
     names = [] if options.modes is None else options.modes.split(",")
     if options.modes == ALL:
@@ -125,48 +152,58 @@ def _modes(options: ScheduleOptions) -> list[_Mode]:
     for name in names:
         if name not in known:
             raise WrongUsage(f"--modes: expected all, or some of {', '.join(known)}, got {name!r}")
-    modes = [_Mode(name) for name in names]
+    modes = [_ScheduleCase(name, {"batching": name}) for name in names]
     if options.mode_file is not None:
-        modes.append(_Mode(*load_mode(options.mode_file)))
-    return modes or [_Mode("")]
+        name, own = load_mode(options.mode_file)
+        modes.append(_ScheduleCase(name, {}, own))
+    return modes or [_ScheduleCase("", {})]
 
 
-def _replay(workload: ScheduleWorkload, mode: _Mode) -> ScheduleReplay:
-    if mode.name and mode.own is None:
-        knobs = msgspec.structs.replace(workload.knobs, batching=mode.name)
-        workload = msgspec.structs.replace(workload, knobs=knobs)
-    return ScheduleReplay(workload, mode.own)
+def _replay(workload: ScheduleWorkload, case: _ScheduleCase) -> ScheduleReplay:
+    workload = msgspec.structs.replace(workload, knobs=case.of(workload.knobs))
+    return ScheduleReplay(workload, case.own)
 
 
-def _compare_modes(
+def _compare(
     file: str,
-    modes: Sequence[_Mode],
+    cases: Sequence[_ScheduleCase],
     engine: EngineOptions,
-    as_json: bool,
+    options: ScheduleOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Run a trace or a recording in each mode, in simulated time, and print the metrics."""
+    """Run a trace or a recording in each case, in simulated time, and print the metrics."""
     if engine.gpu is None and engine.step_time is None and Path(file).suffix == ".mcap":
         engine = engine._replace(step_time=file)  # as fast as the recorded engine
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, 1)
     work = open_source(file, WorkloadSpec(), DEFAULT_LEN, 1.0, None)
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
-    found: dict[str, dict[str, float | None]] = {}
-    for mode in modes:
-        knobs = setup.knobs
-        if mode.name and mode.own is None:
-            knobs = msgspec.structs.replace(knobs, batching=mode.name)
-        made = msgspec.structs.replace(setup, knobs=knobs, own_mode=mode.own)
-        model = DrawnStepTimes(made.model, 0)
-        run = run_once(made, model, work.requests(0), [SLO()], RunOptions())
-        found[mode.name or knobs.batching] = flat(run)
-    _say_all(found, as_json)
+    found: dict[str, Mapping[str, _Value]] = {}
+    for case in cases:
+        setup.knobs.changed(case.changes, setup.limits)  # refuses what no engine takes
+        made = msgspec.structs.replace(setup, knobs=case.of(setup.knobs), own_mode=case.own)
+        runs = []
+        for seed in range(options.num_runs):
+            model = DrawnStepTimes(made.model, seed)
+            runs.append(run_once(made, model, work.requests(seed), [SLO()], RunOptions()))
+        many = options.num_runs > 1
+        found[case.name or made.knobs.batching] = intervals(runs) if many else flat(runs[0])
+    _say_all(found, options.as_json)
 
 
-def _say_all(found: Mapping[str, Mapping[str, float | None]], as_json: bool) -> None:
-    """Print the metrics of all modes, as a table with a row for each mode, or as JSON."""
+def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
+    """Print the metrics of all cases, as a table with a row for each case, or as JSON.
+
+    A metric of several runs is its median with the lowest and the highest value.
+    """
     if as_json:
-        say(msgspec.json.encode(found).decode())
+        plain = {
+            name: {
+                metric: value._asdict() if isinstance(value, Interval) else value
+                for metric, value in each.items()
+            }
+            for name, each in found.items()
+        }
+        say(msgspec.json.encode(plain).decode())
         return
     first = next(iter(found.values()))
     names = [name for name in _SHOWN if name in first]
@@ -175,7 +212,10 @@ def _say_all(found: Mapping[str, Mapping[str, float | None]], as_json: bool) -> 
     say(*text_table(heading, rows, "<" + ">" * len(names)))
 
 
-def _number(value: float | None) -> str:
+def _number(value: _Value) -> str:
+    if isinstance(value, Interval):
+        is_whole = all(each is not None and each == int(each) for each in value)
+        return interval_text(value, ",.0f" if is_whole else ",.1f")
     return "-" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from stepscope.recordings.compare.side.feed import Stretch
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in
@@ -15,9 +17,10 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
+from stepscope.recordings.simulation.suspects import Seen, seen_of
 from stepscope.recordings.simulation.what_if import ForecastStopped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.recordings.measured import is_recording
+from stepscope.tui.cli.recordings.measured import is_recording, read_side
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.progress import Progress
@@ -42,6 +45,12 @@ class Studied(NamedTuple):
     level: SLO
     basis: WhatIfBasis
     on_run: Callable[[str, float], bool]
+
+    def seen(self) -> Seen:
+        """Return what the recorded steps say about the limits of the engine."""
+        path = self.recording.path
+        side = read_side(RecordingFeed(Recording(path), path.name, self.level, Stretch()))
+        return seen_of(side, self.basis)
 
 
 @contextmanager

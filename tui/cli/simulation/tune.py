@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.suspects import Seen
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
     Candidate,
@@ -15,12 +16,17 @@ from stepscope.recordings.simulation.tuning import (
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import FAILED
 from stepscope.tui.settings.service_levels import said
 
+_LIMIT_NAMES = {
+    "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
+    "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
+}  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
     ("ITL p95 ms", "itl_p95_ms"),
@@ -44,16 +50,18 @@ def run(
         RecordingError: the recording is too short, or its steps are too much alike.
         Interrupted: a signal ended the command early.
     """
-    with studied(target, seconds, "tune", slo_itl, slo_ttft) as (_, level, basis, on_run):
-        found = Tuning(basis, level, on_run).run()
+    with studied(target, seconds, "tune", slo_itl, slo_ttft) as work:
+        level, basis = work.level, work.basis
+        found = Tuning(basis, level, work.on_run).run()
+        limit = _limit(work.seen())
     if as_json:
-        say(_document(found, basis, level))
+        say(_document(found, basis, level, limit))
     else:
-        say(*_report(found, basis, level))
+        say(*_report(found, basis, level, limit))
     return 0 if found.candidates[0].keeps else FAILED
 
 
-def _report(found: Tuned, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
+def _report(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> Iterator[str]:
     yield basis.model.in_words()[0]
     yield (
         f"each line is the median of {NUM_RUNS} runs (from the 5th to the 95th percentile); "
@@ -64,7 +72,7 @@ def _report(found: Tuned, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
     heading = ["", "keep levels", *(label for label, _ in _SHOWN), "unlike steps"]
     yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
     yield ""
-    yield verdict(found, basis, level)
+    yield verdict(found, basis, level, limit)
     if found.promising is not None:
         unlike = found.promising.forecast.share_extrapolated
         yield (
@@ -86,15 +94,29 @@ def _row(each: Candidate) -> list[str]:
     return [changes_text(each.changes), f"{each.kept_share:.0%}", *cells, unlike]
 
 
-def verdict(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
-    """Return a line on which knobs to set, or why no knobs keep the service levels."""
+def verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
+    """Return a line on which knobs to set, or why no knobs keep the service levels.
+
+    Args:
+        limit: what limited most of the recorded steps, in words.
+    """
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
     if best.keeps:
         return f"best: stepscope set {changes_text(best.changes).replace(',', ' ')}"
     share = f"only {best.kept_share:.0%} of the requests keep them with {_named(best)}"
-    return f"cannot be kept, because {_why(found, basis, level)} ({share}; {KEPT_SHARE:.0%} must)"
+    why = f"{_why(found, basis, level)}; {limit}"
+    return f"cannot be kept, because {why} ({share}; {KEPT_SHARE:.0%} must)"
+
+
+def _limit(seen: Seen) -> str:
+    """Return what limited most of the recorded steps; pauses of the operator are left out."""
+    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.share)
+    share = f"{seen.share(most):.0%} of the recorded steps"
+    if most == "work":
+        return f"no setting limited {share}, only the speed of the machine"
+    return f"{_LIMIT_NAMES[most]} limited {share}"
 
 
 def _named(best: Candidate) -> str:
@@ -123,7 +145,7 @@ def _late(each: Candidate, level: SLO) -> str:
     return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
 
 
-def _document(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
+def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
     def candidate(each: Candidate) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.forecast.figures.items()}
         return {
@@ -139,7 +161,7 @@ def _document(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
         "levels": level._asdict(),
         "best": candidate(best) if best.keeps else None,
         "promising": found.promising and candidate(found.promising),
-        "verdict": verdict(found, basis, level),
+        "verdict": verdict(found, basis, level, limit),
         "load_per_s": found.load_per_s,
         "load_that_keeps_per_s": (
             found.load_share * found.load_per_s if found.at_load.keeps else None

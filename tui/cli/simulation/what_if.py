@@ -2,11 +2,9 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in, levels_of
@@ -23,12 +21,9 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import levels_of_options
+from stepscope.tui.cli.simulation.variants import Variant, changes_in, swept
 from stepscope.tui.cli.simulation.what_if_report import document, frontier, report
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.setting_values import convert_flags
-
-_MAX_SWEEP = 8
-Variant = tuple[str, Mapping[str, KnobValue]]
 
 
 def run(
@@ -121,34 +116,9 @@ def _variants(assignments: Sequence[str], sweep: str | None) -> list[Variant]:
 
     An argument is `KNOB=VALUE`, or several with commas between them for knobs that change together.
     """
-    found: list[Variant] = [(text, _changes(text)) for text in assignments]
+    found: list[Variant] = [(text, changes_in(text)) for text in assignments]
     if sweep is not None:
-        found += _swept(sweep)
+        found += swept(sweep)
     if not found:
         raise WrongUsage("give knobs, such as max_num_batched_tokens=1024, or --sweep")
     return found
-
-
-def _changes(text: str) -> dict[str, KnobValue]:
-    flags = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals or name not in Knobs.__struct_fields__:
-            known = ", ".join(Knobs.__struct_fields__)
-            raise WrongUsage(f"{part!r}: expected KNOB=VALUE; the knobs are {known}")
-        flags[name] = value
-    changes: dict[str, KnobValue] = convert_flags(Knobs, flags)
-    return changes
-
-
-def _swept(text: str) -> Iterator[Variant]:
-    name, _, bounds = text.partition("=")
-    first, dots, last = bounds.partition("..")
-    if not (dots and first.isdigit() and last.isdigit() and 0 < int(first) < int(last)):
-        raise WrongUsage(f"--sweep: expected KNOB=FIRST..LAST, whole numbers, got {text!r}")
-    low, high = int(first), int(last)
-    num_points = min(_MAX_SWEEP, (high // low).bit_length() if high >= 2 * low else 2)
-    num_points = max(num_points, 2)
-    values = {round(low * (high / low) ** (at / (num_points - 1))) for at in range(num_points)}
-    for value in sorted(values):
-        yield f"{name}={value}", _changes(f"{name}={value}")

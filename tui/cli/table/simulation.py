@@ -287,6 +287,7 @@ def autopilot(
         "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
         "stepscope schedule trace.csv --summary --modes all --gpu h100",
         "stepscope schedule session.mcap --summary --mode-file my.py:shortest_first",
+        "stepscope schedule trace.csv --summary --sweep max_num_seqs=8..64 --gpu h100 --runs 5",
     )
 )
 @with_options("knobs")
@@ -314,6 +315,21 @@ def schedule(
             "engine/scheduling/batching.py",
         ),
     ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KNOB=FIRST..LAST", help="with --summary: a line for each of some values"
+        ),
+    ] = None,
+    runs: Annotated[
+        int,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="of a trace or a recording: runs, with seeds from 0 on",
+            show_default=False,
+        ),
+    ] = 1,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="times in ms on this GPU (h100, a100, ...)")
     ] = None,
@@ -347,7 +363,7 @@ def schedule(
     engine = EngineOptions(
         gpu, model, step_time, like=like, num_blocks=num_blocks, block_size=block_size
     )
-    options = command.ScheduleOptions(summary, modes, mode_file, as_json)
+    options = command.ScheduleOptions(summary, modes, mode_file, as_json, sweep, runs)
     command.schedule(file, options, engine, flags)
 
 
