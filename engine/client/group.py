@@ -100,10 +100,11 @@ def _put_back(
 def _undo_later(
     client: ControlClient, before: Snapshot, changes: Mapping[str, KnobValue], who: str
 ) -> None:
-    """Send the old values to an engine that did not answer to a change, and do not wait.
+    """Send the old values, without waiting, to an engine that did not answer a change in time.
 
-    If the engine applies the change after all, it then restores the old values: it handles the
-    commands of a client in order. The version keeps a change of another client.
+    An engine handles the commands of a client in order. So if it still applies the change, it
+    restores the old values right after it. If another client has changed the knobs meanwhile, the
+    expected version no longer fits, and the engine refuses to restore the old values.
     """
     undo = SetKnobs(
         changes={name: before.knobs[name] for name in changes},

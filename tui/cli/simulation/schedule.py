@@ -83,10 +83,6 @@ class _ScheduleCase(NamedTuple):
     changes: Mapping[str, KnobValue]
     own: SpendBudget | None = None
 
-    def of(self, knobs: Knobs) -> Knobs:
-        """Return `knobs` with the changes of this case."""
-        return msgspec.structs.replace(knobs, **self.changes)
-
 
 def schedule(
     file: str, options: ScheduleOptions, engine: EngineOptions, flags: dict[str, Any]
@@ -160,8 +156,8 @@ def _modes(options: ScheduleOptions) -> list[_ScheduleCase]:
 
 
 def _replay(workload: ScheduleWorkload, case: _ScheduleCase) -> ScheduleReplay:
-    workload = msgspec.structs.replace(workload, knobs=case.of(workload.knobs))
-    return ScheduleReplay(workload, case.own)
+    knobs = msgspec.structs.replace(workload.knobs, **case.changes)
+    return ScheduleReplay(msgspec.structs.replace(workload, knobs=knobs), case.own)
 
 
 def _compare(
@@ -179,14 +175,14 @@ def _compare(
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
     found: dict[str, Mapping[str, _Value]] = {}
     for case in cases:
-        setup.knobs.changed(case.changes, setup.limits)  # refuses what no engine takes
-        made = msgspec.structs.replace(setup, knobs=case.of(setup.knobs), own_mode=case.own)
+        knobs = setup.knobs.changed(case.changes, setup.limits)
+        made = msgspec.structs.replace(setup, knobs=knobs, own_mode=case.own)
         runs = []
         for seed in range(options.num_runs):
             model = DrawnStepTimes(made.model, seed)
             runs.append(run_once(made, model, work.requests(seed), [SLO()], RunOptions()))
-        many = options.num_runs > 1
-        found[case.name or made.knobs.batching] = intervals(runs) if many else flat(runs[0])
+        name = case.name or knobs.batching
+        found[name] = intervals(runs) if options.num_runs > 1 else flat(runs[0])
     _say_all(found, options.as_json)
 
 
