@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import os
 import re
 import signal
@@ -62,6 +63,12 @@ settings.load_profile("stepscope")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that share engines first: the worker that starts with them keeps them all."""
     items.sort(key=lambda item: item.get_closest_marker("shares_engines") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Hide the modules and tests from the garbage collector, which would look through them often."""
+    gc.collect()
+    gc.freeze()
 
 
 # Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder

@@ -1,4 +1,7 @@
-"""`stepscope demo` and `record` with a real engine end cleanly, however they are ended."""
+"""`stepscope demo` ends cleanly, however it is ended.
+
+How a demo and its engine's process end does not depend on the model: most demos here simulate one.
+"""
 
 import os
 import re
@@ -19,6 +22,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
 
 WAIT_S = 90.0
+SIMULATED = ("demo", "--simulate", "h100")
 
 
 @pytest.fixture
@@ -81,7 +85,7 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     process = start(
-        *("demo", "--headless", "--seconds", "3", "--record", "out.mcap"),
+        *("demo", "--headless", "--seconds", "1.5", "--record", "out.mcap"),
         *("--screenshot", "out.svg"),
     )
     stdout, stderr = process.communicate(timeout=WAIT_S)
@@ -105,7 +109,7 @@ def test_the_engine_of_a_demo_ends_however_the_demo_ends(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:
     signals = (signal.SIGKILL, signal.SIGHUP)
-    command = ("demo", "--headless", "--seconds", "600", "--rate", "5")  # busy at once
+    command = (*SIMULATED, "--headless", "--seconds", "600", "--rate", "5")  # busy at once
     demos = [(start(*command), number) for number in signals]
     engines = [demo_engine(runtime, process) for process, _ in demos]
     for process, number in demos:
@@ -125,7 +129,7 @@ def test_an_interrupted_headless_demo_says_so_and_still_sums_up_its_session(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
     try:
         process = start(
-            *("demo", "--headless", "--seconds", "600", "--record", "out.mcap"),
+            *(*SIMULATED, "--headless", "--seconds", "600", "--record", "out.mcap"),
             *("--rate", "2.25", "--screenshot", "out.png"),
         )
     finally:
@@ -167,7 +171,7 @@ def test_ctrl_c_in_the_dashboard_of_a_demo_ends_its_engine_too(
     terminal: Callable[..., Any], runtime: Path
 ) -> None:
     screen = terminal(
-        *(sys.executable, "-m", "stepscope.tui.cli", "demo"),
+        *(sys.executable, "-m", "stepscope.tui.cli", *SIMULATED),
         XDG_RUNTIME_DIR=str(runtime),
         XDG_CONFIG_HOME=str(runtime),
     )

@@ -1,6 +1,5 @@
 """The short cuts of a seek: adding many steps at once equals adding them one by one."""
 
-import copy
 import random
 from array import array
 from collections.abc import Callable, Sequence
@@ -37,10 +36,11 @@ from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Sam
 from stepscope.recordings.state.series.taken_step import TakenStep
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
+from tests.support.later import Later
 from tests.support.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 900
-MESSAGES = busy(5, NUM_STEPS)
+MESSAGES = Later(lambda: busy(5, NUM_STEPS))
 FORWARD_SETTLE = FastForward.settle
 
 counts = st.integers(0, 2**40)
@@ -222,7 +222,7 @@ def with_steps_told_twice(messages: list[Telemetry]) -> list[tuple[int, Telemetr
 
 
 def with_moves_that_cannot_be(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
-    told = copy.copy(messages)
+    told = list(messages)
     for number, move in ((650, BlockMove(10**6, 3, 1)), (720, BlockMove(3, 2**62, 1))):
         at = next(n for n in range(number, len(told)) if isinstance(told[n], StepRecord))
         record_ = told[at]

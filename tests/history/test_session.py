@@ -30,17 +30,20 @@ from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
 from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.later import Later
 
 # Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
-MESSAGES = simulate(
-    seed=3,
-    num_steps=700,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=BUSY,
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    changes={200: {"max_num_batched_tokens": 256}},
+MESSAGES = Later(
+    lambda: simulate(
+        seed=3,
+        num_steps=700,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=BUSY,
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+        changes={200: {"max_num_batched_tokens": 256}},
+    )
 )
 
 

@@ -10,6 +10,7 @@ from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
+from tests.support.later import Later
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
 
@@ -31,7 +32,7 @@ def told() -> list[Telemetry]:
     return [*messages[:at], paused, *messages[at:]]
 
 
-MESSAGES = told()
+MESSAGES = Later(told)
 
 
 def from_message(number: int, end: int | None = None, **kept: int) -> History:

@@ -13,15 +13,20 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.state.keyframe_session import KeyframeSession
 from stepscope.recordings.state.session import SessionState
+from tests.support.later import Later
 
 # A cache so small that requests are preempted and resumed.
-MESSAGES = simulate(
-    seed=3,
-    num_steps=1500,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900),
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+MESSAGES = Later(
+    lambda: simulate(
+        seed=3,
+        num_steps=1500,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=SimulatedWorkload(
+            rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900
+        ),
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    )
 )
 
 

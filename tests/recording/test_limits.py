@@ -1,5 +1,6 @@
 """What limited each step, and the advice: given where it helps and only there."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,8 +16,9 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import SessionState
+from tests.support.later import Later
 
-Messages = list[tuple[int, Telemetry]]
+Messages = Sequence[tuple[int, Telemetry]]
 
 
 class Session(NamedTuple):
@@ -33,14 +35,16 @@ FAST = CostModel(floor_ms=8.0, token_us=5.0)
 def run(
     workload: SimulatedWorkload, cost: CostModel | None = None, num_blocks: int = 4096, **knobs: Any
 ) -> Session:
-    messages = simulate(
-        seed=2,
-        num_steps=400,
-        knobs=Knobs(**knobs),
-        workload=workload,
-        cost=cost or CostModel(),
-        num_blocks=num_blocks,
-        max_model_len=min(8192, (num_blocks - 1) * 16),
+    messages = Later(
+        lambda: simulate(
+            seed=2,
+            num_steps=400,
+            knobs=Knobs(**knobs),
+            workload=workload,
+            cost=cost or CostModel(),
+            num_blocks=num_blocks,
+            max_model_len=min(8192, (num_blocks - 1) * 16),
+        )
     )
     return Session(messages, Knobs(**knobs).as_dict())
 

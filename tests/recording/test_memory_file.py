@@ -15,8 +15,9 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.later import Later
 
-MESSAGES = list(simulate(seed=5, num_steps=900))
+MESSAGES = Later(lambda: simulate(seed=5, num_steps=900))
 
 
 def filled(lost: range = range(0), **kept: int) -> History:

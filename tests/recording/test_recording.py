@@ -32,17 +32,20 @@ from stepscope.recordings.history.source import FrameTap, add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.session import SessionState
+from tests.support.later import Later
 
 BUSY = SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 8000
-MESSAGES = simulate(
-    seed=7,
-    num_steps=NUM_STEPS,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=BUSY,
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    changes={2500: {"max_num_batched_tokens": 256}},
+MESSAGES = Later(
+    lambda: simulate(
+        seed=7,
+        num_steps=NUM_STEPS,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=BUSY,
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+        changes={2500: {"max_num_batched_tokens": 256}},
+    )
 )
 
 

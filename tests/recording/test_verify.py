@@ -12,17 +12,20 @@ from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
+from tests.support.later import Later
 from tests.support.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]
-MESSAGES: Messages = simulate(
-    seed=12,
-    num_steps=700,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    changes={300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}},
+MESSAGES = Later(
+    lambda: simulate(
+        seed=12,
+        num_steps=700,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+        changes={300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}},
+    )
 )
 
 

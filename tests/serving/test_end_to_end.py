@@ -24,21 +24,23 @@ STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 
 
-@pytest.fixture
-def engine(
-    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """`stepscope serve` with a tiny Qwen3, as a process; its endpoint is TMP/engine."""
+@pytest.fixture(scope="module")
+def endpoint(
+    tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[..., Path]
+) -> Iterator[str]:
+    """The endpoint of `stepscope serve` with a tiny Qwen3, as a process."""
+    folder = tmp_path_factory.mktemp("engine")
+    endpoint = f"{folder}/engine"
     model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
     process = subprocess.Popen(
         [*STEPSCOPE, "serve", "--model", str(model),
-         "--endpoint", f"{tmp_path}/engine", "--kv-memory", "16MB", "--threads", "1",
+         "--endpoint", endpoint, "--kv-memory", "16MB", "--threads", "1",
          "--max-num-batched-tokens", "512"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_CONFIG_HOME": str(folder)},
     )  # fmt: skip
     deadline = time.monotonic() + START_S
-    with ControlClient(f"{tmp_path}/engine", timeout_s=1.0) as client:
+    with ControlClient(endpoint, timeout_s=1.0) as client:
         while True:
             try:
                 client.info()
@@ -47,7 +49,7 @@ def engine(
                 assert process.poll() is None, process.stderr and process.stderr.read()
                 assert time.monotonic() < deadline, "the engine did not start"
                 time.sleep(0.1)
-    yield process
+    yield endpoint
     process.terminate()
     assert process.wait(timeout=30) == 0, process.stderr and process.stderr.read()
 
@@ -96,7 +98,7 @@ class Chats:
         )
 
 
-def told(client: ControlClient, sequence: int = 0) -> list[TelemetryMessage]:
+def told(client: ControlClient, sequence: int) -> list[TelemetryMessage]:
     """The messages that the engine published from `sequence` on."""
     messages: list[TelemetryMessage] = []
     while True:
@@ -116,12 +118,11 @@ def num_tokens(step: StepRecord) -> int:
     return step.num_prefill_tokens + step.num_decode_tokens
 
 
-@pytest.mark.usefixtures("engine")
 def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
-    terminal: Callable[..., object], tmp_path: Path
+    terminal: Callable[..., object], endpoint: str, tmp_path: Path
 ) -> None:
-    endpoint = f"{tmp_path}/engine"
     with Chats(endpoint) as chats, ControlClient(endpoint, timeout_s=10.0) as client:
+        since = client.snapshot().sequence + 1
         screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)
         screen.wait_for(r"BUDGET +\d+/512")
@@ -132,11 +133,13 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
         screen.wait_for("◆")
         # The next prompt fills a step.
         deadline = time.monotonic() + 30
-        while not any(num_tokens(s) == 48 for s in steps_of(told(client)) if s.token_budget == 48):
+        while not any(
+            num_tokens(s) == 48 for s in steps_of(told(client, since)) if s.token_budget == 48
+        ):
             assert time.monotonic() < deadline, "the new budget never binds"
             time.sleep(0.2)
 
-        messages = told(client)
+        messages = told(client, since)
         (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
         assert change.old == {"max_num_batched_tokens": 512}
         assert change.new == {"max_num_batched_tokens": 48}
@@ -155,14 +158,13 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
             time.sleep(0.05)
         screen.send("q")
         assert screen.wait_for_exit() == 0
+        client.set_knobs(change.old, who="test")
     assert chats.wrong == []
 
 
-@pytest.mark.usefixtures("engine")
 def test_keys_pause_step_and_record_a_real_engine(
-    terminal: Callable[..., object], tmp_path: Path
+    terminal: Callable[..., object], endpoint: str, tmp_path: Path
 ) -> None:
-    endpoint = f"{tmp_path}/engine"
     with Chats(endpoint), ControlClient(endpoint, timeout_s=10.0) as client:
         screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)
@@ -202,11 +204,9 @@ def test_keys_pause_step_and_record_a_real_engine(
         assert recording.first_step <= paused_at.step <= recording.last_step
 
 
-@pytest.mark.usefixtures("engine")
 def test_a_dashboard_whose_terminal_vanishes_leaves_the_engine_serving(
-    terminal: Callable[..., object], tmp_path: Path
+    terminal: Callable[..., object], endpoint: str, tmp_path: Path
 ) -> None:
-    endpoint = f"{tmp_path}/engine"
     with Chats(endpoint) as chats:
         screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)

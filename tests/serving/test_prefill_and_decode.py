@@ -119,6 +119,7 @@ class Pair:
                     process = self._processes[name]
                     assert process.poll() is None, process.stderr and process.stderr.read()
                     assert time.monotonic() < deadline_s, "it did not start"
+                    time.sleep(0.05)
 
     def send(self, name: str, number: signal.Signals) -> None:
         self._processes[name].send_signal(number)

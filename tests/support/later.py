@@ -1,0 +1,35 @@
+"""What a module of tests names at its top, made when a test first looks into it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TypeVar, overload
+
+Item = TypeVar("Item")
+
+
+class Later(Sequence[Item]):
+    """A sequence that is made at its first use.
+
+    Every worker of a test run imports every module: none of them shall simulate a session that only
+    one of them needs.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[Item]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Sequence[Item]:
+        return self._make()
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | Sequence[Item]:
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
