@@ -19,6 +19,7 @@ from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
+from stepscope.engine.models import checkpoint
 from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import Shutdown, Submit
@@ -115,6 +116,8 @@ def open_engine(
         open_role(config, name or endpoint.name) as role,
         contextlib.ExitStack() as stack,
     ):
+        # The import of torch takes seconds: report a wrong name before.
+        checkpoint.locate(config.model, progress)
         # Imported here, after `prepare_environment`: it imports torch, which reads the environment.
         from stepscope.engine.execution.loading import load_runner
 
@@ -128,6 +131,7 @@ def open_engine(
         # otherwise a collection takes milliseconds.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(700)  # short collections, whatever the command has set
         role.load(runner)
         kv = KVCacheManager(runner.num_blocks, config.block_size)
         scheduler = Scheduler(kv, knobs, limits, receiver=role.receiver)
