@@ -228,19 +228,15 @@ def test_with_a_gpu_model_the_summary_is_in_milliseconds(run: Run) -> None:
 
 
 def test_the_requests_of_a_recording_are_scheduled_in_several_batching_modes(run: Run) -> None:
-    from stepscope.recordings import samples
-
-    path = str(samples.shipped()["chunked"])
-    found = json.loads(run(path, "--summary", "--modes", "naive,chunked", "--json").stdout)
+    done = run("chunked", "--summary", "--modes", "naive,chunked", "--json")
+    assert done.stderr.splitlines() == ["simulating naive", "simulating chunked"]
+    found = json.loads(done.stdout)
     assert found["naive"]["ttft_p50_ms"] > found["chunked"]["ttft_p50_ms"]
 
 
 def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(run: Run) -> None:
-    from stepscope.recordings import samples
-
-    path = str(samples.shipped()["chunked"])
     crossed = ("--summary", "--modes", "naive,chunked", "--sweep", "max_num_seqs=4..8", "--json")
-    found = json.loads(run(path, *crossed, "--runs", "2").stdout)
+    found = json.loads(run("chunked", *crossed, "--runs", "2").stdout)
     assert list(found) == [
         f"{mode} max_num_seqs={seats}" for mode in ("naive", "chunked") for seats in (4, 8)
     ]

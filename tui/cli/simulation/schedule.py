@@ -24,10 +24,12 @@ from stepscope.engine.simulation.dry_run import (
 )
 from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.mode_file import load_mode
 from stepscope.tui.cli.simulation.report import Interval, intervals
@@ -90,10 +92,13 @@ def schedule(
     """Run the scheduler, and print a JSON line for each step, or a summary of each mode.
 
     Args:
-        file: path of a workload, a trace or a recording; '-' reads a workload from standard input.
+        file: path of a workload, a trace or a recording, or the name of a shipped sample; '-' reads
+            a workload from standard input.
         flags: knobs as the user typed them.
     """
     cases = _cases(options)
+    if not Path(file).exists():
+        file = str(samples.shipped().get(file.removesuffix(".mcap"), file))
     has_times = file != STDIN and Path(file).suffix in _TRACES
     if options.as_json and not options.summary:
         raise WrongUsage("--json goes with --summary; without it every step is a line of JSON")
@@ -174,15 +179,17 @@ def _compare(
     work = open_source(file, WorkloadSpec(), DEFAULT_LEN, 1.0, None)
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
     found: dict[str, Mapping[str, _Value]] = {}
-    for case in cases:
-        knobs = setup.knobs.changed(case.changes, setup.limits)
-        made = msgspec.structs.replace(setup, knobs=knobs, own_mode=case.own)
-        runs = []
-        for seed in range(options.num_runs):
-            model = DrawnStepTimes(made.model, seed)
-            runs.append(run_once(made, model, work.requests(seed), [SLO()], RunOptions()))
-        name = case.name or knobs.batching
-        found[name] = intervals(runs) if options.num_runs > 1 else flat(runs[0])
+    with Progress() as progress:
+        for number, case in enumerate(cases):
+            knobs = setup.knobs.changed(case.changes, setup.limits)
+            made = msgspec.structs.replace(setup, knobs=knobs, own_mode=case.own)
+            name = case.name or knobs.batching
+            runs = []
+            for seed in range(options.num_runs):
+                progress(f"simulating {name}", (number + seed / options.num_runs) / len(cases))
+                model = DrawnStepTimes(made.model, seed)
+                runs.append(run_once(made, model, work.requests(seed), [SLO()], RunOptions()))
+            found[name] = intervals(runs) if options.num_runs > 1 else flat(runs[0])
     _say_all(found, options.as_json)
 
 

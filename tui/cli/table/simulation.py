@@ -287,7 +287,7 @@ def autopilot(
         "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
         "stepscope schedule trace.csv --summary --modes all --gpu h100",
         "stepscope schedule session.mcap --summary --mode-file my.py:shortest_first",
-        "stepscope schedule s.mcap --summary --sweep max_num_seqs=8..64 --runs 5",
+        "stepscope schedule chunked --summary --sweep max_num_seqs=8..64 --runs 5",
     )
 )
 @with_options("knobs")
@@ -295,7 +295,7 @@ def schedule(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="a workload (JSON), a trace, a recording, or - for standard input"
+            metavar="FILE", help="a workload (JSON), a trace, a recording or sample, or - for stdin"
         ),
     ],
     summary: Annotated[
