@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hide the modules and tests from the garbage collector, which would look through them often."""
+    """Hide what was imported from the garbage collector, which would look through it often."""
     gc.collect()
     gc.freeze()
 

@@ -13,7 +13,7 @@ import operator
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -267,12 +267,12 @@ class BlockPool:
                 ref_counts[block] += 1
                 if self._owners[block] == owner:
                     owned.add(block)
-        empty = set(self.empty)
+        empty, cached, digests = set(self.empty), self.cached, self._digests
         if len(empty) != len(self.empty):
             yield "a block is twice among the empty ones"
         for block, expected in enumerate(ref_counts):
-            digest = self._digests[block]
-            places = [block in empty, block in self.cached, expected > 0]
+            digest = digests[block]
+            places = (block in empty, block in cached, expected > 0)
             if self._ref_counts[block] != expected:
                 yield f"block {block}: {expected} holders, {self._ref_counts[block]} counted"
             if expected and block not in owned:
@@ -281,16 +281,15 @@ class BlockPool:
                 yield f"block {block}: empty, cached, held are {places}, expected one of them"
             if not expected and (digest is None) != places[0]:
                 yield f"block {block}: free with content {digest!r} in the wrong list"
-            if digest is not None and block not in self._with(digest):
+            if digest is not None and not self._finds(digest, block):
                 yield f"block {block}: its content cannot be found"
-        for digest in self._by_digest:
-            for block in self._with(digest):
-                if self._digests[block] != digest:
-                    yield f"block {block}: found by content that it does not hold"
+        copies = ((digest, block) for digest, each in self._copies.items() for block in each)
+        for digest, block in chain(self._by_digest.items(), copies):
+            if digests[block] != digest:
+                yield f"block {block}: found by content that it does not hold"
 
-    def _with(self, digest: BlockHash) -> list[int]:
-        first = self._by_digest.get(digest)
-        return [] if first is None else [first, *self._copies.get(digest, ())]
+    def _finds(self, digest: BlockHash, block: int) -> bool:
+        return self._by_digest.get(digest) == block or block in self._copies.get(digest, ())
 
 
 def runs_of(published_bytes: bytearray) -> list[BlockRun]:

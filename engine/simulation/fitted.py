@@ -9,7 +9,8 @@ marked as extrapolated if the step is much larger than all measured steps.
 import math
 import statistics
 from collections.abc import Sequence
-from operator import mul
+from functools import cached_property
+from operator import gt, mul
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -43,7 +44,7 @@ class SeenRange(Struct, frozen=True):
     most: float
 
 
-class FittedModel(Struct, frozen=True, kw_only=True):
+class FittedModel(Struct, frozen=True, kw_only=True, dict=True):
     """A `StepTimeModel` whose coefficients were fitted to measured steps.
 
     Predicts the mean time of a step, not the median, so that the sum over a session is right. The
@@ -66,11 +67,14 @@ class FittedModel(Struct, frozen=True, kw_only=True):
     def step_time(self, shape: StepShape) -> StepTime:
         terms = terms_of(shape)
         cycle_s = sum(map(mul, self.seconds, terms))
-        is_far = any(
-            term > seen.most * _REACH for term, seen in zip(terms, self.ranges, strict=True)
-        )
+        is_far = any(map(gt, terms, self._reach))
         host_s = min(self.host_s, cycle_s)
         return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
+
+    @cached_property
+    def _reach(self) -> tuple[float, ...]:
+        """The greatest value of each of `TERMS` that is not extrapolated."""
+        return tuple(seen.most * _REACH for seen in self.ranges)
 
     def in_words(self) -> list[str]:
         """Describe the fit and its errors for people, in lines."""

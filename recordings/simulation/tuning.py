@@ -7,13 +7,14 @@ until the best candidate keeps it or the lowest load is reached.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, what_if
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, forecast
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 
@@ -84,6 +85,7 @@ class Tuning:
         self._on_run = on_run
         work = basis.work
         seconds = (work.requests[-1].arrival_ns - work.requests[0].arrival_ns) / 1e9
+        self._found: dict[tuple[int, frozenset[tuple[str, KnobValue]]], Candidate] = {}
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
@@ -144,33 +146,44 @@ class Tuning:
         what: str,
         wanted: Sequence[Changes],
         num_runs: int = _SEARCH_RUNS,
-        work: RecordedWork | None = None,
     ) -> list[Candidate]:
-        """Simulate the recorded knobs and each of the wanted changes.
+        """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
 
         Returns:
             One candidate for the recorded knobs, then one for each of `wanted`.
         """
-        found = what_if(
-            self._basis if work is None else self._basis._replace(work=work),
-            [(changes_text(each), each) for each in wanted],
-            [self._level],
-            lambda share: self._on_run(what, share),
-            num_runs,
-        )
+        cases: list[Changes] = [{}, *wanted]
+        found = []
+        for number, changes in enumerate(cases):
+            key = (num_runs, frozenset(changes.items()))
+            if key not in self._found:
+
+                def on_run(share: float, number: int = number) -> bool:
+                    return self._on_run(what, (number + share) / len(cases))
+
+                self._found[key] = self._forecast(changes, on_run, num_runs, self._basis.work)
+            found.append(self._found[key])
+        return found
+
+    def _forecast(
+        self,
+        changes: Changes,
+        on_run: Callable[[float], bool],
+        num_runs: int,
+        work: RecordedWork,
+    ) -> Candidate:
+        text = changes_text(changes)
+        basis = self._basis._replace(work=work)
+        found = forecast(basis, text, changes, [self._level], on_run, num_runs)
         if found is None:
             raise ForecastStopped
-        pairs = zip([{}, *wanted], [found.again, *found.variants], strict=True)
-        return [self._candidate(changes, forecast) for changes, forecast in pairs]
-
-    def _candidate(self, changes: Changes, forecast: Forecast) -> Candidate:
-        figures = {name: each.value for name, each in forecast.figures.items()}
+        figures = {name: each.value for name, each in found.figures.items()}
         goodput, rate = figures["goodput_0_per_s"], figures["requests_per_s"]
         strain = max(
             figures.get("ttft_p95_ms", 0.0) / self._level.ttft_ms,
             figures.get("itl_p95_ms", 0.0) / self._level.itl_ms,
         )
-        return Candidate(dict(changes), goodput / max(rate, 1e-9), goodput, strain, forecast)
+        return Candidate(dict(changes), goodput / max(rate, 1e-9), goodput, strain, found)
 
     def _load_that_keeps(self, best: Candidate) -> tuple[float, Candidate]:
         share, found = 1.0, best
@@ -178,7 +191,9 @@ class Tuning:
             if share < 1.0:
                 work = _at_load(self._basis.work, share)
                 what = f"at {share:.0%} of the load"
-                found = self._forecasts(what, [best.changes], work=work)[-1]
+                found = self._forecast(
+                    best.changes, partial(self._on_run, what), _SEARCH_RUNS, work
+                )
             if found.keeps:
                 break
         return share, found

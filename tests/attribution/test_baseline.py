@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,36 +173,44 @@ LONG = SimulatedWorkload(rate=0.6, document_share=0.5, document_tokens=20_000, o
 MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, output_tokens=60)
 
 
+BATCHES: dict[str, dict[str, Any]] = {
+    "chunks": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED},
+    "long contexts": {
+        "knobs": Knobs(max_num_batched_tokens=512),
+        "workload": LONG,
+        "num_blocks": 8192,
+        "max_model_len": 40_000,
+        "context_ns": 60.0,
+    },
+    "whole prompts": {
+        "knobs": Knobs(max_num_batched_tokens=8192, enable_chunked_prefill=False),
+        "workload": MIXED,
+        "context_ns": 60.0,
+    },
+    "padded": {"knobs": Knobs(batching="static", max_num_seqs=8), "workload": MIXED},
+    "separate": {"knobs": Knobs(batching="separate"), "workload": MIXED},
+    "preempted": {
+        "knobs": Knobs(max_num_batched_tokens=1024),
+        "num_blocks": 520,
+        "workload": MIXED,
+    },
+    "overlap": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED, "overlap": True},
+}
+
+
+@cache
+def undisturbed(name: str, seed: int) -> list[tuple[int, Telemetry]]:
+    """A session in which no step was slow, with large batches of this kind."""
+    given = dict(BATCHES[name])
+    base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
+    return session(NoisyCost(base), **given, seed=seed)
+
+
 @pytest.mark.parametrize("learns", [False, True], ids=["all steps known", "steps so far"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED},
-        {
-            "knobs": Knobs(max_num_batched_tokens=512),
-            "workload": LONG,
-            "num_blocks": 8192,
-            "max_model_len": 40_000,
-            "context_ns": 60.0,
-        },
-        {
-            "knobs": Knobs(max_num_batched_tokens=8192, enable_chunked_prefill=False),
-            "workload": MIXED,
-            "context_ns": 60.0,
-        },
-        {"knobs": Knobs(batching="static", max_num_seqs=8), "workload": MIXED},
-        {"knobs": Knobs(batching="separate"), "workload": MIXED},
-        {"knobs": Knobs(max_num_batched_tokens=1024), "num_blocks": 520, "workload": MIXED},
-        {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED, "overlap": True},
-    ],
-    ids=["chunks", "long contexts", "whole prompts", "padded", "separate", "preempted", "overlap"],
-)
-def test_a_large_batch_alone_makes_no_step_slow(options: dict[str, Any], learns: bool) -> None:
+@pytest.mark.parametrize("name", list(BATCHES))
+def test_a_large_batch_alone_makes_no_step_slow(name: str, learns: bool) -> None:
     for seed in (1, 2):
-        given = dict(options)
-        base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
-        messages = session(NoisyCost(base), **given, seed=seed)
-        assert not slow_pieces(explained(messages, learns=learns))
+        assert not slow_pieces(explained(undisturbed(name, seed), learns=learns))
 
 
 def test_a_chunk_late_in_a_long_prompt_is_slow_only_above_the_baseline_of_such_chunks() -> None:

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -47,10 +48,15 @@ def run_of(draw: random.Random, factor: float = 1.0, seconds: int = 30) -> list[
     return slices.grouped(NUM_STRETCHES)
 
 
+@cache
+def pairs_of(factor: float) -> list[tuple[list[Slice], list[Slice]]]:
+    draws = map(random.Random, range(NUM_PAIRS))
+    return [(run_of(draw), run_of(draw, factor)) for draw in draws]
+
+
 def effects(factor: float, rank: int) -> Iterator[Effect]:
-    for seed in range(NUM_PAIRS):
-        draw = random.Random(seed)
-        effect = Contrast(run_of(draw), run_of(draw, factor)).percentile(rank)
+    for pair in pairs_of(factor):
+        effect = Contrast(*pair).percentile(rank)
         assert effect is not None
         yield effect
 
@@ -129,12 +135,16 @@ def mixed_run(
     return slices.grouped(NUM_STRETCHES)
 
 
+@cache
+def mixed_pairs() -> list[tuple[list[Slice], list[Slice]]]:
+    return [(mixed_run(draw), mixed_run(draw)) for draw in map(random.Random, range(NUM_PAIRS))]
+
+
 @pytest.mark.parametrize("rank", [50, 99])
 def test_work_that_occurs_only_now_and_then_names_no_winner_by_chance(rank: int) -> None:
     wrong = 0
-    for seed in range(NUM_PAIRS):
-        draw = random.Random(seed)
-        effect = Contrast(mixed_run(draw), mixed_run(draw)).percentile(rank)
+    for pair in mixed_pairs():
+        effect = Contrast(*pair).percentile(rank)
         wrong += effect is not None and effect.is_sure
     assert wrong <= 0.05 * NUM_PAIRS
 
@@ -174,6 +184,7 @@ def test_pairing_the_same_requests_reveals_a_smaller_difference() -> None:
 WORKLOAD = SimulatedWorkload(rate=6.0, document_share=0.15, document_tokens=2600, output_tokens=100)
 
 
+@cache
 def side_of(seed: int, budget: int, rate: float, speed: float = 1.0, seats: int = 64) -> Side:
     """Half a minute of random arrivals at one engine."""
     messages = simulate(
@@ -196,7 +207,7 @@ def won(found: Comparison) -> dict[str, Any]:
     return {each.key: each.verdict for each in found.figures if each.verdict in ("a", "b")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def before() -> Side:
     return side_of(1, 2048, 6.0)
 

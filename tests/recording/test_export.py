@@ -427,23 +427,35 @@ def test_an_export_of_a_range_holds_exactly_its_steps(
     assert steps == list(range(500, 600))
 
 
-@pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
-def test_the_memory_of_an_export_does_not_grow_with_the_recording(
-    tmp_path: Path, target: Format
-) -> None:
-    """Compared with a session three times as long; both exceed the size of all caches."""
+@pytest.fixture(scope="module")
+def long_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2400 steps in many small chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 20_000)
-        path = record(tmp_path / "long.mcap", simulate(seed=4, num_steps=2400))
-    peaks = []
-    for last in (700, 700, 2100):  # the first run fills what is filled once
-        with Recording(path) as recording:
-            tracemalloc.start()
-            output = tmp_path / str(len(peaks))
+        path = tmp_path_factory.mktemp("long") / "long.mcap"
+        return record(path, simulate(seed=4, num_steps=2400))
+
+
+@pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
+def test_the_memory_of_an_export_does_not_grow_with_the_recording(
+    long_session: Path, tmp_path: Path, target: Format
+) -> None:
+    """Compared with a session three times as long; both exceed the size of all caches."""
+
+    def write(last: int) -> None:
+        with Recording(long_session) as recording:
+            output = tmp_path / str(last)
             export(recording, output, target, StepRange(0, last), "steps", lambda share: None)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-    assert peaks[2] < 1.25 * peaks[1] + 100_000
+        output.unlink()
+
+    write(700)  # fills what is filled once
+    peaks = []
+    for last in (700, 2100):
+        tracemalloc.start()
+        write(last)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.25 * peaks[0] + 100_000
 
 
 PARQUET_MEMORY = """

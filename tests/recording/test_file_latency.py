@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,13 @@ def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_file, "CHUNK_BYTES", 30_000)
 
 
+@cache
+def simulated(seed: int) -> tuple[tuple[int, Telemetry], ...]:
+    return tuple(enumerate(busy(seed, 900)))
+
+
 def plain(seed: int) -> Numbered:
-    return list(enumerate(busy(seed, 900)))
+    return list(simulated(seed))
 
 
 def with_pauses(seed: int) -> Numbered:
@@ -226,7 +232,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return record(tmp_path_factory.mktemp("waits") / "session.mcap", with_losses(6))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def played(file: Path) -> tuple[dict[tuple[str, int], StepWait], History]:
+    with Recording(file) as recording:
+        return expected(recording)
+
+
+@pytest.fixture(scope="module")
 def found(file: Path) -> Iterator[FileLatency]:
     whole = FileLatency(file)
     whole.search.start()
@@ -238,10 +250,13 @@ def found(file: Path) -> Iterator[FileLatency]:
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_event_keys_stop_at_one_late_token_in_each_second_that_has_any(
-    file: Path, found: FileLatency, slo: SLO, direction: int
+    file: Path,
+    played: tuple[dict[tuple[str, int], StepWait], History],
+    found: FileLatency,
+    slo: SLO,
+    direction: int,
 ) -> None:
-    with Recording(file) as recording:
-        told, _ = expected(recording)
+    told, _ = played
     bounds_ns = {"ITL": slo.itl_ms * 1e6, "TTFT": slo.ttft_ms * 1e6}
     late = {key: each for key, each in told.items() if each.ns > bounds_ns[key[0]]}
     assert len(late) > 20
@@ -272,10 +287,9 @@ def test_event_keys_stop_at_one_late_token_in_each_second_that_has_any(
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_file_search_finds_the_same_gaps_as_playing_the_file(
-    file: Path, found: FileLatency, direction: int
+    played: tuple[dict[tuple[str, int], StepWait], History], found: FileLatency, direction: int
 ) -> None:
-    with Recording(file) as recording:
-        _, whole = expected(recording)
+    _, whole = played
     seen, at = [], -1 if direction > 0 else 10**6
     while (event := found.next(at, direction, {"gap"}, LATE)) is not None:
         seen.append(event)

@@ -20,6 +20,7 @@ from mcap.reader import make_reader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
 from stepscope.recordings.check.repair import default_output, repair, what_is_wrong
 from stepscope.recordings.check.strip import strip
@@ -35,15 +36,18 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.tui.cli.recordings.repair import summary
+from tests.support.later import Later
 from tests.support.seek_sessions import record
 
-MESSAGES = simulate(
-    seed=11,
-    num_steps=3000,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150),
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+MESSAGES = Later(
+    lambda: simulate(
+        seed=11,
+        num_steps=3000,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150),
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+    )
 )
 
 
@@ -84,6 +88,8 @@ class Written:
         with Recording(path) as recording:
             self.frames = [frame for frame, _ in recording.frames()]
             self.chunks = list(recording.index.chunks)
+            chunks = range(recording.num_chunks)
+            self.num_in = [len(recording.chunk_frames(number)) for number in chunks]
         assert len(self.frames) == count
 
     def num_safe(self, num_bytes: int) -> int:
@@ -93,12 +99,30 @@ class Written:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A few kilobytes, in several chunks, flushed after every second message."""
-    return Written(tmp_path_factory.mktemp("small") / "small.mcap", 22, 2, 6_000)
+    return Written(tmp_path_factory.mktemp("small") / "small.mcap", 12, 2, 3_000)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(tmp_path_factory.mktemp("large") / "large.mcap", 3000, 20, 100_000)
+
+
+@contextlib.contextmanager
+def flipped(path: Path, place: int, bits: int) -> Iterator[None]:
+    """Flip bits of one byte for a while, in place: to write a file anew takes far longer."""
+
+    def flip() -> None:
+        with open(path, "r+b") as stream:
+            stream.seek(place)
+            (byte,) = stream.read(1)
+            stream.seek(place)
+            stream.write(bytes([byte ^ bits]))
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
 
 
 def frames_of(path: Path) -> list[MessageFrame] | None:
@@ -146,8 +170,10 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
                 is_all = length >= large.chunks[-1].end + 13
                 why = "index is cut off" if is_all else "was not closed"
                 assert why in (recording.message or "")
-                chunks = range(recording.num_chunks)
-                num_kept = sum(len(recording.chunk_frames(chunk)) for chunk in chunks)
+                last = recording.num_chunks - 1
+                # Only the last chunk can be cut: those before it are read now and then, below.
+                assert recording.index.chunks[:last] == large.chunks[:last]
+                num_kept = sum(large.num_in[:last]) + len(recording.chunk_frames(last))
                 assert num_kept >= num_safe
                 if number % 50 == 0:
                     kept = [frame for frame, _ in recording.frames()]
@@ -180,6 +206,7 @@ def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_pat
 
 def test_a_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path) -> None:
     path = tmp_path / "flipped.mcap"
+    path.write_bytes(small.content)
     first = small.chunks[0]
     # For each damaged chunk, the frames of all others; None stands for no chunk.
     expected = {hit: whole_chunks(small, hit) for hit in (None, *range(len(small.chunks)))}
@@ -188,10 +215,8 @@ def test_a_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Pat
         places |= set(range(chunk.offset, chunk.offset + 60))
     places |= set(range(0, len(small.content), 5))  # a byte of compressed data is like another
     for place in sorted(places):
-        content = bytearray(small.content)
-        content[place] ^= 0x41
-        path.write_bytes(content)
-        kept = frames_of(path)
+        with flipped(path, place, 0x41):
+            kept = frames_of(path)
         if kept is None:
             # Only the file's metadata and its first keyframe can be damaged that badly.
             assert place < first.end, f"byte {place}"
@@ -219,21 +244,17 @@ def test_verify_finds_every_flipped_byte_that_changes_the_content(
     small: Written, tmp_path: Path
 ) -> None:
     path = tmp_path / "flipped.mcap"
+    path.write_bytes(small.content)
     rng = random.Random(6)
     begin = small.chunks[0].offset
     places = set(rng.sample(range(begin, len(small.content)), 150))
     for chunk in small.chunks:  # their heads have no checksum of their own
         places |= set(range(chunk.offset, chunk.offset + 53))
     for place in sorted(places):
-        content = bytearray(small.content)
-        content[place] ^= 0x10
-        path.write_bytes(content)
-        try:
+        with flipped(path, place, 0x10), contextlib.suppress(RecordingError):
             report = verify(path, nothing)
-        except RecordingError:
-            continue
-        # zstd has a bit or two that mean nothing.
-        assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
+            # zstd has a bit or two that mean nothing.
+            assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
 
 
 def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
@@ -544,7 +565,8 @@ def test_a_gap_that_no_repair_noted_stays_a_problem_of_a_repaired_file(
 def test_a_flipped_bit_loses_at_most_a_second_or_a_hundredth_of_the_file(tmp_path: Path) -> None:
     """However small its steps are, and whether the file is long or short."""
     workload = SimulatedWorkload(rate=1.0, document_share=0.0, chat_tokens=50, output_tokens=400)
-    messages = simulate(seed=5, num_steps=30_000, num_blocks=512, workload=workload)
+    cost = CostModel(floor_ms=24.0)
+    messages = simulate(seed=5, num_steps=10_000, num_blocks=512, workload=workload, cost=cost)
     path = record(tmp_path / "light.mcap", messages)
     spans_ns, num_steps = [], []
     with Recording(path) as recording:
@@ -557,7 +579,7 @@ def test_a_flipped_bit_loses_at_most_a_second_or_a_hundredth_of_the_file(tmp_pat
     assert duration_ns > 200e9
     assert max(spans_ns) > 1e9
     for span_ns, count in zip(spans_ns, num_steps, strict=True):
-        assert span_ns <= 1e9 or (span_ns <= duration_ns / 100 and count <= 300)
+        assert span_ns <= 1e9 or (span_ns <= duration_ns / 100 and count <= 100)
     # They grow with the file, so that a long one has no more of them than it needs.
     assert len(spans_ns) < 250
 

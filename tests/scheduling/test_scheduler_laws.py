@@ -353,18 +353,23 @@ def test_no_step_breaks_a_scheduling_law_and_every_request_ends(case: Case) -> N
         assert life.first_tokens == 1
         once = request.num_prompt_tokens + request.num_output_tokens - 1
         assert life.num_scheduled == once - life.num_hit + life.num_lost
+    check_idle(driver)
 
 
-@laws
+def check_idle(driver: Driver) -> None:
+    counts = driver.scheduler.kv.counts()
+    assert counts.used == 0
+    assert counts.cached + counts.empty == driver.case.num_blocks
+    driver.scheduler.kv.reset_prefix_cache()
+    assert driver.scheduler.kv.counts().empty == driver.case.num_blocks
+
+
+@settings(laws, max_examples=60)
 @given(cases())
 def test_when_idle_every_block_is_free_or_cached(case: Case) -> None:
     driver = Driver(case)
     driver.run()
-    counts = driver.scheduler.kv.counts()
-    assert counts.used == 0
-    assert counts.cached + counts.empty == case.num_blocks
-    driver.scheduler.kv.reset_prefix_cache()
-    assert driver.scheduler.kv.counts().empty == case.num_blocks
+    check_idle(driver)
 
 
 @settings(laws, max_examples=40)

@@ -19,22 +19,44 @@ from stepscope.tui.cli.recordings.measured import read_side
 
 Run = Callable[..., str]
 WORK = ("mix", "--num-requests", "100", "--document-share", "0.15", "--document-tokens", "6000",
-        "--gpu", "h100", "--max-model-len", "8192", "--rate", "12")  # fmt: skip
+        "--gpu", "h100", "--max-model-len", "8192", "--rate", "12",
+        "--block-size", "64")  # fmt: skip
 LEVELS = ("--slo-itl", "25ms", "--slo-ttft", "1s")
 
 
 @pytest.fixture(autouse=True)
 def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "NUM_RUNS", 4)
+    monkeypatch.setattr(diagnosis, "NUM_RUNS", 3)
+
+
+@pytest.fixture(scope="module")
+def sessions() -> dict[tuple[str, ...], Path]:
+    """The sessions recorded so far, by their options."""
+    return {}
 
 
 @pytest.fixture
-def diagnosed(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def recorded(
+    run: Run, tmp_path: Path, sessions: dict[tuple[str, ...], Path]
+) -> Callable[..., Path]:
+    """Records a session simulated with these options; the same options give the same file."""
+
+    def of(*arguments: str) -> Path:
+        if arguments not in sessions:
+            path = tmp_path / "session.mcap"
+            run("simulate", *arguments, "-o", str(path))
+            sessions[arguments] = path
+        return sessions[arguments]
+
+    return of
+
+
+@pytest.fixture
+def diagnosed(run: Run, recorded: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
     """The report of `diagnose` on a simulated session."""
 
     def of(*arguments: str, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
-        path = str(tmp_path / "session.mcap")
-        run("simulate", *arguments, "-o", path)
+        path = str(recorded(*arguments))
         found: dict[str, Any] = json.loads(run("diagnose", path, *levels, "--json"))
         return found
 
@@ -51,7 +73,7 @@ def diagnosed(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             "max_num_batched_tokens=192",
         ),
         (("--batching", "static"), "batching", "batching=chunked"),
-        (("--num-blocks", "620"), "KV memory", "twice the KV blocks"),
+        (("--num-blocks", "155"), "KV memory", "twice the KV blocks"),
     ],
 )
 def test_diagnose_names_a_knob_that_was_set_too_small(
@@ -76,12 +98,11 @@ def test_diagnose_names_a_disabled_prefix_cache_if_prompts_share_prefixes(
     rows = [
         {"timestamp": at * 80, "input_length": 7500, "output_length": 40,
          "hash_ids": [*system, 1000 + at]}
-        for at in range(80)
+        for at in range(40)
     ]  # fmt: skip
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = diagnosed(
-        str(trace), "--gpu", "h100", "--max-model-len", "8192", "--no-enable-prefix-caching"
-    )
+    options = ("--gpu", "h100", "--max-model-len", "8192", "--block-size", "64")
+    found = diagnosed(str(trace), *options, "--no-enable-prefix-caching")
     assert found["bottlenecks"][0]["suspect"] == "prefix cache"
     assert found["bottlenecks"][0]["trial"]["kept_share"] > 0.9
 
@@ -103,9 +124,8 @@ def test_diagnose_blames_no_knob_for_a_slow_machine(
     assert "the machine is too slow" in found["verdict"]
 
 
-def test_diagnose_names_host_work_if_it_is_most_of_a_step(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "session.mcap"
-    run("simulate", *WORK, "-o", str(path))
+def test_diagnose_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Path]) -> None:
+    path = recorded(*WORK)
     level = SLO(ttft_ms=1000.0, itl_ms=9.0)
     with Recording(path) as recording:
         basis = basis_of(recording, [level])
@@ -116,9 +136,8 @@ def test_diagnose_names_host_work_if_it_is_most_of_a_step(run: Run, tmp_path: Pa
     assert found.bottlenecks[0].suspect.name == "host time between steps"
 
 
-def test_diagnose_suggests_no_change_that_the_engine_refuses(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "session.mcap"
-    run("simulate", *WORK, "-o", str(path))
+def test_diagnose_suggests_no_change_that_the_engine_refuses(recorded: Callable[..., Path]) -> None:
+    path = recorded(*WORK)
     with Recording(path) as recording:
         setup = basis_of(recording, [SLO()]).setup
     remedies = [remedy for suspect in SUSPECTS for remedy in suspect.remedies(setup)]

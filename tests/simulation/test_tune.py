@@ -9,7 +9,7 @@ import pytest
 from stepscope.recordings.simulation import tuning
 
 Run = Callable[..., str]
-WORK = ("mix", "--num-requests", "60", "--document-share", "0.2", "--gpu", "h100",
+WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100",
         "--max-model-len", "4096")  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,18 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
-from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once
+from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.simulation import what_if as command
 from stepscope.tui.cli.simulation.what_if_report import report
 
 Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
+
+
+@pytest.fixture(autouse=True)
+def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "what_if", partial(what_if, num_runs=4))
 
 
 def test_a_forecast_for_another_budget_agrees_with_a_run_under_it(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ made from its fields.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
@@ -139,6 +140,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.asdict(self)
 
 
+@lru_cache(maxsize=32)
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
     """Describe every knob, with its bounds in an engine with these limits."""
     return tuple(_spec(field, limits) for field in msgspec.structs.fields(Knobs))

@@ -77,10 +77,11 @@ class BlockNames:
         num_named = min(num_nameable, len(request.prefix) * request.prefix_tokens)
         num_shared = num_named // self._block_size
         names: list[BlockHash] = []
-        for index in range(num_shared):
-            last_token = (index + 1) * self._block_size - 1
-            prefix_id = request.prefix[last_token // request.prefix_tokens] & _MAX_ID
-            names.append(prefix_id * _MAX_BLOCKS + index)
+        for number, prefix_id in enumerate(request.prefix, 1):
+            # A block has the id of its last token.
+            end = min(num_shared, number * request.prefix_tokens // self._block_size)
+            first = (prefix_id & _MAX_ID) * _MAX_BLOCKS
+            names += range(first + len(names), first + end)
         # Negative names are unique.
         begin = -1 - self._num_unique
         names += range(begin, begin - (num_blocks - num_shared), -1)

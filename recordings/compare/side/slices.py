@@ -11,6 +11,7 @@ from typing import TypeAlias
 MAX_SLICES = 80  # beyond that, every two slices are merged
 _FIRST_WIDTH_NS = 100_000_000
 _BINS_PER_OCTAVE = 64  # about 1 % wide
+_NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
 
 Stratum: TypeAlias = Hashable
 Bins: TypeAlias = dict[int, int]  # bin of a wait -> number of waits
@@ -29,9 +30,8 @@ class WaitSlices:
 
     def add(self, time_ns: int, wait_ns: int, weight: int = 1, stratum: Stratum = 0) -> None:
         """Add a wait that ended `time_ns` after the run began. Call it in order of time."""
-        while time_ns // self.width_ns >= MAX_SLICES:
+        while (place := time_ns // self.width_ns) >= MAX_SLICES:
             self._fold()
-        place = time_ns // self.width_ns
         while place >= len(self._slices):
             self._slices.append({})
         bins = self._slices[place].setdefault(stratum, {})
@@ -85,8 +85,10 @@ def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
 
 def bin_of(wait_ns: int) -> int:
     """The histogram bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
-    octave = max(0, wait_ns.bit_length() - _BINS_PER_OCTAVE.bit_length())
-    return octave * _BINS_PER_OCTAVE + (max(0, wait_ns) >> octave)
+    octave = wait_ns.bit_length() - _NUM_EXACT_BITS
+    if wait_ns <= 0 or octave <= 0:
+        return max(0, wait_ns)
+    return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
 
 
 def start_of(at: int) -> int:
