@@ -74,6 +74,7 @@ def pytest_collection_finish() -> None:
 # Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder
 # takes half of the processor time. A test of threads sets their number itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
 
 
 class Done(NamedTuple):

@@ -3,15 +3,18 @@
 The checkpoints are small, random and saved by the tests; they are loaded the way any model is.
 """
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
+from unittest import mock
 
 import pytest
 import torch
 
 from stepscope.engine.execution.loading import load_runner
+from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.protocol.settings.engine_config import EngineConfig, ModelImpl
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -54,7 +57,8 @@ class Served:
             block_size=block_size,
             seq_capacity=16,
         )
-        self.runner = load_runner(config, lambda what, share: None)
+        with mock.patch.object(ModelRunner, "measure"):  # it takes longer than all else here
+            self.runner = load_runner(config, lambda what, share: None)
         self.block_size = block_size
         rng = random.Random(5)
         self.prompts = [[rng.randrange(256) for _ in range(n)] for n in PROMPT_LENGTHS]
@@ -62,12 +66,24 @@ class Served:
         self.expected = [self.generate(prompt, NUM_OUTPUT) for prompt in self.prompts]
 
 
+@pytest.fixture(scope="module")
+def oracle(greedy_oracle: Oracle) -> Oracle:
+    """Asks the library once for what several tests compare with."""
+
+    @functools.cache
+    def of(folder: Path) -> Callable[[Sequence[int], int], list[int]]:
+        generate = functools.cache(greedy_oracle(folder))
+        return lambda prompt, num_output: generate(tuple(prompt), num_output)
+
+    return of
+
+
 @pytest.fixture(scope="module", params=SERVED, ids="-".join)
 def served(
-    request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], greedy_oracle: Oracle
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], oracle: Oracle
 ) -> Served:
     family, model_impl = request.param
-    return Served(tiny_checkpoint(family), model_impl, greedy_oracle)
+    return Served(tiny_checkpoint(family), model_impl, oracle)
 
 
 def new_request(request_id: int, prompt: list[int], num_output: int = NUM_OUTPUT) -> Request:
@@ -222,11 +238,11 @@ def test_a_budget_change_in_mid_prompt_changes_no_token(served: Served) -> None:
 @pytest.mark.parametrize(("family", "model_impl"), [("gemma3_text", "transformers"), SERVED[3]])
 def test_the_block_size_changes_no_token(
     tiny_checkpoint: Callable[..., Path],
-    greedy_oracle: Oracle,
+    oracle: Oracle,
     family: str,
     model_impl: ModelImpl,
     block_size: int,
 ) -> None:
-    served = Served(tiny_checkpoint(family), model_impl, greedy_oracle, block_size)
+    served = Served(tiny_checkpoint(family), model_impl, oracle, block_size)
     for i, tokens in enumerate(run_by_hand(served, 7, together=True)):
         assert_same(tokens, served.expected[i], f"prompt {i}")

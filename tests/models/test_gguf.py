@@ -7,8 +7,8 @@ transformers on the checkpoint that they were made of, which has never been a GG
 import hashlib
 import json
 import os
+import resource
 import shutil
-import subprocess
 import sys
 import threading
 import zipfile
@@ -403,20 +403,13 @@ def test_an_interrupted_download_leaves_no_file_and_is_repeated_at_the_next_star
 
 def test_a_full_disk_leaves_no_partial_model_file(cache: Path, tmp_path: Path, tiny: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
-    code = (
-        "import resource, sys; from stepscope.engine.models import checkpoint\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "try: checkpoint.locate(sys.argv[1], lambda what, share: None)\n"
-        "except checkpoint.ConfigError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "tiny.gguf")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert "File too large" in done.stdout
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # as a full disk would
+    try:
+        with pytest.raises(ConfigError, match="File too large"):
+            checkpoint.locate(str(tmp_path / "tiny.gguf"), lambda what, share: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(cache.iterdir()) == []
 
 
