@@ -4,7 +4,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -54,6 +53,7 @@ from stepscope.tui.cli.__main__ import main
 from tests.support.core_ends import GivenWorkload
 from tests.support.paced_runner import PacedRunner
 from tests.support.pty_process import PtyProcess
+from tests.support.warm_command import WarmCommand
 
 # The time of an example depends on the machine.
 settings.register_profile("stepscope", deadline=None)
@@ -458,40 +458,37 @@ class HttpServer:
         self, folder: Path, *arguments: str, address: str = "0", **environment: str
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._stderr = (folder / "stderr").open("w+")
+        self._said = folder / "stdout"
+        self._stderr = folder / "stderr"
         option = "--http" if arguments[0] == "serve" else "--bind"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.tui.cli", *arguments, option, address],
-            stdout=subprocess.PIPE,
+        self.process = WarmCommand(
+            *(*arguments, option, address),
+            environment={"XDG_CONFIG_HOME": str(folder), **environment},
+            stdout=self._said,
             stderr=self._stderr,
-            text=True,
-            env={**os.environ, "XDG_CONFIG_HOME": str(folder), **environment},
         )
         self.url = self._said_url()
 
     def _said_url(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if match := re.search(r"OpenAI API on (http://[^/]+)/v1", line):
+        while True:
+            has_ended = self.process.poll() is not None
+            said = self._said.read_text() if self._said.exists() else ""
+            if match := re.search(r"OpenAI API on (http://[^/]+)/v1", said):
                 return match[1]
-        raise AssertionError(f"it never served: {self.stderr()}")
+            assert not has_ended, f"it never served: {self.stderr()}"
+            time.sleep(0.02)
 
     def stderr(self) -> str:
         """All that it has written to stderr so far."""
-        self._stderr.flush()
-        return Path(self._stderr.name).read_text()
+        return self._stderr.read_text()
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         try:
             self.process.wait(20)
         finally:
             self.process.kill()
             self.process.wait()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-            self._stderr.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """An operator's session with a real engine process, client and dashboard in a pseudo-terminal."""
 
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ from stepscope.engine.protocol.replies import Output, Replayed
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
+from tests.support.warm_command import WarmCommand
 
 pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
@@ -32,13 +31,13 @@ def endpoint(
     folder = tmp_path_factory.mktemp("engine")
     endpoint = f"{folder}/engine"
     model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
-    process = subprocess.Popen(
-        [*STEPSCOPE, "serve", "--model", str(model),
-         "--endpoint", endpoint, "--kv-memory", "16MB", "--threads", "1",
-         "--max-num-batched-tokens", "512"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**os.environ, "XDG_CONFIG_HOME": str(folder)},
-    )  # fmt: skip
+    errors = folder / "stderr"
+    process = WarmCommand(
+        *("serve", "--model", str(model), "--endpoint", endpoint, "--kv-memory", "16MB"),
+        *("--threads", "1", "--max-num-batched-tokens", "512"),
+        environment={"XDG_CONFIG_HOME": str(folder)},
+        stderr=errors,
+    )
     deadline = time.monotonic() + START_S
     with ControlClient(endpoint, timeout_s=1.0) as client:
         while True:
@@ -46,12 +45,12 @@ def endpoint(
                 client.info()
                 break
             except EngineUnreachable:
-                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert process.poll() is None, errors.read_text()
                 assert time.monotonic() < deadline, "the engine did not start"
                 time.sleep(0.1)
     yield endpoint
     process.terminate()
-    assert process.wait(timeout=30) == 0, process.stderr and process.stderr.read()
+    assert process.wait(timeout=30) == 0, errors.read_text()
 
 
 class Chats:
@@ -98,16 +97,23 @@ class Chats:
         )
 
 
-def told(client: ControlClient, sequence: int) -> list[TelemetryMessage]:
-    """The messages that the engine published from `sequence` on."""
-    messages: list[TelemetryMessage] = []
-    while True:
-        replayed = client.ask(ReplayFrom(sequence=sequence))
-        assert isinstance(replayed, Replayed)
-        if not replayed.frames:
-            return messages
-        messages += [wire.decode(frame.payload) for frame in replayed.frames]
-        sequence = replayed.frames[-1].sequence + 1
+class Published:
+    """The messages that an engine publishes from now on. Each is asked for once."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        self._next_sequence = client.snapshot().sequence + 1
+        self._messages: list[TelemetryMessage] = []
+
+    def read(self) -> list[TelemetryMessage]:
+        """All of them so far."""
+        last_sequence = self._client.snapshot().sequence
+        while self._next_sequence <= last_sequence:
+            replayed = self._client.ask(ReplayFrom(sequence=self._next_sequence))
+            assert isinstance(replayed, Replayed)
+            self._messages += [wire.decode(frame.payload) for frame in replayed.frames]
+            self._next_sequence = replayed.frames[-1].sequence + 1
+        return self._messages
 
 
 def steps_of(messages: list[TelemetryMessage]) -> list[StepRecord]:
@@ -122,7 +128,7 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
     terminal: Callable[..., object], endpoint: str, tmp_path: Path
 ) -> None:
     with Chats(endpoint) as chats, ControlClient(endpoint, timeout_s=10.0) as client:
-        since = client.snapshot().sequence + 1
+        published = Published(client)
         screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)
         screen.wait_for(r"BUDGET +\d+/512")
@@ -134,12 +140,12 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
         # The next prompt fills a step.
         deadline = time.monotonic() + 30
         while not any(
-            num_tokens(s) == 48 for s in steps_of(told(client, since)) if s.token_budget == 48
+            num_tokens(s) == 48 for s in steps_of(published.read()) if s.token_budget == 48
         ):
             assert time.monotonic() < deadline, "the new budget never binds"
             time.sleep(0.2)
 
-        messages = told(client, since)
+        messages = published.read()
         (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
         assert change.old == {"max_num_batched_tokens": 512}
         assert change.new == {"max_num_batched_tokens": 48}

@@ -3,7 +3,6 @@
 The engines are processes with a tiny model in float32, whose tokens do not depend on the batch.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -56,6 +55,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.http import announcement
 from tests.support.waiting import wait_for
+from tests.support.warm_command import WarmCommand
 
 pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
@@ -72,7 +72,7 @@ class Pair:
     def __init__(self, model: Path, folder: Path) -> None:
         self.folder = folder
         self._model = model
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, WarmCommand] = {}
 
     def config(self, name: str, **changes: Any) -> EngineConfig:
         return EngineConfig(
@@ -104,11 +104,12 @@ class Pair:
         config = msgspec.structs.asdict(self.config(name))
         fixed = {each: config[each] for each in FIXED}
         flags = [f"--{each.replace('_', '-')}={value}" for each, value in fixed.items()]
-        self._processes[name] = subprocess.Popen(
-            [*STEPSCOPE, "serve", *flags, "--max-num-batched-tokens", "64", *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={**os.environ, "XDG_CONFIG_HOME": str(self.folder)},
-        )  # fmt: skip
+        errors = self.folder / f"{name}.stderr"
+        self._processes[name] = WarmCommand(
+            *("serve", *flags, "--max-num-batched-tokens", "64", *options),
+            environment={"XDG_CONFIG_HOME": str(self.folder)},
+            stderr=errors,
+        )
         deadline_s = time.monotonic() + START_S
         with ControlClient(self.endpoint(name), timeout_s=1.0) as client:
             while True:
@@ -116,8 +117,7 @@ class Pair:
                     client.info()
                     return
                 except EngineUnreachable:
-                    process = self._processes[name]
-                    assert process.poll() is None, process.stderr and process.stderr.read()
+                    assert self._processes[name].poll() is None, errors.read_text()
                     assert time.monotonic() < deadline_s, "it did not start"
                     time.sleep(0.05)
 
