@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
-from stepscope.tui.cli.command_line import app
+from stepscope.tui.cli.command_line import command_tree
 from stepscope.tui.settings.actions import key_table
 from stepscope.tui.settings.settings import SECTIONS, Section
 from stepscope.tui.views.glossary import GLYPHS, TERMS
@@ -125,7 +125,7 @@ def _values(base: type, meta: msgspec.Meta) -> str:
 
 def commands_reference() -> str:
     """Every command with its help, example and options; shared options come at the end."""
-    found = _commands(typer.main.get_command(app), "stepscope")
+    found = _commands(command_tree(), "stepscope")
     all_commands = {name: command for name, command in found if not command.hidden}
     lines: list[str] = []
     for name, command in sorted(all_commands.items()):

@@ -10,7 +10,7 @@ import typer
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings import samples
-from stepscope.tui.cli.command_line import app
+from stepscope.tui.cli.command_line import command_tree
 from stepscope.tui.cli.simulation import schedule
 from stepscope.tui.cli.simulation.simulate import EngineOptions
 
@@ -51,7 +51,7 @@ def test_every_command_in_the_documents_exists_with_its_options(line: str) -> No
     """
     plain = re.sub(r"\[[^]]*\]|\.\.\.", "", line)
     name, *arguments = shlex.split(plain, comments=True)
-    command = typer.main.get_command(app)
+    command = command_tree()
     context = command.make_context(name, arguments)
     num_names = 1
     while isinstance(command, typer.core.TyperGroup):
