@@ -285,7 +285,7 @@ def test_unsearched_parts_of_a_file_are_never_reported_as_without_events(
         assert way.said() == f"no event after step {NUM_STEPS - 1:,}, the last of the file"
         way.navigator.go(0)
         way.picture()
-        replay.seek(last.step)
+        way.navigator.go(last.step)
         way.picture()
         way.navigator.event(1)
         rest = f"{NUM_STEPS - 1 - last.step:,} steps"
