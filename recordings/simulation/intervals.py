@@ -4,7 +4,7 @@ The intervals are conformal (Vovk et al., "Algorithmic Learning in a Random Worl
 scaled as in Papadopoulos et al., 2008): the half width is the spread of the runs times a factor.
 The factors were chosen between those of a quiet and of a disturbed machine, so that about nine in
 ten real sessions fall into the interval on both. `tests/bench/bench_what_if.py` finds the factors
-of one.
+of one machine.
 """
 
 import math

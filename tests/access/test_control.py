@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,7 +52,7 @@ from tests.support.waiting import wait_for
 
 
 @pytest.fixture
-def client(live_engine) -> Iterator[ControlClient]:  # type: ignore[no-untyped-def]
+def client(live_engine: Any) -> Iterator[ControlClient]:
     with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
         yield client
 
@@ -86,7 +87,7 @@ def outputs(client: ControlClient, command_id: int) -> list[Output]:
     return received
 
 
-def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # type: ignore[no-untyped-def]
+def published(live_engine: Any, client: ControlClient) -> list[TelemetryMessage]:
     """Everything published so far, from the replay ring."""
     messages: list[TelemetryMessage] = []
     sequence = 0
@@ -100,7 +101,7 @@ def published(live_engine, client: ControlClient) -> list[TelemetryMessage]:  # 
 
 
 def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
-    live_engine,  # type: ignore[no-untyped-def]
+    live_engine: Any,
     client: ControlClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,7 +152,9 @@ def test_without_streaming_all_tokens_are_sent_at_the_end(client: ControlClient)
     assert len(output.token_ids) == 5
 
 
-def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(
+    live_engine: Any, client: ControlClient
+) -> None:
     command_id = client.send(submit(length=900, max_tokens=60))
     client.send(submit(length=900, max_tokens=60))
     wait_for(lambda: live_engine.core.next_step > 5, "five steps")
@@ -189,8 +192,8 @@ def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(live_engine, 
     ],
 )
 def test_a_change_of_several_knobs_is_refused_whole_if_one_value_is_bad(
-    live_engine, client, changes, expected_version, code
-):  # type: ignore[no-untyped-def]
+    live_engine: Any, client: ControlClient, changes: Any, expected_version: int | None, code: str
+) -> None:
     before = client.snapshot()
     with pytest.raises(CommandRefused) as refused:
         client.set_knobs(changes, who="test", expected_version=expected_version)
@@ -205,8 +208,8 @@ def test_a_dry_run_checks_and_changes_nothing(client: ControlClient) -> None:
 
 
 def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
-    live_engine, client
-) -> None:  # type: ignore[no-untyped-def]
+    live_engine: Any, client: ControlClient
+) -> None:
     client.ask(Pause())
     command_id = client.send(submit(max_tokens=10))
     assert client.snapshot().state == "paused"
@@ -221,7 +224,9 @@ def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
     assert outputs(client, command_id)[-1].num_output_tokens == 10
 
 
-def test_an_aborted_request_ends_at_once_and_frees_its_blocks(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
+    live_engine: Any, client: ControlClient
+) -> None:
     command_id = client.send(submit(length=400, max_tokens=500))
     wait_for(lambda: live_engine.core.next_step > 3, "some steps")
     (view,) = client.snapshot().requests
@@ -239,7 +244,7 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(live_engine, clien
     assert refused.value.code == "not_found"
 
 
-def test_requests_of_a_vanished_client_are_aborted(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_requests_of_a_vanished_client_are_aborted(live_engine: Any, client: ControlClient) -> None:
     with ControlClient(live_engine.endpoint) as other:
         other.send(submit(length=50, max_tokens=900))
         wait_for(lambda: bool(client.snapshot().requests), "the request")
@@ -274,8 +279,8 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClie
     ],
 )
 def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
-    live_engine, client, command, code
-):  # type: ignore[no-untyped-def]
+    live_engine: Any, client: ControlClient, command: Any, code: str
+) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(command)
     assert refused.value.code == code
@@ -285,7 +290,9 @@ def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
     assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
 
 
-def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(live_engine, client, monkeypatch):  # type: ignore[no-untyped-def]
+def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
+    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on = threading.Event()
     prepare = Intake.prepare
 
@@ -308,7 +315,9 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(live_engine, c
     assert answers[1][1].num_prompt_tokens == 20
 
 
-def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(live_engine, client) -> None:  # type: ignore[no-untyped-def]
+def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(
+    live_engine: Any, client: ControlClient
+) -> None:
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
     client.ask(ResetPrefixCache())
@@ -346,8 +355,8 @@ def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(live_engi
     ],
 )
 def test_an_impossible_sampling_value_is_refused_naming_its_field(
-    live_engine, client, field, value
-):  # type: ignore[no-untyped-def]
+    live_engine: Any, client: ControlClient, field: str, value: object
+) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
@@ -378,8 +387,8 @@ def test_an_impossible_sampling_value_is_refused_naming_its_field(
     ],
 )
 def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothing(
-    live_engine, client, frames
-):  # type: ignore[no-untyped-def]
+    live_engine: Any, client: ControlClient, frames: Any
+) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)

@@ -448,7 +448,7 @@ def test_the_memory_of_an_export_does_not_grow_with_the_recording(
             export(recording, output, target, StepRange(0, last), "steps", lambda share: None)
         output.unlink()
 
-    write(700)  # fills what is filled once
+    write(700)  # fills the caches
     peaks = []
     for last in (700, 2100):
         tracemalloc.start()

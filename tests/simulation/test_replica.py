@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,7 +100,9 @@ def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
     return [each._replace(priority=source.randrange(3)) for each in of_mix(spec, 1024)]
 
 
-def run(made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool, changes=()) -> Taken:  # type: ignore[no-untyped-def]
+def run(
+    made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool, changes: Any = ()
+) -> Taken:
     taken = Taken()
     model = DrawnStepTimes(made.model, SEED)
     replica = Replica(made.scheduler(), model, taken, overlap=made.overlap, takes_short_way=short)

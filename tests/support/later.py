@@ -1,4 +1,4 @@
-"""What a module of tests names at its top, made when a test first looks into it."""
+"""`Later`: a sequence that is made at its first use, not when its module is imported."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -8,10 +8,10 @@ Item = TypeVar("Item")
 
 
 class Later(Sequence[Item]):
-    """A sequence that is made at its first use.
+    """A sequence that `make` returns, once something looks into it.
 
-    Every worker of a test run imports every module: none of them shall simulate a session that only
-    one of them needs.
+    Every worker of a test run imports every module. So only the worker that needs a session
+    simulates it.
     """
 
     def __init__(self, make: Callable[[], Sequence[Item]]) -> None:

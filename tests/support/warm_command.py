@@ -1,4 +1,4 @@
-"""`WarmCommand`: a stepscope command as a process that need not import torch any more.
+"""`WarmCommand`: runs a stepscope command in a process that has imported torch already.
 
 It is forked from a process without threads that has imported everything. So an engine starts in a
 quarter of the processor time. For tests that need a real process, but not its start.

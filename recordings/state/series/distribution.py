@@ -27,7 +27,7 @@ class Distribution:
 
     def add(self, value: int, weight: int = 1) -> None:
         """Add `weight` samples of a value. A negative value counts as 0."""
-        # Simulations call it for every step, so it calls nothing that it can do without.
+        # Simulations call it for every step, so it calls as few functions as it can.
         if value < 0:
             value = 0
         self.count += weight

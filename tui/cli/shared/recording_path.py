@@ -14,11 +14,16 @@ def find_recording(file: str) -> Path:
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
         return path  # `Recording` opens the unfinished file if there is no finished one
-    shipped = samples.shipped()
-    if (sample := shipped.get(file.removesuffix(".mcap"))) is not None:
+    if (sample := sample_named(file)) is not None:
         return sample
+    shipped = samples.shipped()
     known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
     raise CommandFailed(f"there is no recording {file}{known}")
+
+
+def sample_named(name: str) -> Path | None:
+    """Return the path of the shipped sample with that name; None if there is none."""
+    return samples.shipped().get(name.removesuffix(".mcap"))
 
 
 def is_recorded(path: Path) -> bool:

@@ -4,8 +4,7 @@ May import: engine.process, engine.protocol, engine.protocol.settings, engine.sc
   engine.simulation, engine.simulation.virtual, engine.transport, engine.workload, recordings,
   recordings.autopilot, recordings.compare.side, recordings.export, recordings.file,
   recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
-  recordings.samples, recordings.simulation, recordings.state, recordings.state.series,
-  tui.cli.engines, tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings,
-  tui.views.
+  recordings.simulation, recordings.state, recordings.state.series, tui.cli.engines,
+  tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings, tui.views.
 A new command that simulates gets a module here, and its options in `tui/cli/table/simulation.py`.
 """

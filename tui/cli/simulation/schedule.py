@@ -24,12 +24,12 @@ from stepscope.engine.simulation.dry_run import (
 )
 from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
-from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import sample_named
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.mode_file import load_mode
 from stepscope.tui.cli.simulation.report import Interval, intervals
@@ -98,7 +98,7 @@ def schedule(
     """
     cases = _cases(options)
     if not Path(file).exists():
-        file = str(samples.shipped().get(file.removesuffix(".mcap"), file))
+        file = str(sample_named(file) or file)
     has_times = file != STDIN and Path(file).suffix in _TRACES
     if options.as_json and not options.summary:
         raise WrongUsage("--json goes with --summary; without it every step is a line of JSON")
