@@ -67,10 +67,11 @@ def test_the_tour_bookmark_is_kept_and_an_invalid_one_starts_at_the_beginning(
     assert bookmark(10) == 0
 
 
-def test_the_tour_runs_to_its_end_in_a_terminal_and_resumes_where_it_was_left(
+def test_the_tour_runs_in_a_terminal_and_resumes_where_it_was_left_without_torch_too(
     terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path), "STEPSCOPE_CONFIG": "none"}
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     command = (sys.executable, "-m", "stepscope.tui.cli", "tour")
     screen = terminal(*command, columns=80, rows=24, **state)
     for number, chapter in enumerate(CHAPTERS, 1):
@@ -91,7 +92,9 @@ def test_the_tour_runs_to_its_end_in_a_terminal_and_resumes_where_it_was_left(
             screen.wait_for("tour 4/10")
             screen.send("q")
             assert screen.wait_for_exit() == 0
+            state["PYTHONPATH"] = str(tmp_path)
             screen = terminal(*command, columns=120, rows=40, **state)
+            screen.wait_for("simulated")
     screen.wait_for("That was the tour")
     screen.send("q")
     assert screen.wait_for_exit() == 0

@@ -106,7 +106,9 @@ def _try(choice: StartChoice) -> None:
 
         Recording(find_recording(choice.names[0])).close()
     elif find_spec("torch") is None:
-        raise CommandFailed("the demo needs an engine here: pip install 'stepscope[engine]'")
+        raise CommandFailed(
+            "the demo needs torch (stepscope[engine]); without it: stepscope demo --simulate h100"
+        )
 
 
 def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
@@ -20,23 +21,22 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-_ENGINE: Mapping[str, KnobValue] = {
-    "model": "demo",
-    "http": "",
-    "kv_memory": KV_MEMORY,
-    "max_num_batched_tokens": SMALL,
-    "max_num_seqs": 16,
-}
+_KNOBS: Mapping[str, KnobValue] = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
+_ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV_MEMORY, **_KNOBS}
+# The same engine simulated: the step times of a sample that ran the demo model, and as many blocks
+# as `KV_MEMORY` holds of that model.
+_SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682, **_KNOBS}
 
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 
 
-def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
+def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any]) -> None:
     """Run the tour until the person leaves it.
 
     Args:
         chapter: the chapter to begin with, from 1; None: the one where the person left it.
+        is_simulated: whether the engine is simulated; None: only where torch is missing.
 
     Raises:
         CommandFailed: the engine failed.
@@ -46,9 +46,12 @@ def tour(chapter: int | None, flags: Mapping[str, Any]) -> None:
     settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
     need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
+    if is_simulated is None:
+        is_simulated = find_spec("torch") is None
+    options, command = (_SIMULATED, "simulated-engine") if is_simulated else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)
-        with EngineProcess(_ENGINE, lambda line: progress(line, None), "serve") as engine:
+        with EngineProcess(options, lambda line: progress(line, None), command) as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))
             source.start()

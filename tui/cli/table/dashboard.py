@@ -76,7 +76,7 @@ def demo(
     command.demo(model, headless, seconds, record, screenshot, flags, with_tokens, rate, simulated)
 
 
-@commands.command(epilog=example("stepscope tour", "stepscope tour 4"))
+@commands.command(epilog=example("stepscope tour", "stepscope tour 4", "stepscope tour --simulate"))
 @with_options("dashboard")
 def tour(
     chapter: Annotated[
@@ -89,12 +89,21 @@ def tour(
         ),
     ] = None,
     *,
+    simulate: Annotated[
+        bool | None,
+        typer.Option(
+            "--simulate/--no-simulate",
+            help="simulate the engine instead of running one (default: only where torch is "
+            "missing)",
+            show_default=False,
+        ),
+    ] = None,
     flags: dict[str, Any],
 ) -> None:
     """Learn how serving works, on a live engine."""
     from stepscope.tui.cli.dashboards import tour as command
 
-    command.tour(chapter, flags)
+    command.tour(chapter, simulate, flags)
 
 
 @commands.command(

@@ -368,14 +368,19 @@ def schedule(
 
 
 @commands.command("simulated-engine", hidden=True)
+@with_options("knobs")
 def simulated_engine(
     endpoint: Annotated[str, typer.Option()],
-    gpu: Annotated[str, typer.Option()],
+    gpu: Annotated[str | None, typer.Option()] = None,
+    step_time: Annotated[str | None, typer.Option()] = None,
     model: Annotated[str | None, typer.Option()] = None,
+    num_blocks: Annotated[int | None, typer.Option()] = None,
     speed: Annotated[float, typer.Option()] = 1.0,
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """The engine of 'stepscope demo --simulate'."""
+    """The engine of 'stepscope demo --simulate' and 'stepscope tour --simulate'."""
     from stepscope.tui.cli.simulation import simulated_engine as command
 
-    command.run(endpoint, gpu, model, speed, exit_with_stdin)
+    command.run(endpoint, gpu, step_time, model, num_blocks, speed, exit_with_stdin, flags)
