@@ -17,7 +17,7 @@ demo: $(INSTALLED)
 # Four at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
 	$(BIN)/python -m compileall -q $(PACKAGES)
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal $(ARGS)
 
 # guidellm and aiperf, each in an environment of its own, against a live server.
 test-clients: $(INSTALLED)

@@ -3,7 +3,9 @@
 import contextlib
 import random
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -36,21 +38,29 @@ from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.later import Later
 
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
-MESSAGES = simulate(
-    seed=5,
-    num_steps=1200,
-    num_blocks=160,
-    max_model_len=2048,
-    workload=BUSY,
-    knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    changes={300: {"max_num_batched_tokens": 256}, 700: {"max_num_batched_tokens": 512}},
+MESSAGES = Later(
+    lambda: simulate(
+        seed=5,
+        num_steps=1200,
+        num_blocks=160,
+        max_model_len=2048,
+        workload=BUSY,
+        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
+        changes={300: {"max_num_batched_tokens": 256}, 700: {"max_num_batched_tokens": 512}},
+    )
 )
-SEQUENCE_OF = {m.step: number for number, m in MESSAGES if isinstance(m, StepRecord)}
 
 
-def fed(messages: list[tuple[int, Telemetry]], **limits: Any) -> History:
+@cache
+def sequence_of() -> dict[int, int]:
+    """The sequence number of each step of `MESSAGES`."""
+    return {m.step: number for number, m in MESSAGES if isinstance(m, StepRecord)}
+
+
+def fed(messages: Sequence[tuple[int, Telemetry]], **limits: Any) -> History:
     history = History(**limits)
     for sequence, message in messages:
         history.append(sequence, message)
@@ -132,13 +142,13 @@ def test_step_summaries_agree_with_their_records(history: History) -> None:
         assert record is not None
         assert summary is not None
         assert record.batch is not None
-        assert record == dict(MESSAGES)[SEQUENCE_OF[number]]
+        assert record == dict(MESSAGES)[sequence_of()[number]]
         assert summary.tokens_ns == record.tokens_ns
         assert summary.num_rows == len(record.batch)
         assert summary.num_tokens == sum(row.num_tokens for row in record.batch)
         assert summary.num_output_tokens == sum(bool(row.flags & LAST) for row in record.batch)
         assert summary.num_preempted == sum(isinstance(e, Preempted) for e in record.events)
-        assert summary.sequence == SEQUENCE_OF[number]
+        assert summary.sequence == sequence_of()[number]
     assert history.record(1200) is None
     assert history.summaries(1199, 1200)[1] is None
 
@@ -218,7 +228,7 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
     history = fed(MESSAGES)
     for number in (1100, 620, 299):
         assert history.rewind(number)
-        expected = fed([m for m in MESSAGES if m[0] <= SEQUENCE_OF[number]])
+        expected = fed([m for m in MESSAGES if m[0] <= sequence_of()[number]])
         assert history.state == expected.state
         assert history.last_step == number
         assert history.last_sequence == expected.last_sequence
@@ -226,7 +236,7 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
         assert history.knob_changes == expected.knob_changes
         assert history.last_stall() == expected.last_stall()
         assert history.lanes(number - 99, number) == expected.lanes(number - 99, number)
-    for sequence, message in MESSAGES[SEQUENCE_OF[299] + 1 :]:
+    for sequence, message in MESSAGES[sequence_of()[299] + 1 :]:
         history.append(sequence, message)
     whole = fed(MESSAGES)
     assert history.state == whole.state
@@ -239,7 +249,7 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
 
 
 def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
-    lost = range(SEQUENCE_OF[100], SEQUENCE_OF[103])
+    lost = range(sequence_of()[100], sequence_of()[103])
     history = fed([m for m in MESSAGES[:400] if m[0] not in lost])
     (gap,) = history.gaps
     assert (gap.first_sequence, gap.last_sequence) == (lost[0], lost[-1])
@@ -273,7 +283,7 @@ def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes
     assert redundant is not None
     whole.append(redundant.sequence, redundant)
     assert whole.num_lost == 0
-    lossy = fed(MESSAGES[:200] + MESSAGES[260:400])
+    lossy = fed([*MESSAGES[:200], *MESSAGES[260:400]])
     assert lossy.state != whole.state
     lossy.append(redundant.sequence, redundant)
     assert lossy.state.blocks == whole.state.blocks
@@ -500,7 +510,7 @@ def test_lanes_match_the_step_records(history: History) -> None:
 
 @pytest.mark.parametrize("max_steps", [10_000, 400])
 def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: int) -> None:
-    lost = range(SEQUENCE_OF[700], SEQUENCE_OF[703])
+    lost = range(sequence_of()[700], sequence_of()[703])
     history = History(max_steps=max_steps)
     ids: set[int] = set()
     rng = random.Random(1)

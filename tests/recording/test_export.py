@@ -41,27 +41,32 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.__main__ import main
+from tests.support.later import Later
 from tests.support.seek_sessions import record
 
 NUM_STEPS = 900
-MESSAGES = simulate(
-    seed=3,
-    num_steps=NUM_STEPS,
-    num_blocks=700,
-    max_model_len=4096,
-    knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none"),
-    workload=SimulatedWorkload(
-        rate=6.0, document_share=0.2, chat_tokens=1500, output_tokens=90, shared_tokens=1100
-    ),
-    changes={400: {"max_num_batched_tokens": 512}},
+MESSAGES = Later(
+    lambda: simulate(
+        seed=3,
+        num_steps=NUM_STEPS,
+        num_blocks=700,
+        max_model_len=4096,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none"),
+        workload=SimulatedWorkload(
+            rate=6.0, document_share=0.2, chat_tokens=1500, output_tokens=90, shared_tokens=1100
+        ),
+        changes={400: {"max_num_batched_tokens": 512}},
+    )
 )
-STEPS = [message for _, message in MESSAGES if isinstance(message, StepRecord)]
-EVENTS = [
-    event
-    for _, message in MESSAGES
-    if isinstance(message, StepRecord | EngineStatus)
-    for event in message.events
-]
+STEPS = Later(lambda: [message for _, message in MESSAGES if isinstance(message, StepRecord)])
+EVENTS = Later(
+    lambda: [
+        event
+        for _, message in MESSAGES
+        if isinstance(message, StepRecord | EngineStatus)
+        for event in message.events
+    ]
+)
 
 
 @pytest.fixture(scope="module")

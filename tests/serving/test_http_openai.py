@@ -1,10 +1,12 @@
 """The `openai` client, unmodified, against a real engine behind the real server."""
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
+
+if TYPE_CHECKING:
+    import openai
 
 MESSAGES: Any = [
     {"role": "system", "content": "Be brief."},
@@ -15,24 +17,32 @@ MESSAGES: Any = [
 ]
 
 
+@pytest.fixture(scope="module")
+def library() -> Any:
+    """The `openai` module, imported by the one worker of a test run that needs it."""
+    import openai
+
+    return openai
+
+
 @pytest.fixture
-def client(served_model: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
+def client(library: Any, served_model: Any) -> Iterator["openai.OpenAI"]:
+    with library.OpenAI(
         base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0, timeout=60
     ) as client:
         yield client
 
 
-def test_the_model_is_listed_and_found_by_its_name(client: openai.OpenAI) -> None:
+def test_the_model_is_listed_and_found_by_its_name(library: Any, client: "openai.OpenAI") -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny"
     assert model.model_extra["with_tokens"] is False  # only the client sees its prompts
     assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="no model 'huge' here; this server has 'tiny'"):
+    with pytest.raises(library.NotFoundError, match="no model 'huge' here; this server has 'tiny'"):
         client.models.retrieve("huge")
 
 
-def test_a_completion_has_text_usage_and_a_finish_reason(client: openai.OpenAI) -> None:
+def test_a_completion_has_text_usage_and_a_finish_reason(client: "openai.OpenAI") -> None:
     done = client.completions.create(
         model="tiny", prompt="abcde", max_tokens=7, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -45,7 +55,7 @@ def test_a_completion_has_text_usage_and_a_finish_reason(client: openai.OpenAI) 
 
 
 def test_a_stream_has_the_text_of_the_whole_answer_in_one_chunk_per_token(
-    client: openai.OpenAI,
+    client: "openai.OpenAI",
 ) -> None:
     asked: Any = {
         "model": "tiny",
@@ -64,7 +74,7 @@ def test_a_stream_has_the_text_of_the_whole_answer_in_one_chunk_per_token(
     assert (last.choices, last.usage.completion_tokens) == ([], 9)
 
 
-def test_a_chat_gets_the_same_answer_streamed_or_whole(client: openai.OpenAI) -> None:
+def test_a_chat_gets_the_same_answer_streamed_or_whole(client: "openai.OpenAI") -> None:
     asked: Any = {
         "model": "tiny",
         "messages": MESSAGES,
@@ -85,7 +95,9 @@ def test_a_chat_gets_the_same_answer_streamed_or_whole(client: openai.OpenAI) ->
     assert text == choice.message.content
 
 
-def test_a_chat_answer_can_be_sent_back_as_part_of_the_conversation(client: openai.OpenAI) -> None:
+def test_a_chat_answer_can_be_sent_back_as_part_of_the_conversation(
+    client: "openai.OpenAI",
+) -> None:
     first = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)
     conversation = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "And?"}]
     second = client.chat.completions.create(model="tiny", messages=conversation, max_tokens=4)
@@ -94,7 +106,9 @@ def test_a_chat_answer_can_be_sent_back_as_part_of_the_conversation(client: open
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_a_chat_without_max_tokens_ends_at_the_models_maximum_length(client: openai.OpenAI) -> None:
+def test_a_chat_without_max_tokens_ends_at_the_models_maximum_length(
+    client: "openai.OpenAI",
+) -> None:
     done = client.chat.completions.create(
         model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
     )
@@ -103,7 +117,7 @@ def test_a_chat_without_max_tokens_ends_at_the_models_maximum_length(client: ope
     assert done.choices[0].finish_reason == "length"
 
 
-def test_every_form_of_prompt_is_accepted_and_choices_are_in_order(client: openai.OpenAI) -> None:
+def test_every_form_of_prompt_is_accepted_and_choices_are_in_order(client: "openai.OpenAI") -> None:
     ids = list(b"abcde")
     one_by_one = [
         client.completions.create(model="tiny", prompt=prompt, max_tokens=4, temperature=0)
@@ -123,7 +137,7 @@ def test_every_form_of_prompt_is_accepted_and_choices_are_in_order(client: opena
 
 
 def test_several_choices_differ_are_repeatable_and_count_the_prompt_once(
-    client: openai.OpenAI,
+    client: "openai.OpenAI",
 ) -> None:
     asked: Any = {
         "model": "tiny",
@@ -145,7 +159,7 @@ def test_several_choices_differ_are_repeatable_and_count_the_prompt_once(
     assert streamed == texts
 
 
-def test_a_stop_string_ends_the_text_before_it_and_is_named(client: openai.OpenAI) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_is_named(client: "openai.OpenAI") -> None:
     asked: Any = {"model": "tiny", "prompt": "abcde", "max_tokens": 60, "temperature": 0}
     text = client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
     stop = text[3:5]
@@ -161,7 +175,7 @@ def test_a_stop_string_ends_the_text_before_it_and_is_named(client: openai.OpenA
     assert kept.choices[0].text == text[: text.index(stop)] + stop
 
 
-def test_logprobs_name_every_token_of_the_answer(client: openai.OpenAI) -> None:
+def test_logprobs_name_every_token_of_the_answer(client: "openai.OpenAI") -> None:
     asked: Any = {"model": "tiny", "max_tokens": 5, "temperature": 0}
     chat = client.chat.completions.create(**asked, messages=MESSAGES, logprobs=True, top_logprobs=3)
     assert chat.choices[0].logprobs is not None
@@ -193,8 +207,8 @@ async def _collect(stream: AsyncIterator[Any]) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def test_the_asynchronous_openai_client_streams(served_model: Any) -> None:
-    async with openai.AsyncOpenAI(
+async def test_the_asynchronous_openai_client_streams(library: Any, served_model: Any) -> None:
+    async with library.AsyncOpenAI(
         base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0
     ) as client:
         asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
@@ -203,14 +217,16 @@ async def test_the_asynchronous_openai_client_streams(served_model: Any) -> None
         assert text == whole.choices[0].message.content
 
 
-def test_errors_become_the_openai_clients_own_exceptions(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as unknown:
+def test_errors_become_the_openai_clients_own_exceptions(
+    library: Any, client: "openai.OpenAI"
+) -> None:
+    with pytest.raises(library.NotFoundError) as unknown:
         client.completions.create(model="huge", prompt="x")
     assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as too_long:
+    with pytest.raises(library.BadRequestError) as too_long:
         client.completions.create(model="tiny", prompt="x" * 600)
     assert too_long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as tools:
+    with pytest.raises(library.BadRequestError) as tools:
         client.chat.completions.create(
             model="tiny",
             messages=MESSAGES,
