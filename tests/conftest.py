@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,9 +60,31 @@ settings.register_profile("stepscope", deadline=None)
 settings.load_profile("stepscope")
 
 
+class Rotated(pytest.Dir):
+    """A folder with tests, of which each worker of a run collects another file first.
+
+    In a fresh checkout the first worker that comes to a file compiles it for all others.
+    """
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        found = list(super().collect())
+        worker = getattr(self.config, "workerinput", None)
+        if worker is None:
+            return found
+        first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        return found[first:] + found[:first]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return Rotated.from_parent(parent, path=path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that share engines first: the worker that starts with them keeps them all."""
-    items.sort(key=lambda item: item.get_closest_marker("shares_engines") is None)
+    """Put all workers' tests into one order, with those that share engines first.
+
+    The worker that starts with them keeps them all.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("shares_engines") is None, item.path))
 
 
 def pytest_collection_finish() -> None:
