@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.transport import backlog
 from stepscope.engine.transport.backlog import MAX_HELD_BYTES, Backlog, wire_bytes
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 FRAME = bytes(64 * 1024)
 
 

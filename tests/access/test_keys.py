@@ -46,7 +46,7 @@ from stepscope.engine.transport.sockets import bind, client_socket, credentials_
 from stepscope.recordings.live.subscriber import Subscriber
 from tests.support.waiting import wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 OPERATORS = (
     SetKnobs(changes={"max_num_seqs": 3}),
     Pause(),

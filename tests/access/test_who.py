@@ -16,7 +16,7 @@ from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text
 from stepscope.tui.session.control.who import who
-from tests.support.pty_process import PtyProcess
+from tests.support.screens.pty_process import PtyProcess
 
 
 def entry(who: str, key: str | None) -> Audited:

@@ -11,7 +11,7 @@ from stepscope.engine.adapters.metrics.local_servers import (
     listening_ports,
     without_attached,
 )
-from tests.support.metrics_server import metrics_server
+from tests.support.engines.metrics_server import metrics_server
 
 TEXT = (Path(__file__).with_name("metrics_texts") / "vllm-0.32.txt").read_bytes()
 

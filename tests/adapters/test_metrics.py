@@ -27,7 +27,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import key_figures
 from stepscope.tui.views.view import View
-from tests.support.metrics_server import metrics_server
+from tests.support.engines.metrics_server import metrics_server
 from tests.support.waiting import wait_for
 
 TEXTS = Path(__file__).with_name("metrics_texts")

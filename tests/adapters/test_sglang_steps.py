@@ -25,7 +25,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import AttachSglang, published
 from tests.adapters.sglang_objects import PAGE, AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import SECRET_TOKEN, Scheduler, turn
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 LOOPS: dict[str, dict[str, bool]] = {
     "normal": {},

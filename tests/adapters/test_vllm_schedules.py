@@ -25,7 +25,7 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import SCHEDULES, SECRET_TOKEN, PlayedScheduler
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 VERSIONS = sorted({path.name.split("-")[0] for path in SCHEDULES.glob("*.jsonl")})
 CASES = ("chunked", "preemption", "prefix", "abort", "asynchronous")

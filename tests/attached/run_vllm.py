@@ -25,7 +25,7 @@ from stepscope.engine.models.demo import byte_tokenizer
 from tests.attached import laws
 from tests.attached.published import Collector
 from tests.attached.real_server import Answer, CannotServeError, VllmServer, write_model
-from tests.support.pty_process import PtyProcess
+from tests.support.screens.pty_process import PtyProcess
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import Script, paused_session
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 
 def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:

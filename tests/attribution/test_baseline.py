@@ -21,7 +21,7 @@ from stepscope.recordings.attribution.explained import Explanation, explain_reco
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.slow_step_sessions import (
+from tests.support.sessions.slow_step_sessions import (
     HELD_MS,
     MS,
     NoisyCost,

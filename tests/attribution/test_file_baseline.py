@@ -22,8 +22,13 @@ from stepscope.recordings.replay.chunk_latency import waits_in
 from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.seek_sessions import busy, record
-from tests.support.slow_step_sessions import NoisyCost, once_beside_a_prompt, session, slow_pieces
+from tests.support.sessions.seek_sessions import busy, record
+from tests.support.sessions.slow_step_sessions import (
+    NoisyCost,
+    once_beside_a_prompt,
+    session,
+    slow_pieces,
+)
 
 Numbered = list[tuple[int, Telemetry]]
 LATE = SLO(ttft_ms=60_000, itl_ms=200)

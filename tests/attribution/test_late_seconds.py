@@ -18,7 +18,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.seek_sessions import busy, record
+from tests.support.sessions.seek_sessions import busy, record
 
 SLO_KIND = frozenset({"slo"})
 

@@ -20,7 +20,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.block_sums import BlockSums
 from stepscope.recordings.state.series.latency import SLO, percentiles, series_of
 from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
-from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
+from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
 
 def record(

@@ -23,7 +23,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import MS, Script
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
 CROWD = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90)

@@ -24,8 +24,8 @@ from stepscope.tui.views.pages import breach_list, latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
-from tests.support.screen_text import line_texts, main_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import line_texts, main_text
+from tests.support.screens.still_dashboard import dashboard
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 

@@ -44,7 +44,7 @@ from stepscope.engine.transport.keys import (
     write_credentials,
 )
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 NUM_CLIENTS = 16
 MOST_LOST, MOST_WAIT_S = 0.05, 0.5
 

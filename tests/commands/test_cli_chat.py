@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from tests.conftest import ByteCodec, Done, LiveEngine, Terminal
+from tests.support.done import Done
+from tests.support.engines.live_engine import ByteCodec, LiveEngine
+from tests.support.screens.terminal import Terminal
 
 FIGURES = r"\[TTFT [\d.,]+ ms  ITL [\d.,]+ ms  slowest token \d+ after [\d.,]+ ms: [\d.]+ ms \w"
 

@@ -26,7 +26,7 @@ from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.tui.cli.engines import keys as keys_command
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
 
 def test_set_prints_old_and_new_value_and_the_effective_step(

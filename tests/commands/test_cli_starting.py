@@ -18,7 +18,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.recordings.file.reader import Recording
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 WAIT_S = 30.0
 
 

@@ -14,7 +14,7 @@ from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, 
 from stepscope.recordings.compare.figures import Figure
 from stepscope.recordings.figures.table import FIGURES, Better
 from stepscope.tui.cli.recordings.check import regression
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 _MIX = ["--num-requests", "20", "--rate", "1000", "--document-share", "0"]
 

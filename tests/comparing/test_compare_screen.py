@@ -33,8 +33,8 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
-from tests.support.screen_text import line_texts, screen_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.still_dashboard import dashboard
 
 SAMPLES = Path(samples.__file__).parent
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (300, 90)]

@@ -23,7 +23,7 @@ from stepscope.tui.cli.dashboards import top as top_command
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.charts.fleet_columns import state_text
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 
 
 class Engines:

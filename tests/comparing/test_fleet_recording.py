@@ -13,8 +13,8 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
-from tests.support.live_dashboard import press
-from tests.support.screen_text import main_text
+from tests.support.screens.live_dashboard import press
+from tests.support.screens.screen_text import main_text
 from tests.support.waiting import until, wait_for
 
 

@@ -14,7 +14,7 @@ from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.fleet_desk import SORTS, natural
 from stepscope.tui.views.pages import fleet_page
-from tests.support.screen_text import screen_text
+from tests.support.screens.screen_text import screen_text
 
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
 

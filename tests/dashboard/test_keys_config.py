@@ -31,7 +31,7 @@ from stepscope.tui.settings.settings import (
     load_actions,
     load_settings,
 )
-from tests.support.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import line_texts, screen_text
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from stepscope.tui.settings.action_table import GROUPS, Need, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.panels import footer
-from tests.support.screen_text import line_texts
+from tests.support.screens.screen_text import line_texts
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
 

@@ -15,8 +15,8 @@ from stepscope.tui.app.guards import shown_thread_errors
 from stepscope.tui.app.picture import screenshot
 from stepscope.tui.session.control.workload_text import EXAMPLE
 from stepscope.tui.settings.log_file import logged_to_file, see_log
-from tests.support.screen_text import screen_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import screen_text
+from tests.support.screens.still_dashboard import dashboard
 
 NUM_STEPS = 400
 

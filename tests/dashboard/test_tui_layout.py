@@ -10,7 +10,7 @@ from textual.geometry import Region
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.still_dashboard import dashboard
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
 TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]

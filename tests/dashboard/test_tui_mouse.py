@@ -9,7 +9,7 @@ from textual import events
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
-from tests.support.screen_text import screen_text
+from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
 

@@ -28,7 +28,7 @@ from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.pages import kv_page
 from tests.support import waiting
-from tests.support.screen_text import screen_text
+from tests.support.screens.screen_text import screen_text
 
 
 class EngineProcess:
@@ -38,7 +38,7 @@ class EngineProcess:
         self.endpoint = Endpoint.parse(address)
         self._program = [
             sys.executable,
-            str(Path(__file__).parents[1] / "support" / "simulated_engine.py"),
+            str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"),
             address,
         ]
         self.process = subprocess.Popen(self._program)

@@ -28,8 +28,8 @@ from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
-from tests.support.screen_text import line_texts, screen_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.still_dashboard import dashboard
 
 NUM_STEPS = 400
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]

@@ -27,8 +27,8 @@ from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.screen_text import line_texts, main_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import line_texts, main_text
+from tests.support.screens.still_dashboard import dashboard
 
 FIRST, NUM_STEPS = 100, 60
 BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]

@@ -44,7 +44,7 @@ from stepscope.tui.views.panels import (
 )
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
-from tests.support.screen_text import line_texts
+from tests.support.screens.screen_text import line_texts
 
 GUTTER = 14
 COLUMNS = 80

@@ -35,7 +35,7 @@ from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import client_socket
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 BATCH = 50
 ANSWER_MS = 10_000
 CHECK_S = 2.0

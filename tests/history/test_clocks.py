@@ -13,8 +13,8 @@ from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.screen_text import main_text
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.screen_text import main_text
+from tests.support.screens.still_dashboard import dashboard
 
 HOUR_NS = 3600 * 10**9
 NUM_STEPS, JUMP_AT = 300, 200

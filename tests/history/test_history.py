@@ -37,8 +37,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
-from tests.support.later import Later
+from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.later import Later
 
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 MESSAGES = Later(

@@ -19,8 +19,8 @@ from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import key_figures
 from stepscope.tui.views.view import View
-from tests.support.screen_text import main_text
-from tests.support.seek_sessions import record
+from tests.support.screens.screen_text import main_text
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import until
 
 MARKED, CHANGED = 700, (300, 900)

@@ -25,7 +25,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.panels import key_figures, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.seek_sessions import one_by_one, record
+from tests.support.sessions.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
 

@@ -23,7 +23,7 @@ from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import WINDOW_STEPS, state_at, window_start
 from stepscope.recordings.state.session import SessionState
-from tests.support.seek_sessions import assert_the_same, busy, one_by_one, record
+from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
 

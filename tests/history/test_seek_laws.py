@@ -36,8 +36,8 @@ from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Sam
 from stepscope.recordings.state.series.taken_step import TakenStep
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
-from tests.support.later import Later
-from tests.support.seek_sessions import assert_the_same, busy, one_by_one, record
+from tests.support.sessions.later import Later
+from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 900
 MESSAGES = Later(lambda: busy(5, NUM_STEPS))

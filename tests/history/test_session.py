@@ -29,8 +29,8 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
-from tests.support.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
-from tests.support.later import Later
+from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.later import Later
 
 # Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)

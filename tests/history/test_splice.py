@@ -10,7 +10,7 @@ from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
 

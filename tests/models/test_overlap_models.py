@@ -30,7 +30,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import simulated_info
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_OUTPUT = 24

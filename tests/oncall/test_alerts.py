@@ -26,7 +26,7 @@ from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
 from stepscope.tui.session.alerts import AlertDesk
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
-from tests.conftest import LiveEngine
+from tests.support.engines.live_engine import LiveEngine
 from tests.support.waiting import until, wait_for
 from tests.telemetry.test_step_in_flight import asking, following, hanging
 

@@ -20,7 +20,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.incidents import folder as incident_folder
 from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, KeptIncident
-from tests.conftest import LiveEngine
+from tests.support.engines.live_engine import LiveEngine
 from tests.support.waiting import wait_for
 from tests.telemetry.test_step_in_flight import asking, engine_process, following
 

@@ -22,8 +22,8 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from tests.support.later import Later
-from tests.support.seek_sessions import record
+from tests.support.sessions.later import Later
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
 MESSAGES = Later(lambda: simulate(seed=6, num_steps=3000))

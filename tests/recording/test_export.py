@@ -41,8 +41,8 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.__main__ import main
-from tests.support.later import Later
-from tests.support.seek_sessions import record
+from tests.support.sessions.later import Later
+from tests.support.sessions.seek_sessions import record
 
 NUM_STEPS = 900
 MESSAGES = Later(

@@ -15,7 +15,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 LEVELS = SLO(ttft_ms=600.0, itl_ms=40.0)
 Messages = list[tuple[int, Telemetry]]

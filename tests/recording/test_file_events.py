@@ -22,8 +22,8 @@ from stepscope.recordings.replay.file_events import FileEvents
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.frame import NOTABLE
-from tests.support.screen_text import main_text
-from tests.support.seek_sessions import busy, record
+from tests.support.screens.screen_text import main_text
+from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
 
 RECKONED = {"slo", "gap"}  # events found only by playing the file

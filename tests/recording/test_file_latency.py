@@ -24,7 +24,7 @@ from stepscope.recordings.replay.chunk_latency import StepWait, waits_in
 from stepscope.recordings.replay.file_latency import FileLatency
 from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.seek_sessions import busy, one_by_one, record
+from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
 
 Numbered = list[tuple[int, Telemetry]]

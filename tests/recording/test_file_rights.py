@@ -21,7 +21,7 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.screens.handlers.svg_picture import new_picture
-from tests.support.seek_sessions import record
+from tests.support.sessions.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]
 PLAIN: Messages = simulate(seed=4, num_steps=900)

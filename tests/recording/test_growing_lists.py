@@ -8,7 +8,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.pages.page_views import targets
-from tests.support.screen_text import main_text
+from tests.support.screens.screen_text import main_text
 
 
 async def test_a_selected_breach_stays_selected_while_others_appear_above_it(

@@ -13,7 +13,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.state.keyframe_session import KeyframeSession
 from stepscope.recordings.state.session import SessionState
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 
 # A cache so small that requests are preempted and resumed.
 MESSAGES = Later(

@@ -16,7 +16,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import SessionState
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 
 Messages = Sequence[tuple[int, Telemetry]]
 

@@ -15,7 +15,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 
 MESSAGES = Later(lambda: simulate(seed=5, num_steps=900))
 

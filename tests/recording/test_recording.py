@@ -33,7 +33,7 @@ from stepscope.recordings.history.source import FrameTap, add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.session import SessionState
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 
 BUSY = SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 4000

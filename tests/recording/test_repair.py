@@ -36,8 +36,8 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.tui.cli.recordings.repair import summary
-from tests.support.later import Later
-from tests.support.seek_sessions import record
+from tests.support.sessions.later import Later
+from tests.support.sessions.seek_sessions import record
 
 MESSAGES = Later(
     lambda: simulate(

@@ -28,7 +28,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.recordings import record
-from tests.support.later import Later
+from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
 MESSAGES = Later(lambda: simulate(seed=9, num_steps=2000))

@@ -14,7 +14,7 @@ from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.service_levels import parse_levels
 from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.view import View
-from tests.support.screen_text import screen_text
+from tests.support.screens.screen_text import screen_text
 
 
 @pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])

@@ -12,8 +12,8 @@ from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
-from tests.support.later import Later
-from tests.support.seek_sessions import record
+from tests.support.sessions.later import Later
+from tests.support.sessions.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]
 MESSAGES = Later(

@@ -32,7 +32,7 @@ from stepscope.engine.simulation.simulated import (
     simulated_info,
 )
 from stepscope.engine.simulation.step_time import CostModel
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
 

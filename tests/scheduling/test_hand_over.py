@@ -11,7 +11,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from tests.support.core_ends import Client
+from tests.support.engines.core_ends import Client
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
 TICKET = KVTicket(file=f"stepscope-kv-{'0' * 32}", layout="", frames=[0], stamp=1)

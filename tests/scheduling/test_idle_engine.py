@@ -10,7 +10,7 @@ from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
 from stepscope.recordings.history.history import History
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.panels import header, key_figures
-from tests.support.screen_text import main_text
+from tests.support.screens.screen_text import main_text
 
 
 async def test_an_idle_engine_shows_its_last_step_its_max_num_seqs_and_its_budget(

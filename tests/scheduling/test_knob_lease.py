@@ -16,7 +16,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
 from stepscope.engine.simulation.step_time import CostModel
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
 BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"

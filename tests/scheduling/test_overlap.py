@@ -54,7 +54,7 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)

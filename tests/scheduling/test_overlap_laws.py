@@ -44,7 +44,7 @@ from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.state.session import SessionState
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 MAX_MODEL_LEN = 48
 STOP_TOKEN = 3

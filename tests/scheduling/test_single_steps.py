@@ -20,7 +20,7 @@ from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_inf
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.limits import LIMITS as LIMITS_OF_STEPS
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
 

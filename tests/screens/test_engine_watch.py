@@ -9,8 +9,8 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.session.control.knob_change import KnobChange
-from tests.support.live_dashboard import dashboard, press
-from tests.support.screen_text import main_text, screen_text
+from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import until, wait_for
 
 BUDGET = "max_num_batched_tokens"

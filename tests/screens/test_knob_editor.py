@@ -9,8 +9,8 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
-from tests.support.live_dashboard import dashboard, press
-from tests.support.screen_text import main_text, screen_text
+from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import until, wait_for
 
 

@@ -11,8 +11,8 @@ from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.session.knob_forecast import KnobForecast
-from tests.support.live_dashboard import dashboard, press
-from tests.support.screen_text import screen_text
+from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until, wait_for
 
 BUDGET = "max_num_batched_tokens"

@@ -8,7 +8,7 @@ import pytest
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.lines import Line
 from stepscope.tui.views.notices import _SHOWN_S, Notices, Tone
-from tests.support.screen_text import main_text
+from tests.support.screens.screen_text import main_text
 
 DOWN: tuple[str, Tone] = (
     "engine-0 is down: nobody answers at ipc:///run/user/0/stepscope/engine-0",

@@ -21,7 +21,7 @@ from stepscope.tui.app.picture import screenshot
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.svg_picture import new_picture
 from stepscope.tui.views.picture_png import png
-from tests.support.still_dashboard import dashboard
+from tests.support.screens.still_dashboard import dashboard
 
 
 @pytest.fixture

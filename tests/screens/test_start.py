@@ -25,7 +25,7 @@ from stepscope.tui.settings.keymap import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
 from stepscope.tui.views.pages.start_list import File, StartChoice
-from tests.support.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import line_texts, screen_text
 
 NOW_S = 1_700_000_000.0
 SAMPLE = samples.shipped()["freeze"]

@@ -27,7 +27,7 @@ NAMED |= {f"bright{name}" for name in NAMED}
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
     address = f"{runtime_folder}/engine"
-    program = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+    program = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
     process = subprocess.Popen([sys.executable, str(program), address])
     try:
         with connected(Endpoint.parse(address)) as client:

@@ -36,8 +36,8 @@ from stepscope.tui.session.control.workload_text import (
     workload_text,
 )
 from stepscope.tui.views.theme import Skin
-from tests.support.live_dashboard import press
-from tests.support.screen_text import main_text, screen_text
+from tests.support.screens.live_dashboard import press
+from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import WAIT_S, until
 
 

@@ -29,7 +29,7 @@ from stepscope.tui.session.export.desk import ExportDesk
 from stepscope.tui.session.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
 from stepscope.tui.session.export_choices import folder_for
 from stepscope.tui.settings.actions import with_keys
-from tests.support.screen_text import screen_text
+from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until
 
 AT = 300

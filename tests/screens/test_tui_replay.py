@@ -19,7 +19,7 @@ from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.notices import Notices
-from tests.support.screen_text import main_text
+from tests.support.screens.screen_text import main_text
 from tests.support.waiting import until
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"

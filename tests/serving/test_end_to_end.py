@@ -16,7 +16,7 @@ from stepscope.engine.protocol.replies import Output, Replayed
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
-from tests.support.warm_command import WarmCommand
+from tests.support.engines.warm_command import WarmCommand
 
 pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]

@@ -28,7 +28,7 @@ from stepscope.tui.cli.engines import http_process
 from stepscope.tui.cli.engines.http_process import HttpProcess
 from tests.support.waiting import wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "simulated_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 LONG = {"prompt": [5] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 

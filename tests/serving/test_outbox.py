@@ -11,7 +11,7 @@ from stepscope.engine.control.outbox import Outbox
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
 from stepscope.engine.protocol.commands import Pause
 from stepscope.engine.protocol.replies import Output
-from tests.conftest import LiveEngine
+from tests.support.engines.live_engine import LiveEngine
 
 
 def reply(number: int, client: RemoteClient) -> Outgoing:

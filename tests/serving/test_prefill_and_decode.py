@@ -54,8 +54,8 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.http import announcement
+from tests.support.engines.warm_command import WarmCommand
 from tests.support.waiting import wait_for
-from tests.support.warm_command import WarmCommand
 
 pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]

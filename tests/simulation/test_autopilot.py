@@ -32,8 +32,8 @@ from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Move
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.live_dashboard import dashboard, press
-from tests.support.screen_text import screen_text
+from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until, wait_for
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=64, max_model_len=4096)

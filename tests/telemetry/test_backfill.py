@@ -26,9 +26,9 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views import format as fmt
-from tests.support.fake_engine import FakeEngine, info, step
-from tests.support.live_dashboard import dashboard, press
-from tests.support.screen_text import main_text
+from tests.support.engines.fake_engine import FakeEngine, info, step
+from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.screen_text import main_text
 from tests.support.waiting import until, wait_for
 
 

@@ -18,7 +18,7 @@ from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.recorder import Recorder
-from tests.support.fake_engine import FakeEngine, Session, info, step
+from tests.support.engines.fake_engine import FakeEngine, Session, info, step
 from tests.support.waiting import until, wait_for
 
 ARRIVES_S = 0.3  # what was published is in the subscriber's socket by then

@@ -29,7 +29,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.snapshot_asking import ask_for_earlier
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
-from tests.support.fake_engine import FakeEngine, info, step
+from tests.support.engines.fake_engine import FakeEngine, info, step
 from tests.support.waiting import wait_for
 
 SECOND = 1_000_000_000

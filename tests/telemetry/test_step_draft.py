@@ -23,7 +23,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
-from tests.support.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client, Sink
 
 UNTIL_THE_END = {"tokens_ns"}  # its value is never sent
 

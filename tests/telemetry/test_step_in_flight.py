@@ -39,11 +39,11 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.in_flight import in_flight_text, work_text
 from stepscope.recordings.state.session import SessionState
-from tests.conftest import LiveEngine
-from tests.support.fake_engine import step
+from tests.support.engines.fake_engine import step
+from tests.support.engines.live_engine import LiveEngine
 from tests.support.waiting import wait_for
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "simulated_engine.py")
+ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 S = 1_000_000_000
 
 

@@ -18,7 +18,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
-from tests.support.fake_engine import FakeEngine, Session, info, step
+from tests.support.engines.fake_engine import FakeEngine, Session, info, step
 
 MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
 

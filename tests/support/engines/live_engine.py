@@ -1,0 +1,111 @@
+"""`LiveEngine`: a simulated engine behind real sockets, on a thread of the test's process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.control.intake import Intake
+from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call, SilentClient
+from stepscope.engine.protocol.commands import GetAudit, Shutdown
+from stepscope.engine.protocol.replies import AnyReply
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
+from stepscope.engine.telemetry.publisher import Publisher
+from stepscope.engine.telemetry.token_publisher import TokenPublisher
+from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from tests.support.engines.core_ends import GivenWorkload
+from tests.support.engines.paced_runner import PacedRunner
+
+
+class ByteCodec:
+    """One token a byte, and no chat template."""
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: object, most: int | None = None) -> list[int]:
+        raise ConfigError("no_chat_template", "messages: bytes have no chat template")
+
+    def text_stream(self) -> TextStream:
+        return TextStream(
+            lambda token_ids: bytes(i for i in token_ids if i < 256).decode(errors="replace")
+        )
+
+
+@dataclass
+class LiveEngine:
+    """A simulated engine behind real sockets, on a thread of the test's process."""
+
+    endpoint: Endpoint
+    core: EngineCore
+    publisher: Publisher
+    control: ControlServer
+    workload: GivenWorkload
+    changes: dict[str, Any]  # of its info, from its next publication on
+
+    def becomes(self, **changes: Any) -> None:
+        """Let an engine with another description answer at the address from now on."""
+        self.changes.update(changes)
+        done, core = threading.Event(), self.core
+
+        class OnItsThread:
+            def reply(self, message: AnyReply) -> None:
+                core.publish_info()
+                done.set()
+
+        core.inbox.put(Call(GetAudit(), OnItsThread()))
+        assert done.wait(10), "the engine does not answer"
+
+
+@contextmanager
+def running_engine(folder: Path, *, with_tokens: bool, **options: Any) -> Iterator[LiveEngine]:
+    endpoint = Endpoint.parse(f"{folder}/engine")
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+    cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
+    with EndpointLock(endpoint):
+        publisher = Publisher(endpoint.telemetry, ring_size=4096)
+        scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
+        info = simulated_info(limits, 256, 16, seed=0, is_served=True)
+        workload = GivenWorkload()
+        changes: dict[str, Any] = {}
+        core = EngineCore(
+            msgspec.structs.replace(info, with_tokens=with_tokens),
+            PacedRunner(cost),
+            scheduler,
+            limits,
+            publisher,
+            dispatch,
+            workload=workload,
+            token_publisher=TokenPublisher(ByteCodec().text_stream) if with_tokens else None,
+            anchor=lambda info: msgspec.structs.replace(info, **changes),
+            **options,
+        )
+        control = ControlServer(
+            endpoint.control,
+            core,
+            Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len, with_tokens=with_tokens),
+            None,
+            publisher.replay,
+        )
+        control.start()
+        thread = threading.Thread(target=core.run, name="engine")
+        thread.start()
+        yield LiveEngine(endpoint, core, publisher, control, workload, changes)
+        core.inbox.put(Call(Shutdown(), SilentClient()))
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "the engine did not stop"
+        control.close()
+        publisher.close()

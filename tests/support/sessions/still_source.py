@@ -1,0 +1,45 @@
+"""`StillSource`: a source that receives nothing more, and a busy session for it."""
+
+from functools import lru_cache
+
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.source import FrameTap, SourceStatus
+
+
+class StillSource:
+    """A live source with a finished history; implements `Source`."""
+
+    is_live = True
+    name = "still"
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.tap = FrameTap()
+        self.status: SourceStatus = "live"
+        self.error: str | None = None
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+
+@lru_cache(maxsize=4)
+def busy_session(num_steps: int) -> list[tuple[int, Telemetry]]:
+    """A session with preemptions, prefix hits, and a smaller budget 60 steps before its end."""
+    return simulate(
+        seed=3,
+        num_steps=num_steps,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
+        changes={num_steps - 60: {"max_num_batched_tokens": 512}},
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+        num_blocks=512,
+    )
