@@ -63,10 +63,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("shares_engines") is None, item.path))
 
 
+gc.disable()  # it would look again and again through what is imported during collection
+
+
 def pytest_collection_finish() -> None:
     """Hide what was imported from the garbage collector, which would look through it often."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
