@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +80,30 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("ways") / "session.mcap", messages)
 
 
+@contextmanager
+def opened(file: Path, history: History | None = None) -> Iterator[ReplaySource]:
+    """A replay that stands at the first step, with an empty memory."""
+    with Recording(file) as recording:
+        replay = ReplaySource(recording, history, playing=False)
+        replay.start()
+        try:
+            yield replay
+        finally:
+            replay.stop()
+
+
 @pytest.fixture(scope="module")
 def source(file: Path) -> Iterator[ReplaySource]:
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, playing=False)
-        replay.start()
+    """One replay for several tests: its memory depends on those before."""
+    with opened(file) as replay:
         assert replay.file_events.search.wait(30)
         yield replay
-        replay.stop()
 
 
 @pytest.fixture(scope="module")
 def straight(file: Path) -> Iterator[ReplaySource]:
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, playing=False)
-        replay.start()
+    with opened(file) as replay:
         yield replay
-        replay.stop()
 
 
 @settings(max_examples=8, deadline=None)
@@ -127,56 +135,52 @@ def test_figures_at_a_step_do_not_depend_on_the_moves_that_led_to_it(
         assert figures(frame) == figures(Way(straight).picture())
 
 
-def test_steps_after_the_viewed_step_stay_in_memory(source: ReplaySource) -> None:
-    way = Way(source)
-    way.navigator.go(NUM_STEPS - 1)
-    first = way.picture().first_step
-    assert first is not None
-    assert first > 1_000
-    way.navigator.go(first + 10)
-    frame = way.picture()
-    assert (frame.cursor, frame.last_step) == (first + 10, NUM_STEPS - 1)
-    assert frame.first_step is not None
-    assert frame.first_step < first
+def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
+    with opened(file) as replay:
+        way = Way(replay)
+        way.navigator.go(NUM_STEPS - 1)
+        first = way.picture().first_step
+        assert first is not None
+        assert first > 1_000
+        way.navigator.go(first + 10)
+        frame = way.picture()
+        assert (frame.cursor, frame.last_step) == (first + 10, NUM_STEPS - 1)
+        assert frame.first_step is not None
+        assert frame.first_step < first
 
 
 def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(
     file: Path,
 ) -> None:
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, History(max_steps=1_500), playing=False)
-        replay.start()
-        try:
-            way = Way(replay)
-            way.navigator.go(NUM_STEPS - 1)
-            first = way.picture().first_step
-            assert first is not None
-            way.navigator.go(first + 400)
-            frame = way.picture()
-            assert frame.cursor == first + 400
-            assert frame.first_step is not None
-            assert frame.first_step <= first
-            assert not frame.history.is_short
-            assert frame.window_s is not None
-            assert 0 < frame.window_s < 60
-            told = line_of(frame)
-            seconds = f"/{frame.window_s:.0f}s"
-            for name in ("TTFT p95", "ITL p99", "SLO ttft", "SLO itl"):
-                assert f"{name}{seconds} " in told
-            assert re.search(rf"PREEMPT \d+{seconds}", told)
-            assert re.search(r"hit [\d—].* out \d", told)  # these figures cover ten seconds
-            for width in (60, 120):
-                (line,) = latency_panel.one_line(frame, width, 1, 0)
-                assert f" {frame.window_s:.0f} s: TTFT" in "".join(text for text, _ in line)
-            way.navigator.go(frame.first_step + 100)
-            frame = way.picture()
-            assert frame.window_s is not None
-            assert frame.window_s < 10
-            told = line_of(frame)
-            for name in ("hit", "out", "TTFT p95"):
-                assert f"{name}/{frame.window_s:.1f}s " in told
-        finally:
-            replay.stop()
+    with opened(file, History(max_steps=1_500)) as replay:
+        way = Way(replay)
+        way.navigator.go(NUM_STEPS - 1)
+        first = way.picture().first_step
+        assert first is not None
+        way.navigator.go(first + 400)
+        frame = way.picture()
+        assert frame.cursor == first + 400
+        assert frame.first_step is not None
+        assert frame.first_step <= first
+        assert not frame.history.is_short
+        assert frame.window_s is not None
+        assert 0 < frame.window_s < 60
+        told = line_of(frame)
+        seconds = f"/{frame.window_s:.0f}s"
+        for name in ("TTFT p95", "ITL p99", "SLO ttft", "SLO itl"):
+            assert f"{name}{seconds} " in told
+        assert re.search(rf"PREEMPT \d+{seconds}", told)
+        assert re.search(r"hit [\d—].* out \d", told)  # these figures cover ten seconds
+        for width in (60, 120):
+            (line,) = latency_panel.one_line(frame, width, 1, 0)
+            assert f" {frame.window_s:.0f} s: TTFT" in "".join(text for text, _ in line)
+        way.navigator.go(frame.first_step + 100)
+        frame = way.picture()
+        assert frame.window_s is not None
+        assert frame.window_s < 10
+        told = line_of(frame)
+        for name in ("hit", "out", "TTFT p95"):
+            assert f"{name}/{frame.window_s:.1f}s " in told
 
 
 def test_after_a_jump_figures_of_windows_that_are_not_yet_filled_are_marked(
@@ -190,9 +194,7 @@ def test_after_a_jump_figures_of_windows_that_are_not_yet_filled_are_marked(
         assert go_on.wait(30)
         extend(reach, *where)
 
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, playing=False)
-        replay.start()
+    with opened(file) as replay:
         try:
             way = Way(replay)
             way.picture()
@@ -209,20 +211,16 @@ def test_after_a_jump_figures_of_windows_that_are_not_yet_filled_are_marked(
             assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)
         finally:
             go_on.set()
-            replay.stop()
 
 
 @pytest.fixture
 def unsearched(file: Path) -> Iterator[ReplaySource]:
     """A replay whose file was not yet searched for late tokens."""
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, playing=False)
-        replay.start()
+    with opened(file) as replay:
         replay.file_latency.search.stop()
         replay.file_latency = FileLatency(file)
         assert replay.file_events.search.wait(30)
         yield replay
-        replay.stop()
 
 
 def test_a_jump_to_an_event_says_how_many_unsearched_steps_it_passed(
@@ -250,22 +248,22 @@ def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySourc
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
         source.history.set_slo(slo)  # which needs no new search
         way.navigator.go(0)
-        way.picture()
+        at = way.picture().cursor
+        assert at == 0
         for _ in range(4):
-            at = source.history.last_step
-            assert at is not None
             late = source.file_latency.next(at, 1, {"slo"}, slo)
             if late is None:
                 break
             way.navigator.event(1, {"slo"})
             assert way.said() == late.text
-            assert way.picture().cursor == late.step
+            at = way.picture().cursor
+            assert at == late.step
             summary = source.history.summary(late.step)
             assert summary is not None
             assert (summary.max_itl_ns or 0) > slo.itl_ms * 1e6 or (
                 summary.max_ttft_ns or 0
             ) > slo.ttft_ms * 1e6
-        assert source.history.last_step != 0
+        assert at != 0
     source.history.set_slo(SLO())
 
 
