@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
 
-# Four at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
+# Five at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
 	$(BIN)/python -m compileall -q $(PACKAGES)
 	$(BIN)/python -m pytest -n 5 --dist worksteal $(ARGS)

@@ -37,9 +37,9 @@ os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
 
 
 class Rotated(pytest.Dir):
-    """A folder with tests, of which each worker of a run collects another file first.
+    """A folder with tests. Each worker of a run begins at another of its files.
 
-    In a fresh checkout the first worker that comes to a file compiles it for all others.
+    So in a fresh checkout one worker compiles a file, and the others find it compiled.
     """
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
