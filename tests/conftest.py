@@ -56,11 +56,11 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put all workers' tests into one order, with those that share engines first.
+    """Put all workers' tests into one order, with those of HTTP and of engine processes first.
 
-    The worker that starts with them keeps them all.
+    So one worker runs them all. It alone imports what they need, and starts the engine they share.
     """
-    items.sort(key=lambda item: (item.get_closest_marker("shares_engines") is None, item.path))
+    items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
 
 
 gc.disable()  # it would look again and again through what is imported during collection

@@ -239,20 +239,3 @@ def test_prometheus_gets_the_state_of_each_alert_rule_and_omits_unknown_ones() -
         'stepscope_alert_firing{engine="engine-0",rule="silent < 1s"} 1.0',
         'stepscope_alert_value{engine="engine-0",figure="silent",rule="silent < 1s",unit="s"} 0.25',
     ]
-
-
-def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
-    live_engine: LiveEngine, http_server: Callable[..., Any], tmp_path: Path
-) -> None:
-    config = tmp_path / "rules.toml"
-    config.write_text('[[alerts]]\nwhen = "silent < 3600s"\n')
-    served = http_server("http", live_engine.endpoint.control, STEPSCOPE_CONFIG=str(config))
-    sample = (
-        f'stepscope_alert_firing{{engine="{live_engine.endpoint.name}",rule="silent < 3600s"}} 1.0'
-    )
-
-    def is_firing() -> bool:
-        with urllib.request.urlopen(f"{served.url}/metrics") as answer:
-            return sample in answer.read().decode()
-
-    wait_for(is_firing, "the rule fires")

@@ -18,7 +18,6 @@ from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMe
 from stepscope.recordings.file.reader import Recording
 from tests.support.engines.warm_command import WarmCommand
 
-pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 

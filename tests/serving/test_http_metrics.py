@@ -36,6 +36,8 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
+from tests.support.engines.live_engine import LiveEngine
+from tests.support.waiting import wait_for
 
 # Names of vLLM 0.32, as its server exposes them.
 VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -283,6 +285,18 @@ def test_a_scrape_of_a_real_server_counts_its_requests(
     other = frozenset({("path", "other"), ("status", "404")})
     assert found["stepscope_http_responses_total", other] == 1
     assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 200
+
+
+def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
+    live_engine: LiveEngine, http_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / "rules.toml"
+    config.write_text('[[alerts]]\nwhen = "silent < 3600s"\n')
+    served = http_server("http", live_engine.endpoint.control, STEPSCOPE_CONFIG=str(config))
+    sample = (
+        f'stepscope_alert_firing{{engine="{live_engine.endpoint.name}",rule="silent < 3600s"}} 1.0'
+    )
+    wait_for(lambda: sample in httpx.get(f"{served.url}/metrics").text, "the rule fires")
 
 
 def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(

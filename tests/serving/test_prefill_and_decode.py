@@ -57,7 +57,6 @@ from stepscope.tui.cli.engines.http import announcement
 from tests.support.engines.warm_command import WarmCommand
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.shares_engines
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 AnyKind = TypeVar("AnyKind", bound=Reply)
