@@ -20,6 +20,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
+from tests.support.done import Done
 
 WAIT_S = 90.0
 SIMULATED = ("demo", "--simulate", "h100")
@@ -202,3 +203,15 @@ def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_error(
     assert last.startswith("stepscope: error: the engine ended")
     assert str(runtime) in last
     assert "Traceback" not in stderr
+
+
+def test_without_torch_a_demo_says_how_to_simulate_one(
+    stepscope: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = stepscope("demo", "--headless")
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "stepscope: error: torch is not installed, and an engine needs it: pip install "
+        "'stepscope[engine]'; without it: stepscope demo --simulate h100\n"
+    )

@@ -15,7 +15,9 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
+from stepscope.tui.cli.dashboards import demo
 from stepscope.tui.cli.dashboards import start as start_command
+from stepscope.tui.cli.dashboards.demo_engine import SimulatedGpu
 from stepscope.tui.screens.overlays.help import HelpPage, help_lines
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
@@ -204,6 +206,7 @@ async def test_the_start_screen_lists_engines_recordings_and_samples(tmp_path: P
         (["j", "j", "j", "k", "enter"], StartChoice("file", ("/data/bad.mcap",))),
         (["1"], StartChoice("file", ("freeze",))),
         (["end", "up", "enter"], StartChoice("demo")),
+        (["end", "up", "up", "enter"], StartChoice("tour")),
         (["e", *"tcp://h:5555 b", "enter"], StartChoice("engines", ("tcp://h:5555", "b"))),
         (["end", "enter", *"/x/a.mcap", "enter"], StartChoice("file", ("/x/a.mcap",))),
     ],
@@ -414,6 +417,25 @@ def test_quitting_a_recording_leads_back_to_the_start_screen(
     screen.wait_for(r"(?s)\A(?!.*nobody-here_)")
     screen.send("q")
     assert screen.wait_for_exit() == 0
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_the_start_screen_opens_a_simulated_demo_where_torch_is_missing(
+    has_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    asked: list[Any] = []
+    monkeypatch.setattr(demo, "demo", lambda *_, simulated, **__: asked.append(simulated))
+    assert start_command.check(StartChoice("demo")) is None
+    assert start_command.open_choice(StartChoice("demo"), {}) is None
+    assert asked == [None if has_torch else SimulatedGpu("h100", speed=1.0)]
+    (entry,) = (
+        entry
+        for entry in start_list.samples_section([], has_torch=has_torch).entries
+        if entry.choice.kind == "demo"
+    )
+    assert ("simulated" in entry.about) == (not has_torch)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

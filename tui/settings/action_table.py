@@ -231,7 +231,7 @@ _ACTIONS: tuple[Action, ...] = (
            elsewhere=(("replay", "put a mark with a note at this step; it lasts until you leave "
            "the replay"),)),
     # global
-    Action("tour_next", ("tab",), "Go on", "in the tour: go on", "global", footer=1,
+    Action("tour_next", ("tab",), "Next", "in the tour: go on", "global", footer=1,
            needs=frozenset({"tour"})),
     Action("tour_again", ("shift+tab",), "Again", "in the tour: back to the beginning of the "
            "chapter, then to the chapter before", "global", needs=frozenset({"tour"})),

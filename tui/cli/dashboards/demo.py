@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ def demo(
             _check_screenshot(screenshot)
         except MissingPackage as error:
             raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
+    if simulated is None and find_spec("torch") is None:
+        raise CommandFailed(
+            "torch is not installed, and an engine needs it: pip install 'stepscope[engine]'; "
+            "without it: stepscope demo --simulate h100"
+        )
     if record is not None:
         _check_writable("--record", record)
     cut_short: str | None = None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
@@ -68,7 +67,7 @@ def start() -> None:
             theme = flags["theme"] = app.skin.mode
         if app.skin.ascii_only != is_ascii:
             is_ascii = flags["ascii"] = app.skin.ascii_only
-        notice = _open(selected, flags)
+        notice = open_choice(selected, flags)
 
 
 def finder() -> "Finder":
@@ -105,13 +104,9 @@ def _try(choice: StartChoice) -> None:
         from stepscope.tui.cli.shared.recording_path import find_recording
 
         Recording(find_recording(choice.names[0])).close()
-    elif find_spec("torch") is None:
-        raise CommandFailed(
-            "the demo needs torch (stepscope[engine]); without it: stepscope demo --simulate h100"
-        )
 
 
-def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
+def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     """Run the chosen session until the operator leaves it.
 
     Returns:
@@ -120,13 +115,19 @@ def _open(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
+    from stepscope.tui.cli.dashboards import tour as tour_command
+    from stepscope.tui.cli.dashboards.demo_engine import SimulatedGpu
 
     if choice.kind == "engines":
         return _error_of(partial(top_command.top, choice.names, flags))
     if choice.kind == "file":
         failed = _error_of(partial(replay_command.replay, choice.names[0], None, None, flags))
         return _of_file(choice, failed)
-    return _error_of(partial(demo_command.demo, "demo", False, None, None, None, flags))
+    if choice.kind == "tour":
+        return _error_of(partial(tour_command.tour, None, None, flags))
+    gpu = SimulatedGpu("h100", 1.0) if find_spec("torch") is None else None
+    run = partial(demo_command.demo, "demo", False, None, None, None, flags, simulated=gpu)
+    return _error_of(run)
 
 
 def _error_of(work: "partial[None]") -> str | None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.options import TOUR_DEFAULTS
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
@@ -27,9 +29,6 @@ _ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV
 # as `KV_MEMORY` holds of that model.
 _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682, **_KNOBS}
 
-# Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
-_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
-
 
 def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any]) -> None:
     """Run the tour until the person leaves it.
@@ -43,7 +42,7 @@ def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any
     """
     if chapter is not None and not 1 <= chapter <= len(CHAPTERS):
         raise WrongUsage(f"CHAPTER: expected 1 to {len(CHAPTERS)}, got {chapter}")
-    settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
+    settings = resolve(DashboardSettings, "dashboard", flags, TOUR_DEFAULTS)
     need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
     if is_simulated is None:
@@ -51,7 +50,8 @@ def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any
     options, command = (_SIMULATED, "simulated-engine") if is_simulated else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)
-        with EngineProcess(options, lambda line: progress(line, None), command) as engine:
+        told = partial(progress, share=None)
+        with EngineProcess(options, told, command, name="tour") as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))
             source.start()

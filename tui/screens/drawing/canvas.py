@@ -225,7 +225,7 @@ class Canvas:
         title = f"tour {page.number}/{page.total}  {page.title}"
         if page.number > page.total:
             title = f"tour  {page.title}"
-        keys = ((key("tour_next"), "go on"), (key("tour_again"), "again"), (key("quit"), "leave"))
+        keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
         text = page.text.format_map(names)
         return tour_strip.draw(
             title,

@@ -1,8 +1,8 @@
 """The start screen: a list of what can be opened, and a prompt for an address.
 
-The list has engines on this machine, recordings, samples and the demo. The start screen is a
-separate application that ends with a `StartChoice`. Its caller opens what was chosen, and may run
-the start screen again. It draws the first picture before it searches for anything.
+The list has engines on this machine, recordings, samples, the tour and the demo. The start screen
+is a separate application that ends with a `StartChoice`. Its caller opens what was chosen, and may
+run the start screen again. It draws the first picture before it searches for anything.
 """
 
 import logging
@@ -125,9 +125,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def sections(self) -> list[Section]:
         """Return the sections of the list, with all entries that can be opened now."""
         finder = self._finder
-        demo = "a real engine with chats and documents to serve; it ends with the dashboard"
-        if find_spec("torch") is None:
-            demo = "needs an engine on this machine: pip install 'stepscope[engine]'"
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
         return [
             start_list.engines_section(
@@ -136,7 +133,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             start_list.recordings_section(
                 () if finder is None else finder.files(), self._wall_clock()
             ),
-            start_list.samples_section(shows, demo),
+            start_list.samples_section(shows, has_torch=find_spec("torch") is not None),
             start_list.elsewhere_section(self.abilities.key("endpoint")),
         ]
 

@@ -92,7 +92,7 @@ CHAPTERS = (
     Chapter(
         "A step",
         "An engine works in steps. In each step the model runs once, for all requests together. "
-        "Next: two short chats.",
+        "Next: two short chats at a time; when one ends, another begins.",
         (SetBudget(SMALL), _chats(2)),
         "Each row is a request, each column a step, each ━ a token. "
         "Question: how many steps does the engine make in a second?",
@@ -102,12 +102,13 @@ CHAPTERS = (
     ),
     Chapter(
         "The batch",
-        "The requests of one step are its batch. Next: six chats at once.",
+        "The requests of one step are its batch. Next: six chats at a time.",
         (SetBudget(SMALL), _chats(6)),
         "In every step each running request gets one token. "
         "Question: how many tokens does one step make now? Compare steps/s with before.",
-        "As many as requests run: RUN, beside the budget. One pass over the weights serves all of "
-        "them. Try: {lane_down} selects a request, {inspect} shows its life, {back} returns.",
+        "Six: one for each running request (RUN). Steps are a little longer, but make three times "
+        "the tokens: one pass over the weights serves all. Try: {lane_down} selects a request, "
+        "{inspect} shows its life, {back} returns.",
         "request",
     ),
     Chapter(
@@ -115,10 +116,11 @@ CHAPTERS = (
         "A step computes at most max_num_batched_tokens tokens: its budget, 64 here. "
         "Next: a prompt of 900 tokens joins the chats.",
         (SetBudget(SMALL), _chats(6), SendPrompt("long", _LONG, seed=3, waits=True)),
-        "▓ and ▒ are its chunks. Decodes come first, the prompt gets the rest of each budget. "
+        "▓ and ▒, in turns, are its chunks. Decodes come first; the prompt gets what they leave of "
+        "each budget. "
         "Question: over how many steps is it spread?",
-        "About 900 / (64 - 6) = 16 steps. Try: {budget} opens the budget; type 128 and press "
-        "Enter. Then {tour_again} and {tour_next} send the prompt once more, at 64.",
+        "About 900 / (64 - 6) = 16 steps. Try: {live} follows the engine again; {budget} opens "
+        "the budget: type 128 and press Enter. At 128 it would be 8 steps.",
         "budget",
         ("chart", "lanes"),
         is_held=True,
@@ -143,8 +145,9 @@ CHAPTERS = (
         (SetBudget(SMALL), _chats(6), SendPrompt("chunked", _LONG, seed=5, waits=True)),
         "The chats go on beside the chunks: each column has their ━. "
         "Question: what does the prompt pay for that?",
-        "Its first token comes later (TTFT); in return no chat waits long (ITL). Every budget is "
-        "such a trade. Try: choose another one with {budget}.",
+        "Its first token comes later: {inspect} shows its TTFT. In return no chat waits long "
+        "(ITL). Every budget is such a trade. Try: {live} follows the engine again, {budget} "
+        "sets another budget.",
         "budget",
         is_held=True,
     ),

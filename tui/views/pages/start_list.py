@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
     from stepscope.recordings.file.overview import Overview
     from stepscope.recordings.fleets.fleet import EngineLine
 
-Kind: TypeAlias = Literal["engines", "file", "demo", "ask"]
+Kind: TypeAlias = Literal["engines", "file", "tour", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style
 
 MAX_RECORDINGS = 12
@@ -21,7 +21,7 @@ _GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to 
 
 
 class StartChoice(NamedTuple):
-    """What an entry of the start screen opens: engines (by address), a file, the demo, a prompt."""
+    """What an entry of the start screen opens: engines (by address), a file, a prompt."""
 
     kind: Kind
     names: tuple[str, ...] = ()
@@ -180,15 +180,18 @@ def _file(file: File, now_s: float) -> Entry:
     )
 
 
-def samples_section(samples: Sequence[tuple[str, str]], demo_about: str) -> Section:
-    """Return the section of what stepscope ships: sample recordings, and the demo."""
-    entries = [
-        Entry(StartChoice("file", (name,)), name, ((about, "muted"),), about=about)
-        for name, about in samples
+def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> Section:
+    """Return the section of what stepscope ships: sample recordings, the tour and the demo."""
+    engine = "a real engine" if has_torch else "a simulated H100 (a real engine needs torch)"
+    shown = [(StartChoice("file", (name,)), name, about) for name, about in samples]
+    shown += [
+        (StartChoice("tour"), "tour", "learn to read the screen, in ten short chapters"),
+        (StartChoice("demo"), "demo", f"{engine} with requests to serve"),
     ]
-    entries.append(Entry(StartChoice("demo"), "demo", ((demo_about, "muted"),), about=demo_about))
-    columns = (("what it shows", 0, False),)
-    return Section("to look at", columns, tuple(entries), is_fixed=True)
+    entries = tuple(
+        Entry(choice, title, ((about, "muted"),), about=about) for choice, title, about in shown
+    )
+    return Section("to look at", (("what it shows", 0, False),), entries, is_fixed=True)
 
 
 def elsewhere_section(key: str) -> Section:
