@@ -203,7 +203,7 @@ class Pipeline:
         scheduler.settle()
         for request in [] if ahead is None else ahead.requests():
             if request.status is RequestStatus.RUNNING:
-                scheduler.requeue(request, "step_failed")
+                scheduler.preempt_after_failure(request, "step_failed")
 
     # Update
 
@@ -253,7 +253,7 @@ class Pipeline:
             )
         # Requests that were admitted in this step on a prefix hit of blocks it failed to write.
         for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:
-            scheduler.requeue(request, "device_memory")
+            scheduler.preempt_after_failure(request, "device_memory")
         if step.draft is not None:
             step.draft.num_waiting = len(scheduler.waiting)
         step.drop_ended()

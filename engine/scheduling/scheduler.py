@@ -353,7 +353,7 @@ class Scheduler:
                 self.kv.register(request, num_tokens)
         self._filled_later.clear()
 
-    def requeue(self, request: Request, reason: str) -> None:
+    def preempt_after_failure(self, request: Request, reason: str) -> None:
         """Preempt a running request between two steps; its tokens are recomputed."""
         self.running.remove(request)
         self.unpublished_events.append(Preempted(request.request_id, self.kv.free(request), reason))

@@ -3,7 +3,8 @@
 A batching mode (`batching.py`) fills the plan through `advance` and `admit`. The plan applies the
 rules that all modes share, which are vLLM's (v1):
 - A running request that needs a block when none is free preempts the request that was admitted
-  last, in the worst case itself. With the policy `priority` it preempts the one served last.
+  last, in the worst case itself. With the policy `priority` it preempts
+  the running request of the lowest rank (`waiting_queue.rank`).
 - A step with a preemption admits no request.
 - The first waiting request that does not fit ends admission.
 

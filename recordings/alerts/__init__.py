@@ -1,5 +1,5 @@
-"""Alert rules on the metrics of a session, and the decision when a rule fires.
+"""Alert rules on the figures of a session, and the decision when a rule fires.
 
 May import: recordings.figures, recordings.history, recordings.state, recordings.state.series.
-Rules may also name the metrics that `rule.py` defines and `meter.py` measures.
+A new figure of the present moment is an entry of `OF_NOW` in `rule.py`, measured in `meter.py`.
 """

@@ -9,8 +9,7 @@ from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
-WINDOW_S = 10.0  # window of the figures
-_RESTARTS_S = WINDOW_S
+WINDOW_S = 10.0  # window of the figures, and of the restarts
 
 
 class Meter:
@@ -56,12 +55,12 @@ class Meter:
             if self._engine_id is not None:
                 self._restarts_s.append(now_s)
             self._engine_id = info.engine_id
-        while self._restarts_s and now_s - self._restarts_s[0] > _RESTARTS_S:
+        while self._restarts_s and now_s - self._restarts_s[0] > WINDOW_S:
             self._restarts_s.popleft()
 
 
 def queue_age_s(state: SessionState) -> float:
-    """How long the request that has waited longest has been waiting for admission."""
+    """How long the oldest of the requests that were never admitted has waited."""
     waiting = [each for each in state.requests.values() if each.status == "waiting"]
     arrivals = [each.arrival_ns for each in waiting if not each.is_partial]
     return max(0, state.time_ns - min(arrivals)) / 1e9 if arrivals else 0.0

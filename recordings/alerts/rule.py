@@ -11,13 +11,14 @@ OF_NOW: dict[str, FigureSpec] = {
     spec.name: spec
     for spec in (
         FigureSpec("step_in_flight", "step in flight", "s", "lower",
-                   "how long the step under way has taken; 0 for steps of ordinary length"),
+                   "how long the step under way has taken; 0 for one of ordinary length"),
         FigureSpec("queue_age", "oldest in the queue", "s", "lower",
-                   "how long the first of the waiting requests has waited"),
+                   "how long the oldest of the requests that were never admitted has waited"),
         FigureSpec("stalled_streams", "stalled streams", "", "lower",
                    "requests that have waited longer for their next token than the level allows"),
         FigureSpec("silent", "silent", "s", "lower", "how long the engine gave no sign of life"),
-        FigureSpec("restarts", "restarts", "", "lower", "restarts of the engine"),
+        FigureSpec("restarts", "restarts", "", "lower",
+                   "restarts of the engine in the last ten seconds"),
     )
 }  # fmt: skip
 KNOWN = {**FIGURES, **OF_NOW}

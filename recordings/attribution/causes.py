@@ -113,7 +113,8 @@ class Piece(NamedTuple):
             "paused": "the operator had paused the engine",
             "between": "between steps (update, record, publish)",
             "idle": "the engine had been idle",
-        }.get(self.cause, "records are missing")
+            "unknown": "records are missing",
+        }[self.cause]
 
     @property
     def _transfer(self) -> str:
@@ -166,7 +167,8 @@ class Piece(NamedTuple):
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",
-        }.get(self.cause, "records missing")
+            "unknown": "records missing",
+        }[self.cause]
 
 
 class Late(NamedTuple):

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.tui.cli.command_line import command_tree
 from stepscope.tui.settings.actions import key_table
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
         "commands": commands_reference(),
         "knobs": knob_table(),
         "figures": figure_table(),
+        "oncall": alert_figure_table(),
         "glossary": glossary_tables(),
     }
 
@@ -83,6 +85,13 @@ def figure_table() -> str:
         if name not in of_latency:
             unit = "share, 0 to 1" if spec.unit == "share" else spec.unit or "count"
             lines.append(f"| `{name}` | {unit} | {spec.better or ''} | {spec.meaning} |")
+    return "\n".join(lines)
+
+
+def alert_figure_table() -> str:
+    """A line for each figure of the present moment, which only alert rules have."""
+    lines = ["| figure | unit | meaning |", "|---|---|---|"]
+    lines += [f"| `{spec.name}` | {spec.unit} | {spec.meaning} |" for spec in OF_NOW.values()]
     return "\n".join(lines)
 
 

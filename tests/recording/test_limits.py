@@ -13,8 +13,9 @@ from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.history import History
+from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.later import Later
 
@@ -117,6 +118,15 @@ def test_a_prompt_chunk_in_a_step_with_budget_left_was_cut_by_the_prefill_thresh
         )
         has_budget = summary.num_spent_tokens < (summary.token_budget or 0)
         assert (LIMITS[summary.limit] == "threshold") == (is_cut and has_budget)
+
+
+@pytest.mark.parametrize("reason", ["transfer", "decode_engine"])
+def test_a_step_whose_requests_wait_for_another_engine_has_an_unknown_limit(reason: str) -> None:
+    record = next(message for _, message in WORK.messages if isinstance(message, StepRecord))
+    outcome = Outcome()
+    assert LIMITS[limit_of(record, outcome, num_rows=1)] == "work"
+    waiting = msgspec.structs.replace(record, num_waiting=3, waiting_reasons={reason: 3})
+    assert limit_of(waiting, outcome, num_rows=1) == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ _OTHERS = (
                  "what an operator did, or what happened to the engine"),
     GlyphMeaning("▼", "good", "falls, or is lower than in other engines or run A"),
     GlyphMeaning("≈", "text", "an estimate: from the buckets of a histogram, or from a sample"),
-    GlyphMeaning("–", "muted", "a figure that the engine does not report (also —)"),
+    GlyphMeaning("–", "muted", "a figure that the engine does not report (also — and -)"),
     GlyphMeaning("…", "muted", "cut off here; more is there"),
     GlyphMeaning("▶", "text", "the selected line"),
     GlyphMeaning("◂", "muted", "text of the prompt"),

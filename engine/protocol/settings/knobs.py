@@ -140,6 +140,14 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.asdict(self)
 
 
+# The field of `Limits` that bounds a knob, by the knob's name.
+_CAPACITIES = {
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "long_prefill_token_threshold": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+}
+
+
 @lru_cache(maxsize=32)
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
     """Describe every knob, with its bounds in an engine with these limits."""
@@ -150,10 +158,8 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
     base, meta = get_args(field.type)
     choices = get_args(base)
     high: float | None = meta.le
-    if field.name in ("max_num_batched_tokens", "long_prefill_token_threshold"):
-        high = limits.max_num_batched_tokens
-    elif field.name == "max_num_seqs":
-        high = limits.max_num_seqs
+    if capacity := _CAPACITIES.get(field.name):
+        high = getattr(limits, capacity)
     kinds: dict[object, Literal["int", "float", "bool"]] = {
         int: "int",
         float: "float",

@@ -24,6 +24,9 @@ _OF_REASON: Mapping[str, int] = {
     "kv_blocks": _KV,
     "preemption": _KV,
     "batch": _MODE,
+    # They wait for keys and values from or in another engine, which no limit here is.
+    "transfer": UNKNOWN,
+    "decode_engine": UNKNOWN,
 }
 
 

@@ -21,7 +21,7 @@ UNKNOWN = "-"
 class FleetColumn(NamedTuple):
     """One column of the fleet table. `draw` returns the text and style of an engine's cell.
 
-    `narrow` and `wide` are its widths in cells on a narrow and a wide screen; 0 leaves it out.
+    `narrow` and `wide` are its widths on a narrow and a wide screen.
     """
 
     key: ColumnKey
@@ -32,6 +32,10 @@ class FleetColumn(NamedTuple):
     draw: Callable[[EngineLine, FleetPage], Run]
     figure: Figure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
+
+    def width(self, is_wide: bool) -> int:
+        """Its width in cells; 0 leaves it out."""
+        return self.wide if is_wide else self.narrow
 
 
 def state_text(line: EngineLine) -> Run:
@@ -173,7 +177,7 @@ def placed(width: int) -> list[PlacedColumn]:
     """
     is_wide = width >= 100
     kept = [column for column in COLUMNS if column.key != "load"]
-    kept = [column for column in kept if (column.wide if is_wide else column.narrow)]
+    kept = [column for column in kept if column.width(is_wide)]
     spark = COLUMNS[-1]
     for key in _WIDE_ONLY:
         if _sum(kept, is_wide) + _ROOMY_SPARK <= width:
@@ -184,7 +188,7 @@ def placed(width: int) -> list[PlacedColumn]:
     found = []
     x = 1
     for column in kept:
-        room = column.wide if is_wide else column.narrow
+        room = column.width(is_wide)
         found.append(PlacedColumn(column, x, room, column.name if is_wide else column.short))
         x += room + 1
     left = width - x
@@ -195,7 +199,7 @@ def placed(width: int) -> list[PlacedColumn]:
 
 
 def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
-    return 1 + sum((column.wide if is_wide else column.narrow) + 1 for column in columns)
+    return 1 + sum(column.width(is_wide) + 1 for column in columns)
 
 
 def labels(names: Sequence[str], width: int) -> dict[str, str]:
