@@ -35,7 +35,7 @@ class RuleWatch:
     """Follows one rule over time.
 
     Attributes:
-        value: the newest value of the rule's metric; None if unknown.
+        value: the newest value of the rule's figure; None if unknown.
         worst: the worst value since the rule began to fire; None if it does not fire.
         fired_s: when the rule began to fire; None if it does not fire.
     """
@@ -65,7 +65,7 @@ class RuleWatch:
     def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
         """Process the next measurement, name -> value.
 
-        If it lacks the rule's metric, nothing changes.
+        If it lacks the rule's figure, nothing changes.
 
         Returns:
             The change, if the rule begins or stops firing.

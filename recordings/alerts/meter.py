@@ -1,4 +1,4 @@
-"""`Meter`: measures the metrics that rules name, on a live source."""
+"""`Meter`: measures the figures that rules name, on a live source."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ WINDOW_S = 10.0  # window of the figures, and of the restarts
 
 
 class Meter:
-    """Measures the metrics of one source for rules. Belongs to one thread.
+    """Measures the figures of one source for rules. Belongs to one thread.
 
     Args:
         clock: returns monotonic seconds.
@@ -29,7 +29,7 @@ class Meter:
     def measure(self) -> Mapping[str, float | None]:
         """Return name -> value. A value is None without samples.
 
-        Metrics that cannot be measured now have no entry.
+        Figures that cannot be measured now have no entry.
         """
         now_s = self._clock()
         history = self._source.history

@@ -1,6 +1,6 @@
-"""Compares two runs, A and B: metrics, load, settings, and which run is better in each metric.
+"""Compares two runs, A and B: figures, load, settings, and which run is better in each figure.
 
-In names and texts here, a side is one of the two runs, and a figure is a metric.
+A side is one of the two runs.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
   recordings.compare.statistics, recordings.figures, recordings.file, recordings.state.series.

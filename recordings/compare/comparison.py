@@ -1,4 +1,4 @@
-"""`Comparison`: the metrics of two runs side by side. It keeps no reference to their `Side`s.
+"""`Comparison`: the figures of two runs side by side. It keeps no reference to their `Side`s.
 
 A is the baseline run, and B is compared with it: a ratio is B / A, a change is B - A.
 """
@@ -6,7 +6,7 @@ A is the baseline run, and B is compared with it: a ratio is B / A, a change is 
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.attribution.causes import Cause
-from stepscope.recordings.compare.figures import Figure, total_figures
+from stepscope.recordings.compare.figures import ComparedFigure, total_figures
 from stepscope.recordings.compare.latencies import latency_figures
 from stepscope.recordings.compare.like_work import like_work_figures
 from stepscope.recordings.compare.load_difference import LoadDifference, load_of
@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
 
     names: tuple[str, str]
     slo: SLO
-    figures: list[Figure]
+    figures: list[ComparedFigure]
     settings: list[SettingDifference]
     causes: list[ComparedCause]
     works: tuple[SideWork, SideWork]
@@ -75,19 +75,19 @@ class Comparison(NamedTuple):
     def different_work(self) -> str | None:
         """How the load differs, in a few words; None if the difference is small or may be chance.
 
-        If the load differs, only some metrics have a winner.
+        If the load differs, only some figures have a winner.
         """
         return self.load.other_work
 
-    def figure(self, key: str) -> Figure:
+    def figure(self, key: str) -> ComparedFigure:
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
-        """Whether a run can be judged: the loads are alike, or it is better in some metric."""
+        """Whether a run can be judged: the loads are alike, or it is better in some figure."""
         return self.different_work is None or bool(self.better(side))
 
-    def better(self, side: Literal["a", "b"]) -> list[Figure]:
-        """The metrics in which a run is better, in the order of `figures`."""
+    def better(self, side: Literal["a", "b"]) -> list[ComparedFigure]:
+        """The figures in which a run is better, in the order of `figures`."""
         return [figure for figure in self.figures if figure.verdict == side]
 
 

@@ -1,4 +1,4 @@
-"""`Figure`: one metric of two runs, and which of them is better in it."""
+"""`ComparedFigure`: one figure of two runs, and which of them is better in it."""
 
 import math
 from collections.abc import Iterator
@@ -43,18 +43,18 @@ _COMPARED = (  # compared besides latencies, in this order
 )
 
 
-class Figure(NamedTuple):
-    """One metric of two runs. A is the baseline, and B is compared with it.
+class ComparedFigure(NamedTuple):
+    """One figure of two runs. A is the baseline, and B is compared with it.
 
     Attributes:
-        key: name of the metric for programs.
+        key: name of the figure for programs.
         kind, rank: `kind` is set for latencies, `rank` for their percentiles.
         a, b: values in `unit`; None if unknown, or if nothing was measured.
         better: whether lower or higher is better; None if neither is.
-        num_a, num_b: number of samples; 0 for a metric without samples.
+        num_a, num_b: number of samples; 0 for a figure without samples.
         interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
             tells nothing. None if unknown.
-        like: the kind of work, if the metric compares only waits with like work (`like_work.py`).
+        like: the kind of work, if the figure compares only waits with like work (`like_work.py`).
         covered: if `like` is set: the share of waits that have like work in the other run.
     """
 
@@ -109,11 +109,11 @@ def without_winner(verdict: Verdict) -> Verdict:
 
 def total_figures(
     a: Side, b: Side, *, is_same_offer: bool, is_one_session: bool
-) -> Iterator[Figure]:
-    """Metrics from totals: throughput, composition of steps, memory, and wasted work.
+) -> Iterator[ComparedFigure]:
+    """Figures from totals: throughput, composition of steps, memory, and wasted work.
 
     Args:
-        is_same_offer: whether both runs had the same load. Otherwise none of these metrics has a
+        is_same_offer: whether both runs had the same load. Otherwise none of these figures has a
             winner, because a larger load alone gives more throughput and a fuller cache.
         is_one_session: whether both runs are parts of one session. Then throughput has no winner,
             because the second part begins with the unfinished requests of the first.
@@ -122,8 +122,8 @@ def total_figures(
         yield figure if is_same_offer else figure._replace(verdict=without_winner(figure.verdict))
 
 
-def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
-    """Compare the metrics listed in `_COMPARED`.
+def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[ComparedFigure]:
+    """Compare the figures listed in `_COMPARED`.
 
     Args:
         has_winner: whether one of the runs can be better in throughput.
@@ -141,7 +141,7 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[Figure]:
 
 
 def _estimate(name: str, side: Side) -> Estimate | None:
-    """An estimate of how much a metric varies within a run; None if the run is too short."""
+    """An estimate of how much a figure varies within a run; None if the run is too short."""
     totals = side.totals
     if name == "prefix_hit_rate":
         return ratio(totals.hits.slices(), totals.queried.slices())
@@ -159,12 +159,12 @@ def _estimate(name: str, side: Side) -> Estimate | None:
 
 def _figure(
     name: str, a: float | None, b: float | None, better: Better | None, is_sure: bool
-) -> Figure:
+) -> ComparedFigure:
     spec = FIGURES[name]
     # Only shares with a better direction are also compared by the missing part to 100 %.
     is_share = spec.unit == "share" and better is not None
     verdict = judged(a, b, better, is_sure, is_share=is_share)
-    return Figure(name, spec.label, spec.unit, a, b, better, verdict)
+    return ComparedFigure(name, spec.label, spec.unit, a, b, better, verdict)
 
 
 def judged(
@@ -175,7 +175,7 @@ def judged(
     *,
     is_share: bool = False,
 ) -> Verdict:
-    """The verdict on two values of a metric.
+    """The verdict on two values of a figure.
 
     Args:
         is_sure: whether the difference is larger than chance explains.

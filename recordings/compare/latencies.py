@@ -1,4 +1,4 @@
-"""The latencies of two runs as metrics, and which run is better in them.
+"""The latencies of two runs as figures, and which run is better in them.
 
 A difference counts if it is larger than the variation within each run. If requests arrive at
 random, their load differs from run to run. In that case, the difference in latency must also be
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from stepscope.recordings.compare.figures import (
-    Figure,
+    ComparedFigure,
     Verdict,
     judged,
     without_winner,
@@ -38,7 +38,7 @@ class _Sampled(NamedTuple):
 
 def latency_figures(
     a: Side, b: Side, stretches: tuple[Stretches, Stretches], load: LoadDifference
-) -> Iterator[Figure]:
+) -> Iterator[ComparedFigure]:
     """Percentiles of each latency, and the share of samples within the service level.
 
     Args:
@@ -67,7 +67,7 @@ def _has_queue(side: Side) -> bool:
 
 def _percentile(
     kind: LatencyKind, label: str, rank: int, sampled: _Sampled, load: LoadDifference
-) -> Figure:
+) -> ComparedFigure:
     left, right = sampled.a, sampled.b
     value_a, value_b = left.at(rank), right.at(rank)
     # The maximum grows with the length of a run, so it has no winner.
@@ -78,7 +78,7 @@ def _percentile(
     else:
         verdict = without_winner(judged(value_a, value_b, "lower", True))
     factor = value_a / value_b if value_a and value_b else math.inf
-    return Figure(
+    return ComparedFigure(
         latency_name(kind, rank),
         label,
         "ms",
@@ -96,7 +96,7 @@ def _percentile(
 
 def _within(
     kind: LatencyKind, label: str, bound_ns: float, sampled: _Sampled, load: LoadDifference
-) -> Figure:
+) -> ComparedFigure:
     left, right = sampled.a, sampled.b
     within_a, within_b = left.within_slo, right.within_slo
     is_sure, factor = False, 1.0
@@ -105,7 +105,7 @@ def _within(
         late = sorted((1 - within_a, 1 - within_b))
         factor = late[1] / late[0] if late[0] else math.inf
     verdict = judged(within_a, within_b, "higher", is_sure, is_share=True)
-    return Figure(
+    return ComparedFigure(
         f"{kind}_within_slo",
         label,
         "share",

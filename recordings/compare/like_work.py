@@ -1,12 +1,12 @@
-"""Metrics of like work: they compare waits in which the engine did the same amount of work.
+"""Figures of like work: they compare waits in which the engine did the same amount of work.
 
 The load decides how often a decode shares a step with a prefill. The engine and its settings decide
-how long the token then takes. So these metrics have a winner even if the loads of the runs differ.
+how long the token then takes. So these figures have a winner even if the loads of the runs differ.
 """
 
 from collections.abc import Iterator
 
-from stepscope.recordings.compare.figures import Figure, judged, without_winner
+from stepscope.recordings.compare.figures import ComparedFigure, judged, without_winner
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.sliced import GapWork, Stretches
 from stepscope.recordings.compare.side.slices import Slice, Stratum, in_strata, num_waits
@@ -19,7 +19,7 @@ _RANKS = {50: "p50", 99: "p99"}
 
 def like_work_figures(
     stretches: tuple[Stretches, Stretches], load: LoadDifference
-) -> Iterator[Figure]:
+) -> Iterator[ComparedFigure]:
     """Compare ITL and step time among steps of like size.
 
     ITL is compared apart for waits with and without a prefill, among steps with as many decodes.
@@ -65,15 +65,15 @@ class _Like:
         self._contrast = Contrast(a, b, is_paired=is_paired)
         self._num_a, self._num_b = num_waits(a), num_waits(b)
 
-    def figure(self, key: str, label: str, rank: int) -> Figure:
+    def figure(self, key: str, label: str, rank: int) -> ComparedFigure:
         covered = self._contrast.covered
         effect = self._contrast.percentile(rank) if covered >= MIN_COVERED else None
         if effect is None:
-            return Figure(
+            return ComparedFigure(
                 key, label, "ms", None, None, "lower", "unknown", rank=rank, like=self._what,
                 covered=covered,
             )  # fmt: skip
-        return Figure(
+        return ComparedFigure(
             key,
             label,
             "ms",

@@ -1,4 +1,4 @@
-"""All metrics of a session ("figures") by name: meaning, unit and value, and bounds on them.
+"""All figures of a session by name: meaning, unit and value, and bounds on them.
 
 May import: recordings.state.series.
 A new figure gets a line in `table.py` and its sum in `sums.py`.

@@ -1,4 +1,4 @@
-"""`FigureBound`: a metric with a bound, as people write it: `itl_p99 > 50ms`."""
+"""`FigureBound`: a figure with a bound, as people write it: `itl_p99 > 50ms`."""
 
 import re
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ class BoundError(Exception):
 
 
 class FigureBound(NamedTuple):
-    """A metric, a relation and a value, such as `itl_p99 > 50ms`.
+    """A figure, a relation and a value, such as `itl_p99 > 50ms`.
 
     Attributes:
-        value: in the unit of the metric.
+        value: in the unit of the figure.
         end: index of the character after the bound in the text, where other parsers may continue.
     """
 
@@ -71,7 +71,7 @@ def parse_bound(
 
     Args:
         is_whole: whether nothing may follow the bound.
-        figures: the metrics that may be named.
+        figures: the figures that may be named.
 
     Raises:
         BoundError: the text is invalid; the message names the position and what was expected.
@@ -102,10 +102,10 @@ def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
     """Read a number with an optional unit, from the value of a bound.
 
     Returns:
-        (the value in the metric's unit, index of the character after it)
+        (the value in the figure's unit, index of the character after it)
 
     Raises:
-        BoundError: there is no number, or the metric cannot have this unit.
+        BoundError: there is no number, or the figure cannot have this unit.
     """
     number = _NUMBER.match(text, place)
     if number is None:
@@ -128,7 +128,7 @@ def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
 
 
 def value_text(figure: FigureSpec, value: float | None) -> str:
-    """Return a metric's value as shown to people; a dash for None."""
+    """Return a figure's value as shown to people; a dash for None."""
     if value is None:
         return "—"
     if figure.unit == "share":

@@ -1,4 +1,4 @@
-"""`Sums` over the steps of a session or a part of it, and `figures_of`: the metrics from them."""
+"""`Sums` over the steps of a session or a part of it, and `figures_of`: the figures from them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class LatencySpread(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over steps, from which metrics are computed; None is unknown."""
+    """Sums over steps, from which figures are computed; None is unknown."""
 
     seconds: float
     num_steps: int
@@ -58,9 +58,9 @@ class Sums(NamedTuple):
 
 
 def figures_of(sums: Sums) -> dict[str, float | None]:
-    """Return name -> value of each metric in `FIGURES`.
+    """Return name -> value of each figure in `FIGURES`.
 
-    Values are in the metric's unit; None if unknown or without samples.
+    Values are in the figure's unit; None if unknown or without samples.
     """
     found: dict[str, float | None] = {}
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""`FIGURES`: the one table of all metrics of a session.
+"""`FIGURES`: the one table of all figures of a session.
 
 All commands, screens, alerts and checks use its names.
 """
@@ -29,7 +29,7 @@ _MEANINGS: dict[LatencyKind, str] = {
 
 
 class FigureSpec(NamedTuple):
-    """One metric of a session.
+    """One figure of a session.
 
     Attributes:
         unit: unit of its value. A "share" is 0 to 1 and shown in percent.
@@ -44,7 +44,7 @@ class FigureSpec(NamedTuple):
 
 
 def latency_name(kind: LatencyKind, rank: int) -> str:
-    """Return the metric's name for a percentile of a latency. Rank 100 is the maximum."""
+    """Return the figure's name for a percentile of a latency. Rank 100 is the maximum."""
     return f"{kind}_{RANKS[rank]}"
 
 

@@ -17,7 +17,7 @@ _MAX_NAME = 60
 
 
 class FiredRule(Struct, frozen=True):
-    """An alert rule that fired, and the worst value while it held, in the unit of its metric."""
+    """An alert rule that fired, and the worst value while it held, in the unit of its figure."""
 
     rule: str
     value: float | None
@@ -59,7 +59,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def file_name(self) -> str:
-        """A file name that sorts by time and names the engine and the metric of the first rule."""
+        """A file name that sorts by time and names the engine and the figure of the first rule."""
         when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.started_wall_ns / 1e9))
         figure = self.rules[0].rule.split()[0]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.engine}-{figure}")[:_MAX_NAME]

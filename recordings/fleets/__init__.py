@@ -1,4 +1,4 @@
-"""Watches several engines side by side: their metrics, and which engine stands out.
+"""Watches several engines side by side: their figures, and which engine stands out.
 
 May import: engine.protocol, recordings.history, recordings.state, recordings.state.series.
 A new way to stand out is a rule in `imbalance.py`.

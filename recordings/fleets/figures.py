@@ -1,6 +1,6 @@
-"""`EngineFigures`: the metrics of one engine of several, as of now, for one line on the screen.
+"""`EngineFigures`: the figures of one engine of several, as of now, for one line on the screen.
 
-An unknown value is None, never 0. If an engine does not answer, all its metrics are None, because
+An unknown value is None, never 0. If an engine does not answer, all its figures are None, because
 older values may no longer be true.
 """
 
@@ -19,7 +19,7 @@ RATE_WINDOW_S = 10.0  # window of quickly changing figures: budget, steps and to
 
 
 class EngineFigures(NamedTuple):
-    """Current metrics of one engine.
+    """Current figures of one engine.
 
     Shares are 0..1, latencies in milliseconds; None is unknown.
     """
@@ -57,7 +57,7 @@ class EngineFigures(NamedTuple):
 
 
 class SlowFigures(NamedTuple):
-    """The metrics that take about a millisecond to compute, so they are computed once a second."""
+    """The figures that take about a millisecond to compute, so they are computed once a second."""
 
     latency: LatencyReport
     long: Rates  # over WINDOW_S
@@ -66,7 +66,7 @@ class SlowFigures(NamedTuple):
 
 
 def measure(history: History) -> SlowFigures:
-    """Compute the slow metrics of an engine, over the seconds before its last message."""
+    """Compute the slow figures of an engine, over the seconds before its last message."""
     last = history.last_step
     summary = None if last is None else history.summary(last)
     return SlowFigures(
@@ -78,11 +78,11 @@ def measure(history: History) -> SlowFigures:
 
 
 def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
-    """Return the current metrics of one engine.
+    """Return the current figures of one engine.
 
     Args:
         name: the name to show.
-        measured: the engine's slow metrics, as last computed; None if they were never computed.
+        measured: the engine's slow figures, as last computed; None if they were never computed.
     """
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):

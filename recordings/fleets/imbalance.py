@@ -1,4 +1,4 @@
-"""Finds which engine of several stands out, in which metric, and by how much.
+"""Finds which engine of several stands out, in which figure, and by how much.
 
 An engine stands out if its value exceeds the median of the *other* engines by both a factor and a
 minimum difference. The engine itself is not part of that median: with few engines, a bad one would
@@ -25,24 +25,24 @@ LAPSE_S = 5.0  # and survives so long below its bound, if `_LEFT` of the differe
 _LEFT = 0.5  # share of the difference that must stay in a lapse
 
 # In the order of display: first what a router can change, then what follows from that.
-Figure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
+FleetFigure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
 
 
 class OutlierFigure(NamedTuple):
-    """A metric in which one engine stands out now."""
+    """A figure in which one engine stands out now."""
 
     engine: int  # index of the engine
-    figure: Figure
+    figure: FleetFigure
     weight: float  # how far beyond the others, relative to the bound
     text: str
 
 
 class Imbalance(NamedTuple):
-    """One engine that stands out, with all metrics in which it does."""
+    """One engine that stands out, with all figures in which it does."""
 
     engine: int
     name: str
-    figures: tuple[Figure, ...]
+    figures: tuple[FleetFigure, ...]
     texts: tuple[str, ...]
     since_s: float  # by the clock of `ImbalanceKeeper.update`
     weight: float
@@ -54,9 +54,9 @@ class Imbalance(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A metric, and how far an engine's value must exceed the median of the other engines."""
+    """A figure, and how far an engine's value must exceed the median of the other engines."""
 
-    figure: Figure
+    figure: FleetFigure
     value: Callable[[EngineFigures], float | None]
     factor: float
     distance: float
@@ -95,7 +95,7 @@ _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 
 
 def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[OutlierFigure]:
-    """Return the engines and metrics that stand out now, the worst first.
+    """Return the engines and figures that stand out now, the worst first.
 
     Skips engines that are down.
 
@@ -210,7 +210,7 @@ class ImbalanceKeeper:
     """Remembers how long each finding has lasted, to show only those that last."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, Figure], tuple[float, float]] = {}  # first and last time
+        self._seen: dict[tuple[int, FleetFigure], tuple[float, float]] = {}  # first and last time
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
         """Return the engines that have stood out for `HOLD_S`.
@@ -235,7 +235,7 @@ class ImbalanceKeeper:
         found = []
         for place in dict.fromkeys(finding.engine for _, finding in held):
             mine = [each for each in held if each[1].engine == place]
-            mine.sort(key=lambda each: get_args(Figure).index(each[1].figure))
+            mine.sort(key=lambda each: get_args(FleetFigure).index(each[1].figure))
             found.append(
                 Imbalance(
                     engine=place,

@@ -54,7 +54,7 @@ class WholeLives:
         `KEPT_NS`.
 
         Args:
-            engines: metrics of all engines.
+            engines: figures of all engines.
             states: the session's state of each of `engines`.
         """
         if not any(each.info is not None and each.info.role == "prefill" for each in engines):

@@ -33,7 +33,7 @@ class History(HistoryView):
         slo: service levels (bounds of TTFT and ITL) for breaches, stalls and attainment.
         max_steps, max_bytes: how much is kept. Beyond that, the oldest steps are forgotten.
         known_since_ns: engine time from which on pauses by an operator are known. Waits that began
-            earlier are left out of all metrics. 0: from the beginning.
+            earlier are left out of all figures. 0: from the beginning.
     """
 
     def __init__(

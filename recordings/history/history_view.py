@@ -244,7 +244,7 @@ class HistoryView:
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> dict[str, float | None]:
-        """All metrics of `recordings/figures/table.py`. The window is given as in `latency`."""
+        """All figures of `recordings/figures/table.py`. The window is given as in `latency`."""
         return self.windows.figures(end_ns, window_s)
 
     def follow(self, first: int | None = None) -> Follower:

@@ -47,7 +47,7 @@ class Timeline:
         max_steps, max_bytes: how much is kept at most.
 
     Attributes:
-        known_since_ns: waits that began before this engine time are left out of all metrics.
+        known_since_ns: waits that began before this engine time are left out of all figures.
     """
 
     def __init__(

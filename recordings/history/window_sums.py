@@ -1,4 +1,4 @@
-"""Computes `Sums` (the inputs of all metrics) over a window of a timeline."""
+"""Computes `Sums` (the inputs of all figures) over a window of a timeline."""
 
 from bisect import bisect_right
 

@@ -1,4 +1,4 @@
-"""`Windows`: latencies, rates and other metrics of a timeline over windows of engine time."""
+"""`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
 
 import math
 import threading
@@ -53,7 +53,7 @@ class Stalls(NamedTuple):
 
 
 class Windows:
-    """Computes metrics of one timeline. Long computations happen outside its lock.
+    """Computes figures of one timeline. Long computations happen outside its lock.
 
     Args:
         lock: guards the timeline.
@@ -107,7 +107,7 @@ class Windows:
         return {limit: n / known for limit, n in zip(LIMITS, counts, strict=True) if n}
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
-        """All metrics of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
+        """All figures of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)

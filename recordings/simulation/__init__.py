@@ -1,4 +1,4 @@
-"""Simulates recorded sessions again under other knobs: forecasts, their metrics and files.
+"""Simulates recorded sessions again under other knobs: forecasts, their figures and files.
 
 May import: engine.protocol, engine.protocol.settings, engine.simulation,
   engine.simulation.virtual, recordings, recordings.compare.side, recordings.export,

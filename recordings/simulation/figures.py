@@ -1,4 +1,4 @@
-"""`Figures`: sums up one simulated run as metrics (latencies, rates, counts), in bounded memory."""
+"""`RunSums`: sums up one simulated run as figures (latencies, rates, counts), in bounded memory."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class Spread(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """Metrics of one run.
+    """Figures of one run.
 
     Rates are per second of simulated time, from the first arrival to the last token.
     """
@@ -39,7 +39,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     goodput_per_s: tuple[float, ...]  # for each level, requests per second that kept it
 
 
-class Figures:
+class RunSums:
     """A `FigureSink` that sums up one run.
 
     Args:
@@ -121,7 +121,7 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """Return name -> value of each metric. The name of a goodput has the index of its level."""
+    """Return name -> value of each figure. The name of a goodput has the index of its level."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")

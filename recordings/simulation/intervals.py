@@ -1,4 +1,4 @@
-"""`predicted`: metrics predicted from several simulated runs, with intervals for a real session.
+"""`predicted`: figures predicted from several simulated runs, with intervals for a real session.
 
 The intervals are conformal (Vovk et al., "Algorithmic Learning in a Random World", 2005; scores
 scaled as in Papadopoulos et al., 2008): the half width is the spread of the runs times a factor.
@@ -20,7 +20,7 @@ _LEAST = 0.03  # least spread of the logarithm, as no two sessions are closer
 
 
 class Predicted(NamedTuple):
-    """A predicted metric: the median of the runs, and an interval for nine in ten sessions."""
+    """A predicted figure: the median of the runs, and an interval for nine in ten sessions."""
 
     value: float
     low: float
@@ -28,7 +28,7 @@ class Predicted(NamedTuple):
 
 
 def family(name: str) -> str:
-    """Return the prefix of a metric's name ("ttft", "itl", "e2e") whose factor the metric uses.
+    """Return the prefix of a figure's name ("ttft", "itl", "e2e") whose factor the figure uses.
 
     Rates, counts and shares use the factor of "e2e".
     """
@@ -37,7 +37,7 @@ def family(name: str) -> str:
 
 
 def widening(name: str, *, is_varied: bool) -> float:
-    """Return the factor by which the spread of the runs is multiplied for a metric's interval.
+    """Return the factor by which the spread of the runs is multiplied for a figure's interval.
 
     The product is the half width of the interval, on a logarithmic scale.
 
@@ -50,10 +50,10 @@ def widening(name: str, *, is_varied: bool) -> float:
 def predicted(
     runs: Sequence[Mapping[str, float | None]], *, is_varied: bool
 ) -> dict[str, Predicted]:
-    """Return the prediction of each metric that has a value in at least one run.
+    """Return the prediction of each figure that has a value in at least one run.
 
     Args:
-        runs: name -> value of the metrics of each run.
+        runs: name -> value of the figures of each run.
         is_varied: whether the recording has steps under several values of its knobs.
     """
     found = {}
@@ -65,7 +65,7 @@ def predicted(
 
 
 def _of(values: Sequence[float], times: float) -> Predicted:
-    """Predict one metric from its values in the runs, given in ascending order."""
+    """Predict one figure from its values in the runs, given in ascending order."""
     median = statistics.median(values)
     if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
         last = len(values) - 1

@@ -26,7 +26,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
 from stepscope.recordings.export.prefixes import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
-from stepscope.recordings.simulation.figures import Figures, RunFigures
+from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.state.series.latency import SLO
 
 _ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
@@ -34,7 +34,7 @@ _DEFAULT_LEN = 131_072  # for an engine that does not publish its own
 
 
 class RecordedWork(NamedTuple):
-    """The requests, knobs and metrics of a recorded session. Times are since the first arrival."""
+    """The requests, knobs and figures of a recorded session. Times are since the first arrival."""
 
     requests: list[SimulatedRequest]
     knobs: Knobs  # in force at the beginning
@@ -53,7 +53,7 @@ class RecordedWork(NamedTuple):
 def recorded_work(
     recording: Recording, levels: Sequence[SLO] = (), progress: Progress = lambda share: None
 ) -> RecordedWork:
-    """Read the requests, knobs and metrics of a recorded session.
+    """Read the requests, knobs and figures of a recorded session.
 
     Raises:
         RecordingError: the recording lacks data that a simulation needs.
@@ -99,10 +99,10 @@ def recorded_work(
 
 
 class _WorkReader:
-    """Collects requests, knob changes and metrics from moments, which are fed in order."""
+    """Collects requests, knob changes and figures from moments, which are fed in order."""
 
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
-        self.figures = Figures(levels)
+        self.figures = RunSums(levels)
         self.book = PrefixBook(block_size, id_tokens=block_size)
         self.begun: set[int] = set()
         self.has_hashes = False

@@ -56,7 +56,7 @@ class Seen(NamedTuple):
         return self.limited[limit].num_steps / max(1, self.num_known)
 
     def figure(self, name: str) -> float:
-        """The value of a metric; 0 if unknown."""
+        """The value of a figure; 0 if unknown."""
         return self.figures[name] or 0.0
 
 

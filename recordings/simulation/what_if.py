@@ -14,7 +14,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.recordings.simulation.basis import WhatIfBasis
-from stepscope.recordings.simulation.figures import Figures, flat
+from stepscope.recordings.simulation.figures import RunSums, flat
 from stepscope.recordings.simulation.intervals import Predicted, predicted
 from stepscope.recordings.simulation.machine_speed import MachineStepTimes
 from stepscope.recordings.state.series.latency import SLO
@@ -27,7 +27,7 @@ class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
 
 
 class Forecast(NamedTuple):
-    """The predicted metrics of a session under one set of knobs."""
+    """The predicted figures of a session under one set of knobs."""
 
     text: str
     figures: dict[str, Predicted]
@@ -36,7 +36,7 @@ class Forecast(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """The recorded metrics, the forecast with the recorded knobs, and one for each variant."""
+    """The recorded figures, the forecast with the recorded knobs, and one for each variant."""
 
     recorded: dict[str, float | None]
     again: Forecast
@@ -113,12 +113,12 @@ def forecast(
 
 def run_once(
     basis: WhatIfBasis, changes: Mapping[str, KnobValue], levels: Sequence[SLO], seed: int
-) -> tuple[Figures, MachineStepTimes]:
-    """Simulate a session once. Returns its metrics and the model of step times that it used."""
+) -> tuple[RunSums, MachineStepTimes]:
+    """Simulate a session once. Returns its figures and the model of step times that it used."""
     setup = basis.setup
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
-    figures = Figures(levels)
+    figures = RunSums(levels)
     replica = Replica(given.scheduler(), model, figures, overlap=given.overlap)
     run_cluster([replica], basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model

@@ -28,7 +28,7 @@ from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.simulation.figures import Figures
+from stepscope.recordings.simulation.figures import RunSums
 
 LIKE_AZURE = WorkloadSpec(rate=5.4, document_share=0.0, chat_tokens=1155, output_tokens=211)
 BLOCK_SIZE = 16
@@ -49,9 +49,9 @@ def setup() -> SimulatedSetup:
     )
 
 
-def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[float, Figures]:
+def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[float, RunSums]:
     """Processor seconds, and the result."""
-    made, figures = setup(), Figures()
+    made, figures = setup(), RunSums()
     model = DrawnStepTimes(made.model, 0)
     begin_s = time.process_time()
     run_cluster([Replica(made.scheduler(), model, figures, takes_short_way=short)], requests)

@@ -11,7 +11,7 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeM
 from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
-from stepscope.recordings.simulation.figures import Figures
+from stepscope.recordings.simulation.figures import RunSums
 
 BLOCK_SIZE = 16
 
@@ -49,7 +49,7 @@ class _SummedTerms:
         return self._sums[bisect_right(self._ends_ns, time_ns) - 1]
 
 
-class _Ended(Figures):
+class _Ended(RunSums):
     """A sink that keeps ended requests by name."""
 
     def __init__(self) -> None:

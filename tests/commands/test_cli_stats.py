@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
-from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures.table import FIGURES, Better
 from stepscope.tui.cli.recordings.check import regression
 from tests.support.sessions.seek_sessions import record
@@ -169,4 +169,4 @@ def test_bounds_and_files_that_check_cannot_read_are_wrong_usage(
 def test_a_figure_that_was_zero_in_the_baseline_is_worse_only_if_it_moves_the_bad_way(
     better: Better, a: float, b: float, expected: float
 ) -> None:
-    assert regression(Figure("rate", "rate", "/s", a, b, better, "unclear")) == expected
+    assert regression(ComparedFigure("rate", "rate", "/s", a, b, better, "unclear")) == expected

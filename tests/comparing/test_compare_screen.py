@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
-from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.file.reader import Recording
@@ -197,7 +197,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
         assert "requests 19 00:07.9 | 19 00:07.8" in screen_text(app)
         found = page_of(app).comparison
         assert found is not None
-    large = Figure(
+    large = ComparedFigure(
         "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
     small = large._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
@@ -395,7 +395,7 @@ def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
 
 def test_compared_values_in_milliseconds_and_seconds_show_their_units() -> None:
     def shown(a: float | None, b: float | None) -> str:
-        return change(Figure("itl_p50", "ITL p50", "ms", a, b, "lower", "b"))
+        return change(ComparedFigure("itl_p50", "ITL p50", "ms", a, b, "lower", "b"))
 
     assert shown(765.7, 90.1) == "766→90.1"
     assert shown(3237, 18_000) == "3.2s→18.0s"

@@ -192,7 +192,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Refresh the metrics of all engines, also while the screen shows only one engine.
+        """Refresh the figures of all engines, also while the screen shows only one engine.
 
         The list of engines measures for how long an engine stands out, so it must not miss a
         refresh.

@@ -1,6 +1,6 @@
 """`AlertDesk`: checks the alert rules of the config file while a dashboard is open.
 
-A rule is a condition on a metric of the engine; it fires when the condition has held for a while.
+A rule is a condition on a figure of the engine; it fires when the condition has held for a while.
 """
 
 from collections.abc import Callable, Sequence

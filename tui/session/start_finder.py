@@ -51,7 +51,7 @@ class Finder:
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
 
     def look(self) -> None:
-        """Update the metrics of the known engines, and once a second search for new engines."""
+        """Update the figures of the known engines, and once a second search for new engines."""
         now_s = self._clock()
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
@@ -63,7 +63,7 @@ class Finder:
         self._fleet.look()
 
     def engines(self) -> list[tuple[str, EngineLine]]:
-        """Return the address and the metrics of each engine that runs on this machine."""
+        """Return the address and the figures of each engine that runs on this machine."""
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))

@@ -28,7 +28,7 @@ class Advice(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """What a rule of `advice` looks at: the steps with its limit, and the metrics of the run."""
+    """What a rule of `advice` looks at: the steps with its limit, and the figures of the run."""
 
     share: float  # share of the steps that this limit held
     steps: LimitedSteps  # sums over these steps

@@ -108,7 +108,7 @@ class Side:
         return self.points.end_ns / 1e9
 
     def sums(self) -> Sums:
-        """The sums from which metrics are computed. The caller must hold `lock`."""
+        """The sums from which figures are computed. The caller must hold `lock`."""
         latencies = {kind: spread_of(counts) for kind, counts in self.waits.items()}
         return self.totals.sums(self.seconds, latencies, self.kept)
 

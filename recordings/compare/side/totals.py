@@ -163,7 +163,7 @@ class RunTotals:
     def sums(
         self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
     ) -> Sums:
-        """The sums from which the metrics of the run are computed."""
+        """The sums from which the figures of the run are computed."""
         has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
         return Sums(
             seconds=seconds,

@@ -1,12 +1,12 @@
 """The test behind every verdict: do two runs differ by more than each varies in itself?
 
-A metric of a run is a ratio of sums over equal stretches of the run: tokens per second, hits per
+A figure of a run is a ratio of sums over equal stretches of the run: tokens per second, hits per
 queried token, or the share of late waits. Its error is estimated with the jackknife: from how badly
 the other stretches predict each stretch (Efron and Stein, Annals of Statistics 1981). Neighbouring
 stretches are alike, so their covariance counts (Newey and West, Econometrica 1987). Welch's t-test
 (Biometrika 1947) at 1 % then compares two runs.
 
-The level is 1 %, not 5 %: a comparison tests a dozen metrics, and should name no winner in 19 of 20
+The level is 1 %, not 5 %: a comparison tests a dozen figures, and should name no winner in 19 of 20
 pairs of equal runs (`tests/bench/bench_compare_chance.py` measures it). If the speed of the machine
 drifts by some percent for seconds, it is about 11 of 12: a run cannot distinguish a drift that
 lasts longer than a stretch from a difference.
@@ -25,7 +25,7 @@ _T_POINTS = {5: 4.61, 6: 4.04, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25, 12: 3.17, 14
 
 
 class Estimate(NamedTuple):
-    """The value of a metric in a run, with the data to estimate its error.
+    """The value of a figure in a run, with the data to estimate its error.
 
     Attributes:
         apart: for each stretch, how far it moves the value from what the other stretches predict.
@@ -57,7 +57,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
 
 
 def differ(a: Estimate | None, b: Estimate | None) -> bool:
-    """Whether two runs surely differ in a metric; False if one of them is too short."""
+    """Whether two runs surely differ in a figure; False if one of them is too short."""
     if a is None or b is None or a.value == b.value:
         return False
     variance_a, variance_b = _variance(a.apart), _variance(b.apart)

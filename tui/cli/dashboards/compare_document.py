@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, SideWork
-from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.points import StepPoint
@@ -80,7 +80,7 @@ def _load(load: LoadDifference) -> dict[str, Any]:
     return {**load._asdict(), **more}
 
 
-def _interval(figure: Figure) -> list[float | None] | None:
+def _interval(figure: ComparedFigure) -> list[float | None] | None:
     """Return the confidence interval of the ratio B / A; None for an end that is unknown."""
     if figure.interval is None:
         return None

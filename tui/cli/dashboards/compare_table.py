@@ -1,4 +1,4 @@
-"""Prints a comparison as text: which run is better in each metric, then both runs side by side."""
+"""Prints a comparison as text: which run is better in each figure, then both runs side by side."""
 
 from collections.abc import Sequence
 

@@ -7,7 +7,7 @@ from stepscope.recordings.state.series.latency import Series
 
 
 def summary(history: History) -> Iterator[str]:
-    """Yield lines with the metrics of a session: steps, tokens, latencies and so on."""
+    """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
     rates = history.rates(window_s=None)
     latency = history.latency(window_s=None)
     yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"

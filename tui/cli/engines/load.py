@@ -1,4 +1,4 @@
-"""`stepscope load`: sends a workload to an engine, and prints the metrics that a client sees."""
+"""`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
 import signal
 import sys
@@ -59,7 +59,7 @@ def load(
     name: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Send a workload to an engine and print the metrics that a client sees.
+    """Send a workload to an engine and print the figures that a client sees.
 
     Raises:
         WrongUsage: an option is not valid.

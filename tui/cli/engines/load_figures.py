@@ -1,4 +1,4 @@
-"""Computes the metrics of a run of `stepscope load`, under the names that all commands use.
+"""Computes the figures of a run of `stepscope load`, under the names that all commands use.
 
 The client measures latencies with its own clock, so they include the time that messages take
 between client and engine.
@@ -14,7 +14,7 @@ from stepscope.recordings.state.series.latency import SLO, LatencyKind
 
 
 def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
-    """Return name -> value of the metrics that a client can measure; None without samples."""
+    """Return name -> value of the figures that a client can measure; None without samples."""
     finished = report.finished
     samples: dict[LatencyKind, Sequence[float]] = {
         "ttft": report.ttft_s,

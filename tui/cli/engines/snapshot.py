@@ -21,7 +21,7 @@ def snapshot(endpoint: str | None, as_json: bool) -> None:
 
 
 def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None] | None:
-    """Return the metrics of the last minute; None if the engine publishes no steps."""
+    """Return the figures of the last minute; None if the engine publishes no steps."""
     if not publishes(taken.info):
         return None
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs them

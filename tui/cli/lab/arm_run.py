@@ -1,4 +1,4 @@
-"""`ArmRun`: the recording of one arm of an experiment, and the metrics computed from it.
+"""`ArmRun`: the recording of one arm of an experiment, and the figures computed from it.
 
 An arm is one run of the engine with certain knobs. An experiment compares its arms.
 """
@@ -74,7 +74,7 @@ class ArmRun:
         return compare(self.side, other.side)
 
     def value(self, key: str) -> float:
-        """Return a metric of this run by its name in `stepscope compare`; NaN without a value."""
+        """Return a figure of this run by its name in `stepscope compare`; NaN without a value."""
         value = compare(self.side, self.side).figure(key).a
         return float("nan") if value is None else value
 

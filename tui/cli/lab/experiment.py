@@ -52,7 +52,7 @@ class Arm(NamedTuple):
 
 
 class ArmFigure(NamedTuple):
-    """A metric of each arm: a column in the table of the report.
+    """A figure of each arm: a column in the table of the report.
 
     Attributes:
         is_drawn: whether the picture of the experiment shows it too.

@@ -42,9 +42,9 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
 
 
 def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
-    """Draw an SVG with a bar for each arm, for every metric of the finding that is `is_drawn`.
+    """Draw an SVG with a bar for each arm, for every figure of the finding that is `is_drawn`.
 
-    Draws nothing if no metric is.
+    Draws nothing if no figure is.
 
     Raises:
         MissingPackage: matplotlib is not installed.

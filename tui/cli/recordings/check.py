@@ -1,6 +1,6 @@
 """`stepscope check`: checks that a session keeps its bounds, for a pipeline that gates a release.
 
-The session may also be compared with a baseline. A metric then fails only if two things hold:
+The session may also be compared with a baseline. A figure then fails only if two things hold:
 `compare` finds it worse beyond chance, so that noise fails nothing, and it is worse by more than is
 allowed.
 """
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.figures import Figure
+from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
@@ -30,10 +30,10 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
-    """The result for one bound, or for one metric compared with the baseline.
+    """The result for one bound, or for one figure compared with the baseline.
 
     Attributes:
-        name: of the metric.
+        name: of the figure.
         asked: what was required, as text.
         measured: the value found, as text.
         outcome: unknown if the session has no value to check.
@@ -52,9 +52,9 @@ class CheckOptions(NamedTuple):
     """What to check, as typed by the user.
 
     Attributes:
-        most, least: bounds as FIGURE=VALUE, above or below which a metric fails.
+        most, least: bounds as FIGURE=VALUE, above or below which a figure fails.
         baseline: a recording to compare with.
-        max_regression: by how much a metric may be worse than in the baseline, such as 10%.
+        max_regression: by how much a figure may be worse than in the baseline, such as 10%.
     """
 
     most: Sequence[str] = ()
@@ -139,14 +139,14 @@ def bound_checks(
 
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
-    """Return a row for each metric of which higher or lower is better.
+    """Return a row for each figure of which higher or lower is better.
 
-    Returns one row with outcome unknown if the two runs had different work, or no such metric in
+    Returns one row with outcome unknown if the two runs had different work, or no such figure in
     common.
 
     Args:
         found: the comparison of the baseline (A) with the session (B).
-        allowed: by how much a metric may be worse, as a share of its baseline.
+        allowed: by how much a figure may be worse, as a share of its baseline.
     """
     if found.different_work is not None:
         why = f"the baseline was given other work: {found.different_work}"
@@ -161,7 +161,7 @@ def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
     return checks
 
 
-def _regression(figure: Figure, allowed: float) -> CheckRow:
+def _regression(figure: ComparedFigure, allowed: float) -> CheckRow:
     by = regression(figure)
     is_worse = figure.verdict == "a" and by > allowed
     spec = FIGURES.get(figure.key)
@@ -177,7 +177,7 @@ def _regression(figure: Figure, allowed: float) -> CheckRow:
     return CheckRow(figure.key, asked, texts[1], outcome, detail, is_bound=False)
 
 
-def regression(figure: Figure) -> float:
+def regression(figure: ComparedFigure) -> float:
     """Return by how much run B is worse than run A; 0 or less if it is not worse.
 
     The result is a share of A's value. For a share that should be high, it is the difference of the

@@ -1,4 +1,4 @@
-"""Measures the metrics of a recording or a running engine, for `stats` and `check`."""
+"""Measures the figures of a recording or a running engine, for `stats` and `check`."""
 
 import sys
 import time
@@ -34,11 +34,11 @@ class NothingMeasured(CommandFailed):
 
 
 class MeasuredSession(NamedTuple):
-    """The metrics of a session.
+    """The figures of a session.
 
     Attributes:
-        figures: name -> value of every metric; None is unknown.
-        side: the sums and requests from which the metrics were computed.
+        figures: name -> value of every figure; None is unknown.
+        side: the sums and requests from which the figures were computed.
     """
 
     name: str

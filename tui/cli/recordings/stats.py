@@ -1,4 +1,4 @@
-"""`stepscope stats`: prints all metrics of a recording or an engine, as a table or as JSON."""
+"""`stepscope stats`: prints all figures of a recording or an engine, as a table or as JSON."""
 
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.figures.bounds import value_text
@@ -19,7 +19,7 @@ def stats(
     slo_ttft: str | None,
     as_json: bool,
 ) -> None:
-    """Print all metrics of a session. Raises the errors of `measure`."""
+    """Print all figures of a session. Raises the errors of `measure`."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
         said = [each._asdict() for each in advice(found.side)]

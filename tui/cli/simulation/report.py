@@ -1,4 +1,4 @@
-"""Tabulates the metrics of simulated runs: median, lowest and highest value over the seeds."""
+"""Tabulates the figures of simulated runs: median, lowest and highest value over the seeds."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _NAME_WIDTH = 10
 
 
 class Interval(NamedTuple):
-    """Median, lowest and highest value of a metric over the runs; all None without any value."""
+    """Median, lowest and highest value of a figure over the runs; all None without any value."""
 
     median: float | None
     low: float | None
@@ -33,7 +33,7 @@ def levels_of_options(slos: Sequence[str]) -> list[SLO]:
 
 
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
-    """Return name -> median, lowest and highest value of each metric over the runs."""
+    """Return name -> median, lowest and highest value of each figure over the runs."""
     flats = [flat(run) for run in runs]
     found = {}
     for name in flats[0]:
@@ -45,7 +45,7 @@ def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
 
 
 def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the metrics of the runs as lines of text."""
+    """Yield the figures of the runs as lines of text."""
     found = intervals(runs)
     first = runs[0]
     yield _row(

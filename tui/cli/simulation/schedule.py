@@ -172,7 +172,7 @@ def _compare(
     options: ScheduleOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Run a trace or a recording in each case, in simulated time, and print the metrics."""
+    """Run a trace or a recording in each case, in simulated time, and print the figures."""
     if engine.gpu is None and engine.step_time is None and Path(file).suffix == ".mcap":
         engine = engine._replace(step_time=file)  # as fast as the recorded engine
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, 1)
@@ -194,15 +194,15 @@ def _compare(
 
 
 def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
-    """Print the metrics of all cases, as a table with a row for each case, or as JSON.
+    """Print the figures of all cases, as a table with a row for each case, or as JSON.
 
-    A metric of several runs is its median with the lowest and the highest value.
+    A figure of several runs is its median with the lowest and the highest value.
     """
     if as_json:
         plain = {
             name: {
-                metric: value._asdict() if isinstance(value, Interval) else value
-                for metric, value in each.items()
+                figure: value._asdict() if isinstance(value, Interval) else value
+                for figure, value in each.items()
             }
             for name, each in found.items()
         }

@@ -29,7 +29,7 @@ class Summary:
     itl_ms: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float | None]:
-        """Return name -> value of each metric; latencies as p50 and p99."""
+        """Return name -> value of each figure; latencies as p50 and p99."""
         found = {name: value for name, value in asdict(self).items() if name not in _LATENCIES}
         for name in _LATENCIES:
             samples = sorted(getattr(self, name))

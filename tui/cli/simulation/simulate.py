@@ -18,7 +18,7 @@ from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.simulation.figures import Figures, RunFigures
+from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
@@ -69,7 +69,7 @@ def simulate(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Simulate the runs and print their metrics.
+    """Simulate the runs and print their figures.
 
     Args:
         source: a trace, a recording, or `mix`.
@@ -77,7 +77,7 @@ def simulate(
 
     Raises:
         WrongUsage: an option is not valid.
-        Interrupted: a signal ended the command early. The metrics cover the complete runs, and a
+        Interrupted: a signal ended the command early. The figures cover the complete runs, and a
             recording that was begun holds what came before.
     """
     path = None if output is None else output_path(output)
@@ -180,8 +180,8 @@ def run_once(
     options: RunOptions,
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> RunFigures:
-    """Simulate one run and return its metrics. The steps are not kept."""
-    figures = Figures(levels)
+    """Simulate one run and return its figures. The steps are not kept."""
+    figures = RunSums(levels)
     replicas = [
         Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
         for _ in range(options.num_replicas)

@@ -34,7 +34,7 @@ def run(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Print the recorded metrics, and those simulated with the recorded knobs and each variant.
+    """Print the recorded figures, and those simulated with the recorded knobs and each variant.
 
     Raises:
         RecordingError: the recording is too short, or its steps are too much alike.

@@ -36,7 +36,7 @@ class Scene:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all cached metrics, because the keys, service levels or history have changed."""
+        """Drop all cached figures, because the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a new frame would show newer metrics or events, even if no new step has come."""
+        """Whether a new frame would show newer figures or events, even if no new step has come."""
         return self._builder.is_behind
 
     def frame(self) -> Frame:

@@ -44,7 +44,7 @@ class Handlers:
     They are divided into groups, each of which gets only the objects it acts on.
 
     Args:
-        forget: drops metrics computed for other service levels.
+        forget: drops figures computed for other service levels.
         app: returns the application; call it only once a key is pressed.
     """
 

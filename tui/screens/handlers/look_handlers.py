@@ -18,7 +18,7 @@ class LookHandlers:
     """The handlers of one screen that change how it looks.
 
     Args:
-        forget: drops metrics computed for other service levels.
+        forget: drops figures computed for other service levels.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""The metrics of a comparison, each with both values and the better run.
+"""The figures of a comparison, each with both values and the better run.
 
-Latencies form a matrix of kinds and percentiles; the other metrics are listed in columns below.
+Latencies form a matrix of kinds and percentiles; the other figures are listed in columns below.
 """
 
 from collections.abc import Sequence
 
 from stepscope.recordings.compare.comparison import Comparison
-from stepscope.recordings.compare.figures import Figure, Verdict
+from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.compare.like_work import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.recordings.figures.table import KINDS
 from stepscope.tui.views.frame import compare_text as words
@@ -62,7 +62,7 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     for _, name in ranks:
         head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
     lines: list[Line] = [tuple(head)]
-    rows: list[tuple[str, list[Figure]]] = []
+    rows: list[tuple[str, list[ComparedFigure]]] = []
     for kind, label in KINDS.items():
         if kind == "e2e":
             continue  # the sum of the others; the table has it
@@ -82,7 +82,7 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
     return lines
 
 
-def _block(figure: Figure | None) -> Line:
+def _block(figure: ComparedFigure | None) -> Line:
     room = _BLOCK - 1
     if figure is None:
         return ((" " * room, "text"),)
@@ -100,14 +100,14 @@ def _block(figure: Figure | None) -> Line:
     )
 
 
-def _mark(figure: Figure) -> Run:
+def _mark(figure: ComparedFigure) -> Run:
     if figure.verdict == "differs":
         return "▲" if (figure.b or 0) > (figure.a or 0) else "▼", "muted"
     return MARKS[figure.verdict]
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the metrics that are not latencies, in as many columns as fit into `width`."""
+    """Return the figures that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
     room = width // num
     figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
@@ -122,13 +122,13 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
     return lines
 
 
-def _by_need(figures: Sequence[Figure]) -> list[Figure]:
-    """Sort metrics: first those with a better run, last those without values in both runs."""
+def _by_need(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
+    """Sort figures: first those with a better run, last those without values in both runs."""
     rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 
 
-def _entry(figure: Figure, room: int) -> Line:
+def _entry(figure: ComparedFigure, room: int) -> Line:
     mark, style = _mark(figure)
     is_said = figure.verdict in ("a", "b")
     factor = words.times(figure) if figure.verdict in ("a", "b", "differs") else ""

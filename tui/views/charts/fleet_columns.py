@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
-from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.recordings.fleets.imbalance import FleetFigure
 from stepscope.recordings.state.origin import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_desk import ColumnKey, FleetPage
@@ -30,7 +30,7 @@ class FleetColumn(NamedTuple):
     narrow: int
     wide: int
     draw: Callable[[EngineLine, FleetPage], Run]
-    figure: Figure | None = None  # the figure that may stand out from the other engines
+    figure: FleetFigure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
     def width(self, is_wide: bool) -> int:

@@ -1,6 +1,6 @@
 """The result of a comparison of two runs in sentences, for the screen and the command line.
 
-A figure is a metric with its value in each run; a side is one of the runs, A or B.
+A side is one of the runs, A or B.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Literal
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
-from stepscope.recordings.compare.figures import Figure, Verdict
+from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.compare.settings import SettingDifference
 from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.state.knob_text import value_text
@@ -34,8 +34,8 @@ SAME_SETTINGS = "no difference found"
 _TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
 
 
-def value(figure: Figure, number: float | None) -> str:
-    """Return one run's value of a metric as text, without the unit; a dash if it is unknown."""
+def value(figure: ComparedFigure, number: float | None) -> str:
+    """Return one run's value of a figure as text, without the unit; a dash if it is unknown."""
     if number is None:
         return "—"
     if figure.unit == "ms":
@@ -54,7 +54,7 @@ def percent(share: float) -> str:
     return f"{min(0.999, max(0.001, share)):.1%}"
 
 
-def ratio(figure: Figure) -> str:
+def ratio(figure: ComparedFigure) -> str:
     """Return B's value divided by A's value; a dash if the ratio has no meaning."""
     found = figure.ratio
     if found is None:
@@ -64,7 +64,7 @@ def ratio(figure: Figure) -> str:
     return f"{found:.2f}x"
 
 
-def times(figure: Figure) -> str:
+def times(figure: ComparedFigure) -> str:
     """Return the larger value divided by the smaller one; empty if the factor is unknown."""
     return "" if figure.factor is None else factor_text(figure.factor)
 
@@ -75,7 +75,7 @@ def factor_text(factor: float) -> str:
     return f"{factor:.2g}x" if factor >= 1.995 else f"{factor:.2f}x"
 
 
-def between(figure: Figure) -> str:
+def between(figure: ComparedFigure) -> str:
     """Return the confidence interval of B / A; empty if it is unknown."""
     if figure.interval is None:
         return ""
@@ -89,8 +89,8 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def verdict(figure: Figure) -> str:
-    """Return in words which run is better in this metric, or why that is not known."""
+def verdict(figure: ComparedFigure) -> str:
+    """Return in words which run is better in this figure, or why that is not known."""
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
@@ -99,7 +99,7 @@ def verdict(figure: Figure) -> str:
     return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
 
 
-def is_large(figure: Figure) -> bool:
+def is_large(figure: ComparedFigure) -> bool:
     """Whether an unclear difference is so large that longer runs might confirm it."""
     if figure.verdict != "unclear":
         return False
@@ -110,7 +110,7 @@ def is_large(figure: Figure) -> bool:
     return factor >= _LARGE
 
 
-def change(figure: Figure) -> str:
+def change(figure: ComparedFigure) -> str:
     """Return both values: 765.7→90.1. If only one is in seconds, both get a unit: 17.1s→19.5ms."""
     a, b = value(figure, figure.a), value(figure, figure.b)
     if figure.unit == "ms" and a.endswith("s") != b.endswith("s"):
@@ -138,7 +138,7 @@ def load(found: Comparison) -> str | None:
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
-    """Return a heading ("A better") and phrases that list the metrics in which this run is better.
+    """Return a heading ("A better") and phrases that list the figures in which this run is better.
 
     If the comparison names no winner, the heading is "A lower", and the phrases list the latencies
     that are lower in this run.
@@ -178,7 +178,7 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return phrases for the metrics in which this run may be better, but not with certainty."""
+    """Return phrases for the figures in which this run may be better, but not with certainty."""
     return _phrases(
         [
             figure
@@ -191,8 +191,8 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
     )
 
 
-def _phrases(figures: Sequence[Figure]) -> list[str]:
-    """Return one phrase for each kind of metric, such as ITL, with the largest difference first."""
+def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
+    """Return one phrase for each kind of figure, such as ITL, with the largest difference first."""
     phrases: list[tuple[float, str]] = []
     for kind in _TOLD:
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -207,13 +207,13 @@ def _phrases(figures: Sequence[Figure]) -> list[str]:
     return [text for _, text in phrases] + _like_phrases(figures)
 
 
-def _like_phrases(figures: Sequence[Figure]) -> list[str]:
+def _like_phrases(figures: Sequence[ComparedFigure]) -> list[str]:
     """Return a phrase for each kind of like work, such as "ITL decode only".
 
     Like work means that only waits are compared in which both engines did as much work. These
     phrases explain the other phrases, so they come last.
     """
-    alike: dict[str, list[Figure]] = {}
+    alike: dict[str, list[ComparedFigure]] = {}
     for figure in figures:
         if figure.like is not None:
             alike.setdefault(figure.like, []).append(figure)
@@ -224,12 +224,12 @@ def _like_phrases(figures: Sequence[Figure]) -> list[str]:
     ]
 
 
-def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the three percentiles that differ most, among metrics of one kind.
+def _outstanding(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
+    """Return the three percentiles that differ most, among figures of one kind.
 
     The p90 is left out, and so is a percentile with the same two values as one already taken.
     """
-    kept: list[Figure] = []
+    kept: list[ComparedFigure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
         if figure.rank != 90 and not any(
             (figure.a, figure.b) == (other.a, other.b) for other in kept
@@ -238,14 +238,14 @@ def _outstanding(figures: Sequence[Figure]) -> list[Figure]:
     return kept[:3]
 
 
-def _part(figure: Figure) -> str:
+def _part(figure: ComparedFigure) -> str:
     if figure.rank is None:
         return f"{figure.label.split(' ', 1)[1]} {change(figure)}"
     unit = fmt.ms_unit(change(figure))
     return f"{RANKS[figure.rank]} {change(figure)}{unit}{_times(figure)}"
 
 
-def _times(figure: Figure) -> str:
+def _times(figure: ComparedFigure) -> str:
     text = times(figure)
     least = figure.least_factor
     if text and least is not None and figure.verdict in ("a", "b"):
@@ -254,7 +254,7 @@ def _times(figure: Figure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """Return a phrase for each metric whose difference may be chance.
+    """Return a phrase for each figure whose difference may be chance.
 
     A phrase gives the number of waits only if both runs had the same requests.
     """
@@ -280,7 +280,7 @@ def unclear(found: Comparison) -> list[str]:
     return phrases + others
 
 
-def _unsure(figure: Figure, has_values: bool) -> str:
+def _unsure(figure: ComparedFigure, has_values: bool) -> str:
     if has_values and is_large(figure):
         return _part(figure)
     return "within SLO" if figure.rank is None else RANKS[figure.rank]

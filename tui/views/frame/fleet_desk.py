@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
-from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.recordings.fleets.imbalance import FleetFigure
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.page_names import Page
@@ -68,7 +68,7 @@ class FleetPage(NamedTuple):
     selected: int | None  # index into `lines`
     current: str | None  # the engine whose screens are open
     slo: SLO
-    standing_out: dict[str, frozenset[Figure]]  # engine -> figures
+    standing_out: dict[str, frozenset[FleetFigure]]  # engine -> figures
     recorded: frozenset[str] = frozenset()  # engines that are being recorded
 
     @property

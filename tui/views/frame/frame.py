@@ -85,7 +85,7 @@ class Frame:
         """Return how many seconds of a window up to the cursor are in memory; None if all of it is.
 
         Only a replay may have less than the window in memory. None also while earlier steps are
-        still being loaded: until they are, the window's metrics are left out.
+        still being loaded: until they are, the window's figures are left out.
         """
         if self.is_whole or self.first_step is None or self.history.is_short:
             return None
@@ -97,7 +97,7 @@ class Frame:
     def tells_requests(self) -> bool:
         """Whether the engine publishes the requests of each step.
 
-        If it does not, metrics of single requests are unknown.
+        If it does not, figures of single requests are unknown.
         """
         return self.summary is None or self.summary.num_rows is not None
 

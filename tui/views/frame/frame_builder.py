@@ -35,7 +35,7 @@ class InFile(Protocol):
 
 
 class _Figures(NamedTuple):
-    """The metrics of a frame that change slowly; they are computed about once a second."""
+    """The figures of a frame that change slowly; they are computed about once a second."""
 
     latency: LatencyReport
     rates: Rates
@@ -99,7 +99,7 @@ class FrameBuilder:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last frame showed outdated metrics or events that are due again now."""
+        """Whether the last frame showed outdated figures or events that are due again now."""
         now_s = self._clock()
         return any(
             taken is not None and taken.of != self._built_of and now_s >= taken.due_s
@@ -169,7 +169,7 @@ class FrameBuilder:
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
     ) -> _Figures:
-        """Return the slowly changing metrics; compute them again if a second has passed.
+        """Return the slowly changing figures; compute them again if a second has passed.
 
         If computing takes long, because a minute has very many samples, more time passes between
         two computations.

@@ -1,4 +1,4 @@
-"""The page that compares two runs: which is better, in which metrics, why, and both in charts."""
+"""The page that compares two runs: which is better, in which figures, why, and both in charts."""
 
 import textwrap
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ def _charts_min(height: int) -> int:
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the panel above the charts: sentences on which run is better, and its metrics."""
+    """Return the panel above the charts: sentences on which run is better, and its figures."""
     room = height - _charts_min(height)
     inner = width - 2
     with_like = room >= _WITH_LIKE

@@ -1,9 +1,9 @@
-"""The notes of the fleet page: errors, engines whose metrics stand out, settings that differ."""
+"""The notes of the fleet page: errors, engines whose figures stand out, settings that differ."""
 
 from collections.abc import Sequence
 
 from stepscope.recordings.fleets.fleet import FleetPicture
-from stepscope.recordings.fleets.imbalance import Figure, Imbalance
+from stepscope.recordings.fleets.imbalance import FleetFigure, Imbalance
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts.fleet_columns import state_text
 from stepscope.tui.views.frame.fleet_desk import FleetPage
@@ -49,12 +49,12 @@ def notes(page: FleetPage, width: int) -> list[Line]:
 
 
 def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
-    """Group engines that share a note: at least three that stand out in the same metrics.
+    """Group engines that share a note: at least three that stand out in the same figures.
 
     An engine without such company forms a group of its own. Groups are ordered by their worst
     engine.
     """
-    kinds: dict[tuple[Figure, ...], list[Imbalance]] = {}
+    kinds: dict[tuple[FleetFigure, ...], list[Imbalance]] = {}
     for each in imbalances:
         kinds.setdefault(each.figures, []).append(each)
     groups = []
@@ -68,7 +68,7 @@ def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
 
 
 def _imbalance(picture: FleetPicture, group: Sequence[Imbalance], width: int) -> list[Line]:
-    """Return the note on a group of engines that stand out in the same metrics."""
+    """Return the note on a group of engines that stand out in the same figures."""
     worst = group[0]
     sign, style = ("▼", "good") if worst.has_room else ("▲", "caution")
     seconds = picture.now_s - min(each.since_s for each in group)

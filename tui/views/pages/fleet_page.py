@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine
-from stepscope.recordings.fleets.imbalance import Figure
+from stepscope.recordings.fleets.imbalance import FleetFigure
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import whole_life_lanes
 from stepscope.tui.views.charts.fleet_columns import (
@@ -153,9 +153,9 @@ def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
 
 
 def _totals(page: FleetPage) -> list[Line]:
-    """Return parts of the header: for each metric its sum over the engines that publish it.
+    """Return parts of the header: for each figure its sum over the engines that publish it.
 
-    A dash stands for a metric that no engine publishes.
+    A dash stands for a figure that no engine publishes.
     """
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
@@ -214,7 +214,7 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
 
 # Side by side
 
-_SIDES: tuple[tuple[str, Figure, Callable[[EngineFigures], float | None], str], ...] = (
+_SIDES: tuple[tuple[str, FleetFigure, Callable[[EngineFigures], float | None], str], ...] = (
     ("waiting", "waiting", lambda e: e.num_waiting, "idle"),
     ("KV in use", "kv", lambda e: e.kv_used, "kv_used"),
     ("TTFT p95, ms", "ttft", lambda e: e.ttft_p95_ms, "prefill"),
@@ -223,9 +223,9 @@ _SIDES: tuple[tuple[str, Figure, Callable[[EngineFigures], float | None], str], 
 
 
 def _bars(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return panels of bars, one per metric, with a bar for each engine in the order of the table.
+    """Return panels of bars, one per figure, with a bar for each engine in the order of the table.
 
-    Each metric has its own scale.
+    Each figure has its own scale.
     """
     number = 4 if width >= 100 else 2
     widths = [width // number] * number
@@ -246,7 +246,7 @@ def _bar(
     page: FleetPage,
     line: EngineLine,
     value: float | None,
-    figure: Figure,
+    figure: FleetFigure,
     top: float,
     style: str,
     width: int,

@@ -74,7 +74,7 @@ def engines_section(
     """Return the section of the engines on this machine.
 
     Args:
-        lines: address and metrics of each engine.
+        lines: address and figures of each engine.
         configured: the engines in the config file.
         is_looking: the first search is not done yet.
     """

@@ -1,4 +1,4 @@
-"""The key figures at the top of the screen: the metrics that an operator reads first, in groups."""
+"""The key figures at the top of the screen: the figures that an operator reads first, in groups."""
 
 from stepscope.recordings.history.rates import MINUTE_S
 from stepscope.recordings.state.series.latency import Series
@@ -33,7 +33,7 @@ _ACTIONS = (
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
     """Return the action that a click on the lines of `draw` starts.
 
-    None if the click hits no group of metrics.
+    None if the click hits no group of figures.
     """
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
@@ -50,7 +50,7 @@ def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return as many groups of metrics as fit into `height` lines, most important first."""
+    """Return as many groups of figures as fit into `height` lines, most important first."""
     groups = _drawn_groups(frame, _BAR_WIDTH)
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:
@@ -70,7 +70,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of metrics; in grey if the engine is silent."""
+    """Return the groups of figures; in grey if the engine is silent."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
         return groups
@@ -78,7 +78,7 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of metrics, most important first."""
+    """Return the groups of figures, most important first."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -152,7 +152,7 @@ def _cut(frame: Frame, window_s: float) -> str:
 
 
 def _named(name: str, cut: str) -> Line:
-    """Return the name of a metric, followed by the note from `_cut`."""
+    """Return the name of a figure, followed by the note from `_cut`."""
     return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
 
 
