@@ -30,8 +30,8 @@ log = logging.getLogger("stepscope.engine")
 MAX_HELD_BYTES = 96 * 1024 * 1024  # for one connection: more than its queue of commands can be
 MAX_TOTAL_BYTES = 256 * 1024 * 1024  # for all connections
 GROWN_BYTES = 8 * 1024 * 1024  # growth of the process after which connections are checked
-LOOK_S, ALWAYS_S = 0.25, 60.0  # shortest and longest time between two checks
-FORGIVEN = 256  # bytes a second that do not count, for heartbeats, which are no messages
+MIN_CHECK_S, MAX_CHECK_S = 0.25, 60.0  # shortest and longest time between two checks
+ALLOWED = 256  # bytes a second that do not count, for heartbeats, which are no messages
 # Offset in Linux's `struct tcp_info` (since 4.1) of the bytes acknowledged, then those received.
 _BYTES_ACKNOWLEDGED = 120
 _TCP_INFO_BYTES = 256
@@ -45,7 +45,7 @@ class _Account:
     """One connection: its two addresses, and how many received bytes are not held against it."""
 
     addresses: tuple[object, object]
-    forgiven: float = 0.0
+    allowed: float = 0.0
 
 
 def wire_bytes(num_bytes: int, *, is_encrypted: bool) -> int:
@@ -79,8 +79,8 @@ class Backlog:
         self._sent = sent
         self._clock = clock
         self._accounts: dict[int, _Account] = {}
-        self._looked_s = clock()
-        self._next_s = self._looked_s + LOOK_S
+        self._checked_s = clock()
+        self._next_s = self._checked_s + MIN_CHECK_S
         self._resident_bytes = _resident_bytes() if self._ports else 0
 
     @property
@@ -97,24 +97,24 @@ class Backlog:
         now_s = self._clock()
         if not self._ports or now_s < self._next_s:
             return []
-        self._next_s = now_s + LOOK_S
+        self._next_s = now_s + MIN_CHECK_S
         try:
-            return self._look_if_grown(now_s)
+            return self._check_if_grown(now_s)
         except OSError as error:  # out of descriptors, for example: the next look may succeed
             log.debug("cannot look at the connections: %s", error)
             return []
 
-    def _look_if_grown(self, now_s: float) -> list[int]:
+    def _check_if_grown(self, now_s: float) -> list[int]:
         resident_bytes = _resident_bytes()
         has_grown = resident_bytes > self._resident_bytes + GROWN_BYTES
-        if not has_grown and now_s < self._looked_s + ALWAYS_S:
+        if not has_grown and now_s < self._checked_s + MAX_CHECK_S:
             self._resident_bytes = min(self._resident_bytes, resident_bytes)
             return []
         self._resident_bytes = resident_bytes
-        passed_s, self._looked_s = now_s - self._looked_s, now_s
-        return self._look(passed_s)
+        passed_s, self._checked_s = now_s - self._checked_s, now_s
+        return self._check(passed_s)
 
-    def _look(self, passed_s: float) -> list[int]:
+    def _check(self, passed_s: float) -> list[int]:
         with contextlib.ExitStack() as stack:
             held: list[tuple[int, socket.socket]] = []
             accounts: dict[int, _Account] = {}
@@ -124,9 +124,9 @@ class Backlog:
                 if account is None or account.addresses != addresses:
                     account = _Account(addresses)
                 accounts[descriptor] = account
-                account.forgiven += FORGIVEN * passed_s
+                account.allowed += ALLOWED * passed_s
                 received, acknowledged = _num_bytes(connection)
-                unfinished = received - self._taken(descriptor) - round(account.forgiven)
+                unfinished = received - self._taken(descriptor) - round(account.allowed)
                 unread = self._sent(descriptor) - acknowledged
                 held.append((max(0, unfinished) + max(0, unread), connection))
             self._accounts = accounts

@@ -29,9 +29,9 @@ log = logging.getLogger("stepscope.engine")
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
-LOOK_S = 0.25  # between two checks of the folder
-_LOG_S = 5.0
-_TICK_NS = 50_000_000
+CHECK_S = 0.25  # between two checks of the folder
+_LOG_S = 5.0  # between two lines on the same trouble
+_TICK_NS = 50_000_000  # of the clock that stamps files
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
@@ -73,7 +73,7 @@ class Gate:
         self._lock = threading.Lock()
         self.num_refused = 0
         self._next_log_s = 0.0
-        self._look()
+        self._read_again()
         self._closing = threading.Event()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stand_back(self.context)
@@ -107,14 +107,14 @@ class Gate:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
-        next_look_s = time.monotonic() + LOOK_S
+        next_check_s = time.monotonic() + CHECK_S
         try:
             while not self._closing.is_set():
-                if poller.poll(round(LOOK_S * 1000)):
+                if poller.poll(round(CHECK_S * 1000)):
                     self._answer(self._zap.recv_multipart())
-                if time.monotonic() >= next_look_s:
-                    self._look()
-                    next_look_s = time.monotonic() + LOOK_S
+                if time.monotonic() >= next_check_s:
+                    self._read_again()
+                    next_check_s = time.monotonic() + CHECK_S
         finally:
             self._zap.close()
 
@@ -128,7 +128,7 @@ class Gate:
         if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
             public = z85.encode(asked[6]).decode()
             if self._has_changed():  # a key that was just made, or just revoked, counts at once
-                self._look()
+                self._read_again()
         known = self.holder(public) is not None
         if not known:
             self.num_refused += 1
@@ -152,7 +152,7 @@ class Gate:
         # A second change within one tick of the file clock has the same time.
         return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
-    def _look(self) -> None:
+    def _read_again(self) -> None:
         """Read the key folder again if it has changed, and cut off revoked keys."""
         broken: list[str] = []
         holders: Mapping[str, Holder] = {}
@@ -165,7 +165,8 @@ class Gate:
             holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError) and is_out_of_files(error):
-                self._changed_ns = 0  # strangers may have used them up, so keep the known keys
+                # Strangers may have used them up: keep the known keys, and read again soon.
+                self._changed_ns = 0
                 return
             # If the folder cannot be trusted, no client gets in, and none stays.
             if self._signature is not None:

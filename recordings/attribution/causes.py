@@ -26,7 +26,7 @@ Cause: TypeAlias = Literal[
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-# When the largest cause is determined, the first counts as the second, as they occur together.
+# In sums by cause, the first counts as the second: they occur together.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
 
 _SHOWN_NS = 50_000

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
+from stepscope.recordings.figures.sums import per
 from stepscope.recordings.state.series.columns import StepColumns
 from stepscope.recordings.state.session import SessionState
 
@@ -47,16 +48,14 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
     return Rates(
         seconds=seconds,
         num_steps=last - first,
-        steps_per_s=_ratio(last - first, seconds),
-        prefill_tokens_per_s=_ratio(
-            columns.known_total("num_prefill_tokens", first, last), seconds
-        ),
-        output_tokens_per_s=_ratio(columns.total("num_output_tokens", first, last), seconds),
+        steps_per_s=per(last - first, seconds),
+        prefill_tokens_per_s=per(columns.known_total("num_prefill_tokens", first, last), seconds),
+        output_tokens_per_s=per(columns.total("num_output_tokens", first, last), seconds),
         num_preempted=preempted[0],
         preempted_s=preempted[1],
         recompute_tax=preempted[2],
-        evictions_per_s=_ratio(columns.total("num_evicted", first, last), seconds),
-        prefix_hit_rate=None if queried is None else _ratio(hit, queried),
+        evictions_per_s=per(columns.total("num_evicted", first, last), seconds),
+        prefix_hit_rate=None if queried is None else per(hit, queried),
         mixed_share=columns.num_mixed(first, last) / (last - first),
         model_share=_share(_spent(columns, "launch_ns", "tokens_ns", first, last), seconds),
         schedule_share=_share(
@@ -97,7 +96,7 @@ def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, fl
     if first == last:
         return 0, seconds, None
     busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
-    tax = _ratio(columns.recompute_ns(first, last), busy_ns or 0)
+    tax = per(columns.recompute_ns(first, last), busy_ns or 0)
     return columns.total("num_preempted", first, last), seconds, tax
 
 
@@ -115,10 +114,6 @@ def _spent(columns: StepColumns, begin: str, end: str, first: int, last: int) ->
     begin_ns = columns.total(begin, first, last)
     end_ns = columns.total(end, first, last)
     return None if begin_ns is None or end_ns is None else end_ns - begin_ns
-
-
-def _ratio(part: int | None, whole: float) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _share(spent_ns: int | None, seconds: float) -> float | None:

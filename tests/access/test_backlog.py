@@ -138,7 +138,7 @@ def test_bytes_that_the_engine_has_read_do_not_count_against_a_client(
     now_s += 1
     (held,) = watch.cut_off()
     assert 12_000 < held < 17_000
-    assert watch.wait_s == backlog.LOOK_S
+    assert watch.wait_s == backlog.MIN_CHECK_S
     assert Backlog(["ipc:///x"], lambda _: 0, lambda _: 0).wait_s is None
     for each in (server, client):
         each.close(linger=0)

@@ -367,7 +367,7 @@ public = keys.add("me", "viewer", folder / "me.key", None).pair.public
 gate = Gate(keys)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-gate._look()
+gate._read_again()
 assert gate.holder(public) is not None
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 keys.revoke("me")

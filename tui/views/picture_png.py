@@ -28,16 +28,16 @@ _THIN, _HEAVY = 2, 4  # strokes
 _Colour: TypeAlias = tuple[int, int, int]
 _Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom; 0..1 of a cell
 
-# Strokes from the middle of a cell to its sides: left, right, up, down.
+# Strokes from the middle of a cell to its left, right, upper and lower side: 1 is thin, 2 heavy.
 _STROKES = {
     "─": (1, 1, 0, 0), "│": (0, 0, 1, 1), "┤": (1, 0, 1, 1), "├": (0, 1, 1, 1),
     "┬": (1, 1, 0, 1), "┴": (1, 1, 1, 0), "┼": (1, 1, 1, 1), "╭": (0, 1, 0, 1),
     "╮": (1, 0, 0, 1), "╰": (0, 1, 1, 0), "╯": (1, 0, 1, 0), "━": (2, 2, 0, 0),
 }  # fmt: skip
-# Which dots are set in each square of four, counted row by row.
+# Which of the four dots of each 2x2 square are set; they are numbered row by row.
 _SHADES = {"░": (0,), "▒": (0, 3), "▓": (0, 1, 3)}
 _DOT = 2
-_QUADRANTS: dict[str, tuple[_Box, ...]] = {
+_PARTS: dict[str, tuple[_Box, ...]] = {
     "▌": ((0.0, 0.0, 0.5, 1.0),),
     "▐": ((0.5, 0.0, 1.0, 1.0),),
     "▀": ((0.0, 0.0, 1.0, 0.5),),
@@ -84,15 +84,15 @@ def png(rows: "Sequence[Sequence[tuple[str, Style]]]") -> bytes:
         x, y = _PADDING, _PADDING + row_idx * _CELL_HEIGHT
         for run, style in row:
             ink, paper = _colours(style, ground)
-            end = x + len(run) * _CELL_WIDTH
-            draw.rectangle((x, y, end - 1, y + _CELL_HEIGHT - 1), paper)
+            begin, end = x, x + len(run) * _CELL_WIDTH
+            draw.rectangle((begin, y, end - 1, y + _CELL_HEIGHT - 1), paper)
             for character in run:
-                if character != " " and not _drawn(draw, character, x, y, ink):
+                if character != " " and not _draw_shape(draw, character, x, y, ink):
                     font = bold if style.bold else plain
                     draw.text((x, y + _CELL_HEIGHT - 6), character, ink, font, anchor="ls")
                 x += _CELL_WIDTH
             if style.underline:
-                draw.rectangle((end - len(run) * _CELL_WIDTH, y + 21, end - 1, y + 22), ink)
+                draw.rectangle((begin, y + 21, end - 1, y + 22), ink)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
     return stream.getvalue()
@@ -105,12 +105,12 @@ def _ground(rows: "Sequence[Sequence[tuple[str, Style]]]") -> _Colour:
         for run, style in row:
             paper = _colours(style, None)[1]
             counts[paper] = counts.get(paper, 0) + len(run)
-    return max(counts, key=counts.__getitem__, default=_triplet(None, is_ink=False))
+    return max(counts, key=counts.__getitem__, default=_rgb(None, is_ink=False))
 
 
 def _colours(style: Style, ground: _Colour | None) -> tuple[_Colour, _Colour]:
-    ink = _triplet(style.color, is_ink=True)
-    paper = _triplet(style.bgcolor, is_ink=False)
+    ink = _rgb(style.color, is_ink=True)
+    paper = _rgb(style.bgcolor, is_ink=False)
     if style.bgcolor is None and ground is not None:
         paper = ground
     if style.dim:
@@ -118,7 +118,7 @@ def _colours(style: Style, ground: _Colour | None) -> tuple[_Colour, _Colour]:
     return (paper, ink) if style.reverse else (ink, paper)
 
 
-def _triplet(colour: Color | None, *, is_ink: bool) -> _Colour:
+def _rgb(colour: Color | None, *, is_ink: bool) -> _Colour:
     found = (colour or Color.default()).get_truecolor(SVG_EXPORT_THEME, foreground=is_ink)
     return found.red, found.green, found.blue
 
@@ -128,7 +128,7 @@ def _mixed(ink: _Colour, paper: _Colour, share: float) -> _Colour:
     return red, green, blue
 
 
-def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> bool:
+def _draw_shape(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> bool:
     """Draw a line, block or shade into its cell; return False for any other character."""
 
     def fill(box: _Box) -> None:
@@ -151,8 +151,8 @@ def _drawn(draw: "ImageDraw", character: str, x: int, y: int, ink: _Colour) -> b
                     draw.rectangle((dot_x, dot_y, dot_x + _DOT - 1, dot_y + _DOT - 1), ink)
     elif character in LEVELS:
         fill((0, 1 - (LEVELS.index(character) + 1) / 8, 1, 1))
-    elif character in _QUADRANTS:
-        for box in _QUADRANTS[character]:
+    elif character in _PARTS:
+        for box in _PARTS[character]:
             fill(box)
     elif character in _STROKES:
         _strokes(draw, _STROKES[character], x, y, ink)

@@ -51,20 +51,21 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
     body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
         return ChunkRecords(b"", True)
-    head = CHUNK_HEAD.unpack_from(body)
-    size, checksum = head[4], head[5]
+    _, _, _, _, size, checksum, *_ = CHUNK_HEAD.unpack_from(body)
     compressed = memoryview(body)[CHUNK_HEAD.size :]
     if not place.is_cut and size <= MAX_CHUNK_BYTES:
         try:
             # zstd allocates what the compressed data asks for, damaged or not, so check that first.
-            is_likely = zstandard.frame_content_size(compressed) <= size
-            records = zstandard.decompress(compressed, max_output_size=size) if is_likely else b""
+            fits = zstandard.frame_content_size(compressed) <= size
+            records = zstandard.decompress(compressed, max_output_size=size) if fits else b""
         except zstandard.ZstdError:
             pass
         else:
             if len(records) == size and zlib.crc32(records) == checksum:
                 return ChunkRecords(records, False)
-    return ChunkRecords(_vouched(_decompressed(compressed)[0])[0], True)
+    records, _ = _decompressed(compressed)
+    intact, _ = _vouched(records)
+    return ChunkRecords(intact, True)
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:

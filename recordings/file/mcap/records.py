@@ -5,11 +5,12 @@ chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
 """
 
 import re
+import struct
 from typing import IO
 
 from mcap.opcode import Opcode
 
-from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, RECORD, UNFINISHED
+from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, COMPRESSION, RECORD, UNFINISHED
 
 _SEARCH_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 26
@@ -17,8 +18,9 @@ _MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
     Opcode.DATA_END: 4,
     Opcode.FOOTER: 20,
 }
-_NAME_BYTES = b"\x04\x00\x00\x00zstd"  # name of the compression in the head of a chunk, ...
-_NAME = slice(37, 45)  # ... and its place there
+# The name of the compression, with its length, in the head of a chunk; and its place there.
+_NAME_BYTES = struct.pack("<I", len(COMPRESSION)) + COMPRESSION.encode()
+_NAME = slice(37, 37 + len(_NAME_BYTES))
 # Opcode and length (below 2^40, or unfinished), times, size, checksum.
 _CHUNK_LOOKS = re.compile(
     rb".(?:.{5}\x00\x00\x00|\xff{8}).{16}.{8}.{4}" + re.escape(_NAME_BYTES), re.DOTALL

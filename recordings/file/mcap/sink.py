@@ -42,7 +42,8 @@ COMPRESSION_LEVEL = 6
 UNFINISHED = (1 << 64) - 1  # length of a chunk that has not ended
 
 RECORD = struct.Struct("<BQ")  # opcode, length of what follows
-# Times of the first and last message, size and checksum of the records, name of the compression.
+# Opcode, length; times of the first and last message; size and checksum of the records; length of
+# the name of the compression, that name; size of the compressed records.
 CHUNK_HEAD = struct.Struct("<BQQQQI I4sQ")
 _MESSAGE = struct.Struct("<BQHIQQ")
 _CHECKPOINT = struct.Struct("<BQI")

@@ -96,7 +96,7 @@ class FrameMeter:
                 self._drawn_s = 0.0
 
     def load(self) -> DrawingLoad | None:
-        """Return the load of the last two seconds.
+        """Return the load of the last whole window of two seconds.
 
         None in the first two seconds after the start.
         """
