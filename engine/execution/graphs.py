@@ -97,20 +97,24 @@ class DecodeGraphs:
             return None  # the step has a prefill chunk
         return next((size for size in self.sizes if size >= num_requests), None)
 
-    def run(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> torch.Tensor:
-        """Run a step as a graph. Returns logits `[len(batch.input_ids), vocab_size]`.
-
-        The logits are valid until the next step.
+    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
+        """Copy the inputs of a step to the device.
 
         Args:
             batch: the step, with one token of each request.
-            size: the batch size of the graph to run.
+            size: the batch size of the graph that will run it.
             fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
                 them.
         """
         self._buffers.fill(batch, size, fed)
+
+    def run(self, size: int, num_tokens: int) -> torch.Tensor:
+        """Run the step whose inputs were filled in. Returns logits `[num_tokens, vocab_size]`.
+
+        The logits are valid until the next step.
+        """
         self._graphs[size].replay()
-        return self._logits[: len(batch.input_ids)]
+        return self._logits[:num_tokens]
 
 
 class CudaGraphDevice:

@@ -7,6 +7,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -236,18 +237,17 @@ class ModelRunner:
                 assert isinstance(after, LaunchedStep), "nothing is launched upon a step in parts"
                 fed = after.tokens_of(batch.fed_by)
             size = None if self.graphs is None else self.graphs.size_for(batch)
-            inputs = self._inputs(batch, fed) if size is None else None
+            if self.graphs is None or size is None:
+                compute = partial(self.forward, self._inputs(batch, fed))
+            else:
+                self.graphs.fill(batch, size, fed)
+                compute = partial(self.graphs.run, size, num_tokens)
             threads = self._use_threads(num_tokens)
             launch_ns = self.clock()
-            timer.start()
-            if inputs is not None:
-                logits = self.forward(inputs)
-            else:
-                assert self.graphs is not None
-                assert size is not None
-                logits = self.graphs.run(batch, size, fed)
-                if len(batch.logits_of) < num_tokens:
-                    logits = logits[self._tensor(batch.logits_of)]
+            timer.start()  # after the inputs: an idle device would wait for them in this time
+            logits = compute()
+            if len(batch.logits_of) < len(logits):  # a graph computes all
+                logits = logits[self._tensor(batch.logits_of)]
             timer.stop()
             samples = None
             if batch.sampling_rows:

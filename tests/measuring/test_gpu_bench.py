@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -35,8 +36,11 @@ from stepscope.engine.bench.gpu.parts import (
 )
 from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Report
 from stepscope.engine.models import loader, random_model
+from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
 from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.reference import ReferenceAttention
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.bench.bench_gpu_table import WIDTH, side_by_side, table
 from tests.support.cpu_levels import linear_layouts
@@ -50,6 +54,21 @@ COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "gpu")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
+
+
+def decoder(name: str, dtype: torch.dtype) -> Model:
+    """Our decoder with random weights in a shape of the bench."""
+    folder = random_model.ensure(PREFIX + name)
+    return loader.load_model(
+        folder,
+        name,
+        loader.load_config(folder, name),
+        "lean",
+        64,
+        dtype,
+        torch.device("cpu"),
+        lambda what, share: None,
+    )
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
@@ -67,28 +86,54 @@ def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(
     # The library computes masked values too, and torch counts them.
     unseen = num_tokens**2 - causal_pairs(0, num_tokens)
     unseen_flops = attention_flops(unseen, costs.num_heads, costs.head_dim) * costs.num_layers
-    assert costs.flops([(0, num_tokens)], 1) + unseen_flops == counter.get_total_flops()
+    # It also computes the rest of the last layer for all tokens; our decoder does not (below).
+    late_flops = 2 * costs.late_weights * (num_tokens - 1)
+    found = costs.flops([(0, num_tokens)], 1) + unseen_flops + late_flops
+    assert found == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", QUICK_MODELS)
+def test_the_decoder_computes_what_only_tokens_with_logits_need_for_them_alone(
+    cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, _ = linear_layouts(torch.float32, monkeypatch)  # the last one is in plain torch
+    model = decoder(name, torch.float32)
+    num_tokens = 24
+    shape = (2, 16, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
+    keys, values = ([torch.zeros(shape)] * model.kv_shape.num_layers for _ in range(2))
+    counted = []
+    for num_logits in (1, num_tokens):
+        batch = PagedBatch(
+            query_starts=np.array([0, num_tokens]),
+            context_lens=np.array([num_tokens]),
+            block_tables=np.arange(2)[None],
+            slot_mapping=torch.arange(num_tokens),
+            block_size=16,
+            device=torch.device("cpu"),
+        )
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.forward(
+                torch.zeros(num_tokens, dtype=torch.int64),
+                torch.arange(num_tokens),
+                StepContext(batch, keys, values, ReferenceAttention()),
+                torch.arange(num_tokens - num_logits, num_tokens),
+            )
+        counted.append(counter.get_total_flops())
+    costs = Costs.of(SHAPES[name], itemsize=4)
+    one, every = (costs.flops([(0, num_tokens)], number) for number in (1, num_tokens))
+    assert counted[1] - counted[0] == every - one
+    assert counted[0] >= one > 0
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
 def test_the_bytes_of_a_decode_are_the_used_weights_and_the_keys_and_values(
     cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = random_model.ensure(PREFIX + name)
     costs = Costs.of(SHAPES[name], itemsize=2)
     embeddings = SHAPES[name]["vocab_size"] * SHAPES[name]["hidden_size"] * 2
     # With the layouts of weights that a CPU with or without bf16 products has.
     for layout in linear_layouts(torch.bfloat16, monkeypatch):
-        model = loader.load_model(
-            folder,
-            name,
-            loader.load_config(folder, name),
-            "lean",
-            64,
-            torch.bfloat16,
-            torch.device("cpu"),
-            lambda what, share: None,
-        )
+        model = decoder(name, torch.bfloat16)
         assert model.implementation == f"stepscope decoder, {layout} weights"
         # A head that is tied to the embeddings is the same bytes, unless it was packed.
         is_same = layout == "plain" and SHAPES[name]["tie_word_embeddings"]

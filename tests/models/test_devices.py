@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from stepscope.engine.execution.machine.devices import DeviceTimer, is_out_of_memory, memory_for
+from stepscope.engine.execution.machine.devices import (
+    DeviceTimer,
+    find_device,
+    is_out_of_memory,
+    memory_for,
+)
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
 # As torch words it.
@@ -39,3 +44,19 @@ def test_a_cpu_has_no_device_time() -> None:
     timer.start()
     timer.stop()
     assert timer.elapsed_ns() is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "current"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)]
+)
+def test_the_gpu_that_a_setting_names_becomes_the_current_device(
+    setting: str, current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    assert find_device(setting).type == "cuda"
+    assert chosen == [current]
+    with pytest.raises(ConfigError, match="sees 2 GPUs"):
+        find_device("cuda:2")

@@ -112,7 +112,8 @@ def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> N
         size = graphs.size_for(batch)
         assert size is not None
         assert size >= len(rows)
-        found = graphs.run(input_batch.build(rows, again, BLOCK_SIZE), size)
+        graphs.fill(input_batch.build(rows, again, BLOCK_SIZE), size)
+        found = graphs.run(size, len(rows))
         assert torch.equal(found, eager(plain, batch))
         # Padding has written to no request's slots.
         assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
@@ -141,7 +142,8 @@ def test_graphs_accept_tokens_that_are_only_on_the_device() -> None:
         size = graphs.size_for(unknown)
         assert size is not None
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        found = graphs.run(unknown, size, fed if len(fed) else None)
+        graphs.fill(unknown, size, fed if len(fed) else None)
+        found = graphs.run(size, len(rows))
         assert torch.equal(found, eager(plain, batch))
         for row in rows:
             if row.request.request_id in tokens:

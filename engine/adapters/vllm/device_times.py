@@ -1,8 +1,12 @@
 """`DeviceTimes`: the GPU time of each step, if vLLM's worker runs in this process.
 
 It records a CUDA event before and after `execute_model`, on the current stream. It reads both when
-vLLM has the tokens, so nothing waits for the events. With several GPUs, each worker runs in its own
-process and the times are unknown. This has not run on a GPU yet.
+vLLM has the tokens, so nothing waits for the events.
+
+If the GPU is still busy with the step before, as with asynchronous scheduling (vLLM's default), the
+time between the events is the step's own. An idle GPU waits in this time for the host to lay out
+the step. Sampling counts where vLLM samples in `execute_model`. With several GPUs, each worker runs
+in its own process and the times are unknown. This has not run on a GPU yet.
 """
 
 import sys

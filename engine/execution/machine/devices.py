@@ -38,7 +38,7 @@ def find_device(setting: str) -> torch.device:
                 f"device {setting!r} is not there: torch {torch.__version__} sees {count} GPUs; "
                 "use --device cpu, or a torch built for your GPU",
             )
-        torch.cuda.set_device(device)  # Triton launches on the current device
+        torch.cuda.set_device(device.index or 0)  # Triton launches on the current device
     return device
 
 

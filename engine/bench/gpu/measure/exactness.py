@@ -7,6 +7,7 @@ up to 1.5 times transformers' own error in bf16, because both round and neither 
 """
 
 import contextlib
+import gc
 import random
 from typing import Any
 
@@ -128,7 +129,11 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
         run.run()
         if run.is_partial:
             raise NotMeasuredError("its time was up")
-        return [stream.token_ids for stream in run.streams]
+        tokens = [stream.token_ids for stream in run.streams]
+    if bench.is_gpu:
+        gc.unfreeze()  # the engine froze its model, whose memory the library's model needs
+        give_back_memory(bench.device)
+    return tokens
 
 
 def _compare_logits(

@@ -3,7 +3,7 @@
 Backends read paged keys and values, as in a step. For comparison, other kernels read dense or
 packed keys and values, with nothing to gather. Results are given as shares of the least possible
 time: the time for the bytes to read or for the operations to compute, whichever is longer. Calls
-rotate over copies of the keys and values that together are several times as large as the L2 cache.
+rotate over copies of their tensors that together are several times as large as the L2 cache.
 """
 
 import itertools
@@ -38,7 +38,6 @@ MIXED = (*((4096, 1),) * 64, (2048, 1984))
 MOST_COPIES = 128
 FUSED_TOKENS = (1, 64, 256, 2048)
 HIDDEN, INNER = 4096, 14336  # sizes for the fused operations, from Llama-3.1-8B
-FUSED_CALLS = 20  # per round, because each takes only microseconds
 
 Lengths = tuple[tuple[int, int], ...]
 
@@ -130,13 +129,12 @@ def _measure_case(bench: Bench, case: Case) -> None:
             backend = choose(each.name, str(bench.device), case.dtype).backend
             samples = bench.stopwatch.milliseconds(
                 _paged(bench, case, backend, num_copies),
-                can_capture=case.is_decode and backend.is_capturable,
+                can_capture=backend.is_capturable,
             )
             bench.found(f"{case.name}, {each.name}", samples, contender=each.name, **facts)
     for contender, make in _others(bench, case):
         with bench.attempt(f"{case.name}, {contender}", contender=contender, **facts):
-            # Chunks need no graph: they run so long that the gaps between launches do not matter.
-            samples = bench.stopwatch.milliseconds(make(num_copies), can_capture=case.is_decode)
+            samples = bench.stopwatch.milliseconds(make(num_copies), can_capture=True)
             bench.found(f"{case.name}, {contender}", samples, contender=contender, **facts)
 
 
@@ -220,49 +218,73 @@ def _packed(bench: Bench, case: Case, varlen: flash_attention.Varlen, copies: in
     return [partial(attend, keys, values) for keys, values in packed]
 
 
+class FusedOperation(NamedTuple):
+    """One call of a fused operation on tensors of its own, by our kernels and by plain torch."""
+
+    moved_bytes: int
+    ours: Run
+    plain: Run
+
+
 def _measure_fused(bench: Bench, num_tokens: int, dtype: torch.dtype) -> None:
     """Measure fused kernels between the matrix products of a layer, and the same in plain torch."""
-    heads, kv_heads, head_dim = 32, 8, 128
     random = partial(_random, bench, dtype)
+    for name, make in (
+        ("add + RMSNorm", partial(_add_rms_norm, random, num_tokens)),
+        ("q/k norm, RoPE, store", partial(_norm_rope_store, bench, random, num_tokens)),
+        ("SiLU * mul", partial(_silu_mul, random, num_tokens)),
+    ):
+        calls = [make()]
+        moved = calls[0].moved_bytes
+        num_copies = max(1, min(MOST_COPIES, bench.sizes.rotation_bytes // moved))
+        calls += [make() for _ in range(num_copies - 1)]
+        case = f"{name}, {num_tokens} tokens"
+        for contender, runs in (
+            ("ours", [call.ours for call in calls]),
+            ("plain torch", [call.plain for call in calls]),
+        ):
+            facts: Facts = {"case": case, "contender": contender, "floor_bytes": moved}
+            with bench.attempt(f"{case}, {contender}", **facts):
+                samples = bench.stopwatch.milliseconds(runs, can_capture=True)
+                bench.found(f"{case}, {contender}", samples, **facts)
+
+
+def _add_rms_norm(random: Callable[..., torch.Tensor], num_tokens: int) -> FusedOperation:
     x, residual, weight = random(num_tokens, HIDDEN), random(num_tokens, HIDDEN), random(HIDDEN)
-    gate_up, qkv = (
-        random(num_tokens, 2 * INNER),
-        random(num_tokens, (heads + 2 * kv_heads) * head_dim),
+    arguments = (x, residual, weight, 1e-6)
+    return FusedOperation(
+        4 * x.nbytes,
+        partial(fused.add_rms_norm, *arguments),
+        partial(fused.torch_add_rms_norm, *arguments),
     )
+
+
+def _norm_rope_store(
+    bench: Bench, random: Callable[..., torch.Tensor], num_tokens: int
+) -> FusedOperation:
+    heads, kv_heads, head_dim = 32, 8, 128
+    qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
     rope = torch.randn(num_tokens, head_dim, device=bench.device)
     positions = torch.arange(num_tokens, device=bench.device)
     cache = (-(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, head_dim)
-    store = (
+    arguments = (
         *(qkv, rope, positions, positions, random(*cache), random(*cache), heads, kv_heads),
         *(random(head_dim), random(head_dim), 1e-6),
     )
-    operations: list[tuple[str, int, Run, Run]] = [
-        (
-            "add + RMSNorm",
-            4 * x.nbytes,
-            lambda: fused.add_rms_norm(x, residual, weight, 1e-6),
-            lambda: fused.torch_add_rms_norm(x, residual, weight, 1e-6),
-        ),
-        (
-            "q/k norm, RoPE, store",
-            2 * qkv.nbytes + rope.nbytes,
-            lambda: fused.norm_rope_store(*store),
-            lambda: fused.torch_norm_rope_store(*store),
-        ),
-        (
-            "SiLU * mul",
-            3 * gate_up.nbytes // 2,
-            lambda: fused.silu_mul(gate_up),
-            lambda: fused.torch_silu_mul(gate_up),
-        ),
-    ]
-    for name, moved, ours, plain in operations:
-        case = f"{name}, {num_tokens} tokens"
-        for contender, run in (("ours", ours), ("plain torch", plain)):
-            facts: Facts = {"case": case, "contender": contender, "floor_bytes": moved}
-            with bench.attempt(f"{case}, {contender}", **facts):
-                samples = bench.stopwatch.milliseconds([run] * FUSED_CALLS, can_capture=True)
-                bench.found(f"{case}, {contender}", samples, **facts)
+    return FusedOperation(
+        2 * qkv.nbytes + rope.nbytes,
+        partial(fused.norm_rope_store, *arguments),
+        partial(fused.torch_norm_rope_store, *arguments),
+    )
+
+
+def _silu_mul(random: Callable[..., torch.Tensor], num_tokens: int) -> FusedOperation:
+    gate_up = random(num_tokens, 2 * INNER)
+    return FusedOperation(
+        3 * gate_up.nbytes // 2,
+        partial(fused.silu_mul, gate_up),
+        partial(fused.torch_silu_mul, gate_up),
+    )
 
 
 def _random(bench: Bench, dtype: torch.dtype, *shape: int) -> torch.Tensor:

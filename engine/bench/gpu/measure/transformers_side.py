@@ -18,6 +18,8 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     # Build on the device: the library's initial weights are replaced there.
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    # Frequencies from a CPU, like ours and those of a checkpoint: a GPU rounds powers differently.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
     model = model.to(device).eval().requires_grad_(False)
     weights = RandomWeights(device)
     with torch.no_grad():
