@@ -94,6 +94,11 @@ TERMS = (
         "the next step is launched before the tokens of the last one have reached the CPU, so that "
         "the device does not idle between steps.",
     ),
+    Term(
+        "gap",
+        "in the header and for an engine: messages that were lost on their way here. Between tokens "
+        "or columns: a time without a token.",
+    ),
     Term("lane", "the row of one request on the main screen; a column is a step or a time."),
 )
 
