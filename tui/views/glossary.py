@@ -96,8 +96,8 @@ TERMS = (
     ),
     Term(
         "gap",
-        "in the header and for an engine: messages that were lost on their way here. Between tokens "
-        "or columns: a time without a token.",
+        "in the header and for an engine: messages that were lost on their way here. In a lane: a "
+        "time without a token.",
     ),
     Term("lane", "the row of one request on the main screen; a column is a step or a time."),
 )

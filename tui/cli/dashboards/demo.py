@@ -31,6 +31,7 @@ from stepscope.tui.cli.dashboards.demo_engine import (
     speaks,
 )
 from stepscope.tui.cli.dashboards.demo_summary import summary
+from stepscope.tui.cli.engines.engine import missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES
@@ -79,10 +80,7 @@ def demo(
         except MissingPackage as error:
             raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
     if simulated is None and find_spec("torch") is None:
-        raise CommandFailed(
-            "torch is not installed, and an engine needs it: pip install 'stepscope[engine]'; "
-            "without it: stepscope demo --simulate h100"
-        )
+        raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
         _check_writable("--record", record)
     cut_short: str | None = None

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 
 from stepscope.tui.settings.cli_errors import CommandFailed
@@ -26,16 +27,23 @@ def prepare_process() -> None:
 
 @contextmanager
 def engine_packages() -> Iterator[None]:
-    """A context in which a missing package that an engine needs raises CommandFailed."""
+    """A context in which a missing package that an engine needs raises CommandFailed.
+
+    At its begin for torch, before anything is downloaded or made.
+    """
+    if find_spec("torch") is None:
+        raise CommandFailed(missing_text("torch"))
     try:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
             raise
-        raise CommandFailed(
-            f"{missing} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
-        ) from error
+        raise CommandFailed(missing_text(missing)) from error
+
+
+def missing_text(package: str) -> str:
+    return f"{package} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -16,6 +16,10 @@ def find_recording(file: str) -> Path:
         return path  # `Recording` opens the unfinished file if there is no finished one
     if (sample := sample_named(file)) is not None:
         return sample
+    if file.startswith(("http://", "https://")):
+        raise CommandFailed(
+            f"{file} is a server's address: its /metrics have no steps; 'stepscope top' shows them"
+        )
     shipped = samples.shipped()
     known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
     raise CommandFailed(f"there is no recording {file}{known}")

@@ -17,7 +17,7 @@ from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.service_levels import MEANS_HIDE, said_of_means
 
 _MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a forecast with more is a guess
 
@@ -45,7 +45,8 @@ def run(
 
 
 def _report(found: Diagnosis, level: SLO) -> Iterator[str]:
-    yield f"levels: {said(level)} on average; medians of {NUM_RUNS} simulated runs"
+    yield f"levels: {said_of_means(level)}; medians of {NUM_RUNS} simulated runs"
+    yield MEANS_HIDE
     yield f"as it was: {found.kept_share:.0%} of the requests keep them, {_figures(found.again)}"
     yield ""
     for each in found.findings:

@@ -196,7 +196,7 @@ def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> S
 
 def elsewhere_section(key: str) -> Section:
     """Return the section for engines at other addresses, with the key that opens a prompt."""
-    about = "tcp://HOST:PORT or http://HOST:PORT (several: spaces between), or a recording's path"
+    about = "tcp://HOST:PORT, http://HOST:PORT (several: spaces between), or a file"
     entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
     return Section("elsewhere", (("", 0, False),), (entry,))
 
