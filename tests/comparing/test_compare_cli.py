@@ -161,6 +161,7 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
         (("freeze", None), "nothing to compare freeze with: give B, or --mark"),
         (("freeze", "chunked", "--mark"), "give either B or --mark"),
         (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
+        (("freeze", "http://127.0.0.1:8000"), "its /metrics have no steps"),
         (
             ("freeze", None, "tea"),
             "there is no mark or knob change 'tea'; there are: none .marks from before",

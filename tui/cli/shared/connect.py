@@ -116,9 +116,7 @@ def _who_runs() -> str:
     except (ConfigError, OSError):  # the folder of the sockets belongs to someone else
         found = []
     if not found:
-        return (
-            "none runs here, 'stepscope serve' starts one, STEPSCOPE_ENDPOINT=NAME attaches a vLLM"
-        )
+        return "none runs here, 'stepscope serve' starts one, STEPSCOPE_ENDPOINT attaches a vLLM"
     return f"running here: {'; '.join(called_text(each) for each in found)}"
 
 
