@@ -33,7 +33,8 @@ _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
 _NOTES = {
     "demo": "The engine runs with a budget of 64 tokens, at most 16 running requests and, for "
     "the demo model, a 64 MB KV cache. 12 requests are under way all the time, or fewer with "
-    "--rate.",
+    "--rate. With --simulate it is another demo: 10 requests a second at a budget of 2,048 tokens, "
+    "with service levels of 500 ms (TTFT) and 50 ms (ITL).",
     "replay": "The service levels in the recording apply, unless an option sets others.",
     "compare": "The service levels in the recordings apply, A's if both have them, unless an "
     "option sets others.",
