@@ -255,11 +255,12 @@ def describe(spec: WorkloadSpec) -> str:
         if spec.document_share
         else ""
     )
-    most = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} under way"
+    # First, because it decides where there is one, and a narrow line is cut at its end.
+    most = "" if spec.max_concurrency is None else f"at most {spec.max_concurrency} under way, "
     chats = "questions" if spec.questions else f"chats of {spec.chat_tokens} tokens"
     heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""
     return (
-        f"{spec.rate:g} requests/s: {chats}{documents}, outputs of {spec.output_tokens}{most}{heat}"
+        f"{most}{spec.rate:g} requests/s: {chats}{documents}, outputs of {spec.output_tokens}{heat}"
     )
 
 

@@ -83,7 +83,7 @@ class Piece(NamedTuple):
         if self.cause == "prompt":
             return f"its own prompt, {self.num_tokens:,} tokens in {steps}"
         if self.cause == "prefill":
-            return f"shared {steps} with {whose}"
+            return f"shared {steps} with {whose or 'a prefill'}"
         if self.cause == "budget":
             return f"left out of {steps}, the budget was spent" + (f": {whose}" if whose else "")
         if self.cause == "left_out":
@@ -157,6 +157,7 @@ class Piece(NamedTuple):
         return {
             "queued": f"queued {QUEUE_REASONS.get(self.detail, self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
+            "prefill": "beside a prefill",
             "budget": "budget spent",
             "left_out": "left out",
             "preempted": "preempted",

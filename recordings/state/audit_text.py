@@ -116,6 +116,5 @@ def _workload_text(old: str, new: str) -> str:
 
 
 def _parts(workload: str) -> list[str]:
-    """Split the text of a workload into its rate, its kinds of requests, and its limits."""
-    rate, _, rest = workload.partition(": ")
-    return [rate, *rest.split(", ")]
+    """Split the text of a workload into its limit, its rate and its kinds of requests."""
+    return workload.replace(": ", ", ", 1).split(", ")

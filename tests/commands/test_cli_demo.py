@@ -91,7 +91,7 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     )
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, stderr
-    assert re.search(r"^workload +100 requests/s: .* at most 12 under way$", stdout, re.M)
+    assert re.search(r"^workload +at most 12 under way, 100 requests/s: ", stdout, re.M)
     assert re.search(r"^engine +decode of 8 streams [\d.,]+ ms a step, prefill of", stdout, re.M)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
     assert re.search(r"^tokens +out [\d.,]+/s", stdout, re.MULTILINE)

@@ -38,7 +38,7 @@ def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
         (
             WORKLOAD,
             replace(WORKLOAD, max_concurrency=None, output_tokens=9),
-            "changed the workload: outputs of 300, at most 12 under way→outputs of 9",
+            "changed the workload: at most 12 under way, outputs of 300→outputs of 9",
         ),
         (
             WORKLOAD,
