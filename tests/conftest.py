@@ -34,7 +34,7 @@ settings.load_profile("stepscope")
 # takes half of the processor time. A test of threads sets their number itself.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
-# On a machine with a GPU, too: only the tests of kernels for GPUs use it.
+# The engines of tests run on the CPU, even where there is a GPU.
 os.environ.setdefault("STEPSCOPE_SERVE_DEVICE", "cpu")
 
 

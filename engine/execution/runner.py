@@ -244,7 +244,7 @@ class ModelRunner:
                 compute = partial(self.graphs.run, size, num_tokens)
             threads = self._use_threads(num_tokens)
             launch_ns = self.clock()
-            timer.start()  # after the inputs: an idle device would wait for them in this time
+            timer.start()  # not before: an idle device would wait for the inputs in this time
             logits = compute()
             if len(batch.logits_of) < len(logits):  # a graph computes all
                 logits = logits[self._tensor(batch.logits_of)]

@@ -4,7 +4,7 @@ A batching mode (`batching.py`) fills the plan through `advance` and `admit`. Th
 rules that all modes share, which are vLLM's (v1):
 - A running request that needs a block when none is free preempts the request that was admitted
   last, in the worst case itself. With the policy `priority` it preempts
-  the running request of the lowest rank (`waiting_queue.rank`).
+  the running request that `waiting_queue.rank` puts last.
 - A step with a preemption admits no request.
 - The first waiting request that does not fit ends admission.
 

@@ -31,7 +31,7 @@ MAX_HELD_BYTES = 96 * 1024 * 1024  # for one connection: more than its queue of 
 MAX_TOTAL_BYTES = 256 * 1024 * 1024  # for all connections
 GROWN_BYTES = 8 * 1024 * 1024  # growth of the process after which connections are checked
 MIN_CHECK_S, MAX_CHECK_S = 0.25, 60.0  # shortest and longest time between two checks
-ALLOWED = 256  # bytes a second that do not count, for heartbeats, which are no messages
+FREE_BYTES = 256  # in a second; they do not count, because heartbeats are no messages
 # Offset in Linux's `struct tcp_info` (since 4.1) of the bytes acknowledged, then those received.
 _BYTES_ACKNOWLEDGED = 120
 _TCP_INFO_BYTES = 256
@@ -45,7 +45,7 @@ class _Account:
     """One connection: its two addresses, and how many received bytes are not held against it."""
 
     addresses: tuple[object, object]
-    allowed: float = 0.0
+    free_bytes: float = 0.0
 
 
 def wire_bytes(num_bytes: int, *, is_encrypted: bool) -> int:
@@ -124,9 +124,9 @@ class Backlog:
                 if account is None or account.addresses != addresses:
                     account = _Account(addresses)
                 accounts[descriptor] = account
-                account.allowed += ALLOWED * passed_s
+                account.free_bytes += FREE_BYTES * passed_s
                 received, acknowledged = _num_bytes(connection)
-                unfinished = received - self._taken(descriptor) - round(account.allowed)
+                unfinished = received - self._taken(descriptor) - round(account.free_bytes)
                 unread = self._sent(descriptor) - acknowledged
                 held.append((max(0, unfinished) + max(0, unread), connection))
             self._accounts = accounts

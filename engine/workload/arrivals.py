@@ -255,7 +255,7 @@ def describe(spec: WorkloadSpec) -> str:
         if spec.document_share
         else ""
     )
-    # First, because it decides where there is one, and a narrow line is cut at its end.
+    # The limit comes first: it decides the load, and narrow lines are cut at their end.
     most = "" if spec.max_concurrency is None else f"at most {spec.max_concurrency} under way, "
     chats = "questions" if spec.questions else f"chats of {spec.chat_tokens} tokens"
     heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""

@@ -87,16 +87,16 @@ def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(
     unseen = num_tokens**2 - causal_pairs(0, num_tokens)
     unseen_flops = attention_flops(unseen, costs.num_heads, costs.head_dim) * costs.num_layers
     # It also computes the rest of the last layer for all tokens; our decoder does not (below).
-    late_flops = 2 * costs.late_weights * (num_tokens - 1)
-    found = costs.flops([(0, num_tokens)], 1) + unseen_flops + late_flops
+    tail_flops = 2 * costs.tail_weights * (num_tokens - 1)
+    found = costs.flops([(0, num_tokens)], 1) + unseen_flops + tail_flops
     assert found == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", QUICK_MODELS)
-def test_the_decoder_computes_what_only_tokens_with_logits_need_for_them_alone(
+def test_the_decoder_skips_the_end_of_the_last_layer_for_tokens_without_logits(
     cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *_, _ = linear_layouts(torch.float32, monkeypatch)  # the last one is in plain torch
+    assert [*linear_layouts(torch.float32, monkeypatch)][-1] == "plain"  # torch counts only these
     model = decoder(name, torch.float32)
     num_tokens = 24
     shape = (2, 16, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)

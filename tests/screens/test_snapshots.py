@@ -265,11 +265,8 @@ async def _start_taken(world: World, keys: list[str], size: Size, look: Look) ->
         clock=world.clock,
         wall_clock=world.wall_clock,
     )
-    # Neither what is installed here nor the version changes the picture.
-    with (
-        patch("stepscope.tui.screens.start.start.find_spec", lambda name: object()),
-        patch("stepscope.tui.screens.start.start.version", lambda name: "1.2.3"),
-    ):
+    # The version does not change the picture.
+    with patch("stepscope.tui.screens.start.start.version", lambda name: "1.2.3"):
         return await _start_drawn(app, keys, size, look)
 
 

@@ -19,6 +19,7 @@ from stepscope.tui.cli.table import (
     recordings,
     sessions,
     simulation,
+    tuning,
 )
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for group in (dashboard, engines, simulation, sessions, recordings, pictures):
+for group in (dashboard, engines, simulation, tuning, sessions, recordings, pictures):
     app.add_typer(group.commands)
 app.add_typer(keys.commands)
 app.add_typer(bench.commands)

@@ -6,8 +6,8 @@ left out too: they are less than a hundredth of the bytes.
 
 Operations of a prefill, where a multiplication and an addition count as two: the weights of the
 layers for every token, the products of causal attention for every pair of a query and a visible
-key, and the head for the tokens whose logits are needed. Only those tokens need the last layer's
-weights after its attention, too.
+key, and the head for the tokens whose logits are needed. What follows the attention of the last
+layer is computed for those tokens only, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ class Costs(NamedTuple):
     """
 
     layer_weights: int  # in the matrices of all layers
-    late_weights: int  # ... of which in the last layer after its attention
+    tail_weights: int  # of these, those in the last layer after its attention
     norm_weights: int
     head_weights: int
     num_layers: int
@@ -41,7 +41,7 @@ class Costs(NamedTuple):
         head_norms = 2 * dim if shape["model_type"] == "qwen3" else 0
         return cls(
             layer_weights=num_layers * (attention + mlp),
-            late_weights=heads * dim * hidden + mlp,
+            tail_weights=heads * dim * hidden + mlp,
             norm_weights=num_layers * (2 * hidden + head_norms) + hidden,
             head_weights=shape["vocab_size"] * hidden,
             num_layers=num_layers,
@@ -81,9 +81,9 @@ class Costs(NamedTuple):
             num_tokens += count
             num_pairs += causal_pairs(before, count)
         return (
-            2 * (self.layer_weights - self.late_weights) * num_tokens
+            2 * (self.layer_weights - self.tail_weights) * num_tokens
             + attention_flops(num_pairs, self.num_heads, self.head_dim) * self.num_layers
-            + 2 * (self.late_weights + self.head_weights) * num_logits
+            + 2 * (self.tail_weights + self.head_weights) * num_logits
         )
 
 

@@ -24,7 +24,7 @@ _OF_REASON: Mapping[str, int] = {
     "kv_blocks": _KV,
     "preemption": _KV,
     "batch": _MODE,
-    # They wait for keys and values from or in another engine, which no limit here is.
+    # The requests wait for another engine, which is no limit of this one.
     "transfer": UNKNOWN,
     "decode_engine": UNKNOWN,
 }

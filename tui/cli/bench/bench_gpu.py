@@ -1,7 +1,6 @@
 """`stepscope bench gpu`: measures a GPU with `engine.bench.gpu`, or shows earlier reports."""
 
 import datetime
-import importlib.util
 import os
 import re
 import signal
@@ -121,8 +120,6 @@ def _device_name(device: str) -> str:
         CommandFailed: there is no such device.
         WrongUsage: the text does not name a device.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ModuleNotFoundError("torch", name="torch")
     if device == "cpu":
         return "CPU"
     if re.fullmatch(r"cuda(:\d+)?", device) is None:

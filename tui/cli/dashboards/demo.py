@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from stepscope.tui.cli.dashboards.demo_engine import (
     speaks,
 )
 from stepscope.tui.cli.dashboards.demo_summary import summary
-from stepscope.tui.cli.engines.engine import missing_text
+from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES
@@ -79,7 +78,7 @@ def demo(
             _check_screenshot(screenshot)
         except MissingPackage as error:
             raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
-    if simulated is None and find_spec("torch") is None:
+    if simulated is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
         _check_writable("--record", record)

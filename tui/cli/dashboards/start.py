@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.settings.setting_values import resolve
@@ -50,6 +50,7 @@ def start() -> None:
         app = StartApp(
             check,
             finder,
+            has_torch=has_torch(),
             actions=actions,
             configured=configured,
             selected=selected,
@@ -125,7 +126,7 @@ def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
         return _of_file(choice, failed)
     if choice.kind == "tour":
         return _error_of(partial(tour_command.tour, None, None, flags))
-    gpu = SimulatedGpu("h100", 1.0) if find_spec("torch") is None else None
+    gpu = None if has_torch() else SimulatedGpu("h100", 1.0)
     run = partial(demo_command.demo, "demo", False, None, None, None, flags, simulated=gpu)
     return _error_of(run)
 

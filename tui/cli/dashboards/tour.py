@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
@@ -11,6 +10,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
+from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import TOUR_DEFAULTS
 from stepscope.tui.cli.shared.progress import Progress
@@ -46,7 +46,7 @@ def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any
     need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
     if is_simulated is None:
-        is_simulated = find_spec("torch") is None
+        is_simulated = not has_torch()
     options, command = (_SIMULATED, "simulated-engine") if is_simulated else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)

@@ -1,7 +1,6 @@
 """`stepscope doctor`: prints what is installed, what would be used, and what is missing."""
 
 import importlib
-import importlib.util
 import os
 import platform
 import stat
@@ -24,6 +23,7 @@ from stepscope.engine.transport.endpoints import (
 )
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
+from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
@@ -109,7 +109,7 @@ def _findings() -> Iterator[DoctorFinding]:
     yield from _vllm()
     yield from _sglang()
     yield _cpu()
-    if importlib.util.find_spec("torch") is not None:
+    if has_torch():
         yield from _compute()
     yield from _files()
     yield from _engines()

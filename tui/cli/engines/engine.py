@@ -29,9 +29,9 @@ def prepare_process() -> None:
 def engine_packages() -> Iterator[None]:
     """A context in which a missing package that an engine needs raises CommandFailed.
 
-    At its begin for torch, before anything is downloaded or made.
+    Torch is looked for at once, before anything is downloaded or made.
     """
-    if find_spec("torch") is None:
+    if not has_torch():
         raise CommandFailed(missing_text("torch"))
     try:
         yield
@@ -40,6 +40,11 @@ def engine_packages() -> Iterator[None]:
         if missing not in _EXTRAS:
             raise
         raise CommandFailed(missing_text(missing)) from error
+
+
+def has_torch() -> bool:
+    """Whether torch is installed. It is not imported, which would take seconds."""
+    return find_spec("torch") is not None
 
 
 def missing_text(package: str) -> str:

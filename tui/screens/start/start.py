@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -52,6 +51,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         check: tests whether a choice can be opened, on a separate thread; returns one line about
             what is wrong, or None.
         finder: makes the `Finder` of engines and recordings; called after the first picture.
+        has_torch: whether the demo can run a real engine.
         actions: the action table, with the operator's choice of keys.
         configured: the engines in the config file.
         selected: the choice whose entry is selected first.
@@ -71,6 +71,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         check: Callable[[StartChoice], str | None],
         finder: "Callable[[], Finder]",
         *,
+        has_torch: bool = True,
         actions: tuple[Action, ...] = ACTIONS,
         configured: Sequence[str] = (),
         selected: StartChoice | None = None,
@@ -94,6 +95,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.notices.say(notice, "caution")
         self._check = check
         self._make_finder = finder
+        self._has_torch = has_torch
         self._finder: Finder | None = None
         self._configured = tuple(configured)
         self._selected = selected
@@ -133,7 +135,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             start_list.recordings_section(
                 () if finder is None else finder.files(), self._wall_clock()
             ),
-            start_list.samples_section(shows, has_torch=find_spec("torch") is not None),
+            start_list.samples_section(shows, has_torch=self._has_torch),
             start_list.elsewhere_section(self.abilities.key("endpoint")),
         ]
 
