@@ -2,7 +2,7 @@
 
 A baseline (the usual duration of steps with as much work) tells which steps were slow.
 
-May import: engine.protocol, recordings, recordings.file, recordings.state,
+May import: engine.protocol, recordings, recordings.file, recordings.session, recordings.state,
   recordings.state.series.
 A new cause is defined in `causes.py` and detected in `open_waits.py`.
 """

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
-from stepscope.recordings.state.series.columns import StepColumns
-from stepscope.recordings.state.series.latency import percentiles
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.state.series.distribution import percentiles
 
 # Alike steps differ by a factor of two at most; the rest is room for noise.
 SLOW = 3.0  # times the baseline: a longer step is slow
@@ -197,7 +197,7 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
     )
 
 
-def steps_in(columns: StepColumns, stride: int = 1) -> Iterator[tuple[StepWork, int]]:
+def steps_in(columns: StepTable, stride: int = 1) -> Iterator[tuple[StepWork, int]]:
     """Work and duration of every `stride`th step, without the first: it may overlap another.
 
     The values are copied at the call, because columns may grow while they are read.
@@ -252,7 +252,7 @@ class MemoryBaseline:
         self._num_steps = 0
         self._last = -1
 
-    def refresh(self, columns: StepColumns) -> bool:
+    def refresh(self, columns: StepTable) -> bool:
         """Compute the baseline again if there are enough new steps. Returns whether it changed."""
         of_file = self._of_file.baseline
         if of_file is not None and of_file.num_steps >= min(len(columns), _MAX_STEPS):
@@ -270,7 +270,7 @@ class MemoryBaseline:
         self.baseline = baseline
         return True
 
-    def was_slow(self, columns: StepColumns, step: int) -> bool:
+    def was_slow(self, columns: StepTable, step: int) -> bool:
         """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
         with self._lock:
             columns_of_steps = [columns.column(name) for name in _COLUMNS]

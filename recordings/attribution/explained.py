@@ -11,7 +11,7 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.state.series.latency import percentiles
+from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.unserved import NeverServed, Unserved
 

@@ -39,9 +39,9 @@ class SideWork(NamedTuple):
     num_steps: int
     seconds: float
     num_requests: int
-    num_finished: int
-    num_in_tokens: int
-    num_out_tokens: int
+    num_finished: int | None
+    num_in_tokens: int | None
+    num_out_tokens: int | None
     simulated: str | None  # source of the simulated step times; None if it really ran
 
 
@@ -54,7 +54,7 @@ class Comparison(NamedTuple):
         load: how the loads of the two runs differ.
         is_one_session: whether both runs are parts of one session, so that their lengths may
             differ. Two parts in which one engine was sent the same requests count as two sessions.
-        resolution_ns: the precision of the latencies.
+        percentile_error: by which share of itself a percentile may be too small.
         num_unlisted: number of requests beyond those that the `Side`s keep.
     """
 
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
     causes: list[ComparedCause]
     works: tuple[SideWork, SideWork]
     requests: Matched
-    resolution_ns: int
+    percentile_error: float
     num_unlisted: int
     is_one_session: bool
     load: LoadDifference
@@ -116,7 +116,7 @@ def compare(a: Side, b: Side) -> Comparison:
         _causes(a, b),
         (_work(a), _work(b)),
         requests,
-        max(counts.resolution_ns for side in (a, b) for counts in side.waits.values()),
+        max(waits.error for side in (a, b) for waits in side.waits.values()),
         a.num_unlisted + b.num_unlisted,
         is_one_session,
         load,
@@ -141,13 +141,13 @@ def _causes(a: Side, b: Side) -> list[ComparedCause]:
 
 
 def _work(side: Side) -> SideWork:
-    totals = side.totals
+    sums = side.sums()
     return SideWork(
-        totals.num_steps,
+        sums.num_records,
         side.seconds,
         len(side.requests) + side.num_unlisted,
-        totals.num_finished,
-        totals.num_in_tokens,
-        totals.num_out_tokens,
+        sums.num_finished,
+        sums.num_in_tokens,
+        sums.num_out_tokens,
         None if side.info is None else side.info.simulated,
     )

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.statistics.estimate import Estimate, differ, ratio
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -128,7 +127,7 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[ComparedFigure]:
     Args:
         has_winner: whether one of the runs can be better in throughput.
     """
-    figures_a, figures_b = figures_of(a.sums()), figures_of(b.sums())
+    figures_a, figures_b = a.figures(), b.figures()
     for name in _COMPARED:
         better = FIGURES[name].better
         if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_winner:
@@ -144,16 +143,15 @@ def _estimate(name: str, side: Side) -> Estimate | None:
     """An estimate of how much a figure varies within a run; None if the run is too short."""
     totals = side.totals
     if name == "prefix_hit_rate":
-        return ratio(totals.hits.slices(), totals.queried.slices())
+        return ratio(*(totals.over_time(n).slices() for n in ("hit_tokens", "queried_tokens")))
     if name == "goodput":
         kept, late = totals.kept.slices(), totals.late.slices()
         return ratio(kept, [x + y for x, y in zip(kept, late, strict=True)])
-    counts = {
-        "out_tokens_per_s": totals.tokens_out,
-        "in_tokens_per_s": totals.tokens_in,
-        "goodput_per_s": totals.kept,
-    }
-    slices = counts.get(name, totals.preempted).slices()
+    if name == "goodput_per_s":
+        slices = totals.kept.slices()
+    else:
+        column = {"out_tokens_per_s": "num_output_tokens", "in_tokens_per_s": "num_in_tokens"}
+        slices = totals.over_time(column.get(name, "num_preempted")).slices()
     return ratio(slices, [1.0] * len(slices))
 
 

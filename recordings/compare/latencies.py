@@ -17,13 +17,12 @@ from stepscope.recordings.compare.figures import (
 )
 from stepscope.recordings.compare.load_difference import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load_difference import LoadDifference
-from stepscope.recordings.compare.side.counts import spread_of
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.sliced import Stretches
 from stepscope.recordings.compare.side.slices import as_one
 from stepscope.recordings.compare.statistics.contrast import Contrast
-from stepscope.recordings.figures.sums import LatencySpread
 from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
+from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.latency import LatencyKind
 
 
@@ -48,21 +47,22 @@ def latency_figures(
     for kind, label in KINDS.items():
         slices = [as_one(each[kind]) for each in stretches]
         sampled = _Sampled(
-            spread_of(a.waits[kind]),
-            spread_of(b.waits[kind]),
+            a.waits[kind].spread(),
+            b.waits[kind].spread(),
             Contrast(*slices, is_paired=load.is_same),
             (kind == "ttft" and _has_queue(a), kind == "ttft" and _has_queue(b)),
         )
         for rank, name in RANKS.items():
             yield _percentile(kind, f"{label} {name}", rank, sampled, load)
-        bound_ns = a.waits[kind].bound_ns
+        bound_ns = a.waits[kind].level
         if bound_ns is not None:
             yield _within(kind, f"{label} within {bound_ns / 1e6:g} ms", bound_ns, sampled, load)
 
 
 def _has_queue(side: Side) -> bool:
     """Whether on average at least one request of this run waited for admission."""
-    return side.totals.num_waiting_sum >= side.totals.num_steps > 0
+    sums = side.sums()
+    return (sums.num_waiting or 0) >= sums.num_records > 0
 
 
 def _percentile(

@@ -5,6 +5,7 @@ All commands, screens, alerts and checks use its names.
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.recordings.state.series.distribution import SPREAD_RANKS
 from stepscope.recordings.state.series.latency import LatencyKind
 
 FigureUnit: TypeAlias = Literal["ms", "s", "share", "tokens/s", "/s", "/min", ""]
@@ -17,7 +18,7 @@ KINDS: dict[LatencyKind, str] = {
     "e2e": "E2E",
     "step": "step time",
 }
-RANKS: dict[int, str] = {50: "p50", 90: "p90", 95: "p95", 99: "p99", 100: "max"}
+RANKS: dict[int, str] = {rank: f"p{rank}" for rank in SPREAD_RANKS} | {100: "max"}
 
 _MEANINGS: dict[LatencyKind, str] = {
     "ttft": "time to first token: from a request's arrival to its first token",

@@ -26,7 +26,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.windows import Goodput, Stalls, Windows
-from stepscope.recordings.state.series.columns import Span, StepSummary
+from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import Lane, LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport

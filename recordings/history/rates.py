@@ -1,11 +1,9 @@
 """`Rates`: throughput, hit rate and time shares, computed from the columns of steps."""
 
-from bisect import bisect_right
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.figures.sums import per
-from stepscope.recordings.state.series.columns import StepColumns
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.session.sums import per, sums_in
 from stepscope.recordings.state.session import SessionState
 
 MINUTE_S = 60.0
@@ -31,90 +29,45 @@ class Rates(NamedTuple):
     budget_share: float | None  # spent share of all token budgets, padding included
 
 
-def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
+def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) -> Rates:
     """The rates over the steps that ended in (start_ns, end_ns]."""
-    first = bisect_right(columns.tokens_ns, start_ns)
-    last = bisect_right(columns.tokens_ns, end_ns)
-    preempted = _preempted(columns, end_ns)
-    # The window cannot begin before the first step in memory.
-    seconds = 0.0
-    if first < last:
-        seconds = (end_ns - max(start_ns, columns.column("schedule_start_ns")[0])) / 1e9
+    sums = sums_in(table, start_ns, end_ns)
+    last_minute = _preempted(table, end_ns)
+    seconds = sums.seconds
     if seconds <= 0:
-        return Rates(0.0, last - first, *(None,) * 3, *preempted, *(None,) * 7)
-    queried = columns.total("queried_tokens", first, last)
-    hit = columns.total("hit_tokens", first, last)
-    busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
+        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 7)
+    is_prefill_known = not state.is_summed_up or sums.num_in_tokens is not None
     return Rates(
         seconds=seconds,
-        num_steps=last - first,
-        steps_per_s=per(last - first, seconds),
-        prefill_tokens_per_s=per(columns.known_total("num_prefill_tokens", first, last), seconds),
-        output_tokens_per_s=per(columns.total("num_output_tokens", first, last), seconds),
-        num_preempted=preempted[0],
-        preempted_s=preempted[1],
-        recompute_tax=preempted[2],
-        evictions_per_s=per(columns.total("num_evicted", first, last), seconds),
-        prefix_hit_rate=None if queried is None else per(hit, queried),
-        mixed_share=columns.num_mixed(first, last) / (last - first),
-        model_share=_share(_spent(columns, "launch_ns", "tokens_ns", first, last), seconds),
-        schedule_share=_share(
-            _spent(columns, "schedule_start_ns", "schedule_end_ns", first, last), seconds
-        ),
-        idle_share=None if busy_ns is None else max(0.0, 1.0 - busy_ns / 1e9 / seconds),
-        budget_share=_budget_share(columns, first, last),
+        num_steps=sums.num_records,
+        steps_per_s=per(sums.num_steps, seconds),
+        prefill_tokens_per_s=per(sums.num_prefill_tokens if is_prefill_known else None, seconds),
+        output_tokens_per_s=per(sums.num_out_tokens, seconds),
+        num_preempted=last_minute[0],
+        preempted_s=last_minute[1],
+        recompute_tax=last_minute[2],
+        evictions_per_s=per(sums.num_evicted, seconds),
+        prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
+        mixed_share=per(sums.num_mixed, sums.num_steps),
+        model_share=_share(sums.model_ns, seconds),
+        schedule_share=_share(sums.schedule_ns, seconds),
+        idle_share=None if sums.busy_ns is None else max(0.0, 1.0 - sums.busy_ns / 1e9 / seconds),
+        budget_share=sums.budget_used,
     )
 
 
-def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
-    """Set rates that need single steps to None if each record totals a time interval."""
-    if not state.is_summed_up:
-        return rates
-    totals = state.totals or Totals()
-    prefill = None if totals.num_prompt_tokens is None else rates.prefill_tokens_per_s
-    return rates._replace(
-        steps_per_s=None,
-        prefill_tokens_per_s=prefill,
-        mixed_share=None,
-        model_share=None,
-        schedule_share=None,
-        idle_share=None,
-    )
-
-
-def _preempted(columns: StepColumns, end_ns: int) -> tuple[int | None, float, float | None]:
+def _preempted(table: StepTable, end_ns: int) -> tuple[int | None, float, float | None]:
     """Number of preemptions in the last minute, how much of it is in memory, and the recompute tax.
 
     The recompute tax is the share of step time spent on recomputed tokens. Preemptions are a count
     and not a rate, because one preemption must never show as several per minute.
     """
-    if not columns.steps or columns.column("schedule_start_ns")[0] >= end_ns:
+    if not table.steps or table.column("schedule_start_ns")[0] >= end_ns:
         return None, 0.0, None
-    start_ns = end_ns - round(MINUTE_S * 1e9)
-    first, last = bisect_right(columns.tokens_ns, start_ns), bisect_right(columns.tokens_ns, end_ns)
-    seconds = min(MINUTE_S, (end_ns - columns.column("schedule_start_ns")[0]) / 1e9)
-    if first == last:
-        return 0, seconds, None
-    busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
-    tax = per(columns.recompute_ns(first, last), busy_ns or 0)
-    return columns.total("num_preempted", first, last), seconds, tax
-
-
-def _budget_share(columns: StepColumns, first: int, last: int) -> float | None:
-    budget = columns.total("token_budget", first, last)
-    if not budget:
-        return None
-    names = ("num_prefill_tokens", "num_decode_tokens", "num_padded_tokens")
-    # Unpublished padding is unknown and counts as 0.
-    spent = sum(columns.known_total(name, first, last) for name in names)
-    return spent / budget
-
-
-def _spent(columns: StepColumns, begin: str, end: str, first: int, last: int) -> int | None:
-    begin_ns = columns.total(begin, first, last)
-    end_ns = columns.total(end, first, last)
-    return None if begin_ns is None or end_ns is None else end_ns - begin_ns
+    seconds = min(MINUTE_S, (end_ns - table.column("schedule_start_ns")[0]) / 1e9)
+    sums = sums_in(table, end_ns - round(MINUTE_S * 1e9), end_ns)
+    return sums.num_preempted, seconds, per(sums.recompute_ns, sums.busy_ns)
 
 
 def _share(spent_ns: int | None, seconds: float) -> float | None:
-    return None if spent_ns is None or not seconds else min(1.0, spent_ns / 1e9 / seconds)
+    return None if spent_ns is None else min(1.0, spent_ns / 1e9 / seconds)

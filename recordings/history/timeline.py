@@ -25,16 +25,15 @@ from stepscope.recordings.history.gaps import Gaps
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import PackedStep
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
+from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.clocks import WallClock
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.pauses import Pauses, leave_out
-from stepscope.recordings.state.series.columns import Span, StepColumns, StepSummary
 from stepscope.recordings.state.series.event_notes import EventNotes
 from stepscope.recordings.state.series.events import EventLog, mark_event
 from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
-from stepscope.recordings.state.series.taken_step import TakenStep
 from stepscope.recordings.state.session import SessionState
 
 
@@ -66,7 +65,7 @@ class Timeline:
         if state.info is not None:
             self.wall_clock.take(state.info)
         self.ring = StepRing(state, max_steps, max_bytes, last_sequence)
-        self.columns = StepColumns()
+        self.columns = StepTable()
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
@@ -107,8 +106,12 @@ class Timeline:
         self._note_pause(message)
         if isinstance(message, StepRecord):
             assert outcome is not None
+            self._note_step(message, outcome)
             num_rows = None if message.batch is None else len(message.batch)
-            self._add_step(sequence, message, outcome, num_rows)
+            is_one_step = not state.is_summed_up
+            applied = AppliedStep(sequence, message, outcome, num_rows, is_one_step)
+            self.columns.append(applied)
+            self.latencies.append(applied)
         elif isinstance(message, EngineStatus):
             self._notes.requests(message, state, max(message.step, 0))
         elif isinstance(message, KnobsChanged):
@@ -151,7 +154,7 @@ class Timeline:
                 if self.pauses.has_any:
                     self._note_pause(record)
                 self._note_step(record, outcome)
-                taken.append(TakenStep(sequence, record, outcome, forward.num_rows))
+                taken.append(AppliedStep(sequence, record, outcome, forward.num_rows))
             self.columns.extend(taken)
             self.latencies.extend(taken)
             self.last_sequence = taken[-1].sequence
@@ -263,17 +266,6 @@ class Timeline:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
         self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
         self._watch.begin(self.state)
-
-    def _add_step(
-        self, sequence: int, record: StepRecord, outcome: Outcome, num_rows: int | None
-    ) -> None:
-        self._note_step(record, outcome)
-        self.columns.append(sequence, record, outcome, num_rows)
-        if record.totals is not None:
-            self.latencies.add_estimates(record.tokens_ns, record.totals)
-        if self.state.is_summed_up:
-            return  # its duration is not that of one step
-        self.latencies.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns, outcome)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
         """Log the events of a step.

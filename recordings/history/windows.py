@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from stepscope.recordings.attribution.late_seconds import LateSeconds
 from stepscope.recordings.attribution.longest import Breach, Longest
-from stepscope.recordings.figures.sums import figures_of, per
-from stepscope.recordings.history.rates import Rates, rates_of, rates_of_totals
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.history.window_sums import seconds_of, step_sums, with_latencies
+from stepscope.recordings.session.sums import per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -83,16 +83,15 @@ class Windows:
         """Throughput, hit rate and shares of time in a window; see `HistoryView.rates`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            rates = rates_of(self._timeline.columns, start_ns, end_ns)
-            return rates_of_totals(rates, self._timeline.state)
+            return rates_of(self._timeline.columns, start_ns, end_ns, self._timeline.state)
 
     def goodput(self, end_ns: int | None, window_s: float | None) -> Goodput:
         """How many requests of a window met all service levels; see `HistoryView.goodput`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            slo, columns = self._timeline.slo, self._timeline.columns
+            slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = seconds_of(columns, start_ns, end_ns)
+            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
 
@@ -100,19 +99,22 @@ class Windows:
         """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            columns = self._timeline.columns
-            first = bisect_right(columns.tokens_ns, start_ns)
-            counts = columns.limits(first, bisect_right(columns.tokens_ns, end_ns))
-        known = sum(counts)
-        return {limit: n / known for limit, n in zip(LIMITS, counts, strict=True) if n}
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+        known = sums.num_known_limits
+        return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """All figures of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
+        is_whole = end_ns is None and window_s is None
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
-            sums = step_sums(self._timeline.columns, start_ns, end_ns)
-        return figures_of(with_latencies(sums, part))
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+            if is_whole:
+                sums += sums_between(self._timeline.state.between)
+            slo = self._timeline.slo
+        kept = part.finished.kept(slo.ttft_ms, slo.itl_ms)
+        return figures_of(sums, part.spreads(), kept)
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
         """A copy of the samples of one latency (such as ITL) in a window."""
@@ -285,11 +287,12 @@ class Windows:
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
-        if end_ns is None:
-            end_ns = timeline.state.time_ns
+        tokens_ns = timeline.columns.tokens_ns
+        if end_ns is None:  # without a window, no time after the last step counts
+            has_end = window_s is None and bool(tokens_ns)
+            end_ns = tokens_ns[-1] if has_end else timeline.state.time_ns
         if window_s is not None:
             return end_ns, end_ns - round(window_s * 1e9)
-        tokens_ns = timeline.columns.tokens_ns
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
 
 

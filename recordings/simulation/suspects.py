@@ -14,11 +14,10 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.totals import LimitedSteps
-from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.state.knob_text import typed_text
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.series.limits import Limit
 
 _MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck
 _MIN_LATE_SHARE = 0.002  # the same for gaps: one late gap in a few hundred spoils a request
@@ -47,13 +46,13 @@ class Seen(NamedTuple):
 
     basis: WhatIfBasis
     figures: Mapping[str, float | None]
-    limited: Mapping[Limit, LimitedSteps]
+    limited: Mapping[Limit, Sums]
     num_known: int  # steps whose limit is known
     prefill_late_share: float  # of gaps: late mainly due to prefills of others
 
     def share(self, limit: Limit) -> float:
         """Share of the steps that this limit held back, among those whose limit is known."""
-        return self.limited[limit].num_steps / max(1, self.num_known)
+        return self.limited[limit].num_records / max(1, self.num_known)
 
     def figure(self, name: str) -> float:
         """The value of a figure; 0 if unknown."""
@@ -80,13 +79,12 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
         side: the sums over all its steps, as `stepscope compare` computes them.
         basis: what a forecast reads from it.
     """
-    limited = dict(zip(LIMITS, side.totals.limited, strict=True))
     return Seen(
         basis,
-        figures_of(side.sums()),
-        limited,
-        sum(each.num_steps for each in limited.values()),
-        side.num_late.get(("ITL", "prefill"), 0) / max(1, side.waits["itl"].num_samples),
+        side.figures(),
+        side.totals.limited,
+        side.sums().num_known_limits,
+        side.num_late.get(("ITL", "prefill"), 0) / max(1, side.waits["itl"].count),
     )
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
+from stepscope.engine.protocol.wire import StepRecord
+
 
 class FinishedRequest(NamedTuple):
     """Latencies of a request that was observed from its arrival to its end, in nanoseconds.
@@ -76,3 +78,19 @@ class Outcome:
     def max_ttft(self) -> tuple[int, int] | None:
         """Request id and TTFT of the slowest first token; None if no first token came."""
         return max(self.ttft_ns, key=itemgetter(1), default=None)
+
+
+class AppliedStep(NamedTuple):
+    """A step that was applied to the state, and what came of it.
+
+    Attributes:
+        sequence: number of its message.
+        num_rows: number of rows in its batch; None if the engine does not publish them.
+        is_one_step: whether the record is of one forward step, not of all those of an interval.
+    """
+
+    sequence: int
+    record: StepRecord
+    outcome: Outcome
+    num_rows: int | None
+    is_one_step: bool = True

@@ -71,6 +71,8 @@ class SessionState:
     in_flight: StepInFlight | None = None  # a step that takes long and has not ended yet
     totals: Totals | None = None  # of the last record, if the engine publishes only totals
     leased: LeasedKnobs | None = None  # knobs that a client moves until it falls silent
+    # Of events since the last step; the next step's outcome begins with it.
+    between: Outcome | None = field(default=None, compare=False)
 
     # Copies
 
@@ -80,6 +82,7 @@ class SessionState:
         other.table = self.table.copy()
         if self.blocks is not None:
             other.blocks = self.blocks.copy()
+        other.between = copy.deepcopy(self.between)
         return other
 
     @property
@@ -220,9 +223,10 @@ class SessionState:
         self.time_ns = max(self.time_ns, status.time_ns)
         self.state = status.state
         self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
-        outcome = Outcome()
-        for event in status.events:
-            self.table.take_event(event, self.step, status.time_ns, outcome)
+        if status.events:
+            self.between = self.between or Outcome()
+            for event in status.events:
+                self.table.take_event(event, self.step, status.time_ns, self.between)
         self._apply_moves(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
         self.num_running = status.num_running
@@ -238,7 +242,7 @@ class SessionState:
 
     def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
         """Apply a step with only the given rows of its batch. Returns the outcome of these rows."""
-        outcome = Outcome()
+        outcome, self.between = self.between or Outcome(), None
         table = self.table
         self.step = record.step
         self.in_flight = None
@@ -285,10 +289,13 @@ class SessionState:
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
             fresh.table.longest_gaps = self.table.longest_gaps
-            fresh.table.late_ns = self.table.late_ns
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:
+        table = other.table
+        table.late_ns = self.table.late_ns
+        if self.table.longest_gaps is not None and table.longest_gaps is None:
+            table.longest_gaps = {}
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 

@@ -17,8 +17,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
 )
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.block_sums import BlockSums
-from stepscope.recordings.state.series.latency import SLO, percentiles, series_of
+from stepscope.recordings.state.series.distribution import percentiles
+from stepscope.recordings.state.series.latency import SLO, series_of
 from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
@@ -353,27 +353,3 @@ def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> N
             rates = history.rates(end_s * 1000 * MS, window_s)
             assert (rates.num_preempted, rates.preempted_s) == (1, min(60.0, end_s))
     assert history.rates(66_000 * MS, 10.0).num_preempted == 0
-
-
-def test_sums_kept_for_groups_of_steps_stay_exact_when_steps_are_forgotten() -> None:
-    rng = random.Random(2)
-    sums = BlockSums()
-    column: list[int | None] = []
-
-    def measure(first: int, last: int) -> int | None:
-        values = [value for value in column[first:last] if value is not None]
-        return sum(values) if len(values) == last - first else None
-
-    for turn in range(12):
-        column += [None if rng.random() < 0.0005 else rng.randrange(9) for _ in range(700)]
-        if turn % 4 == 1:
-            num_old = rng.randrange(600)
-            del column[:num_old]
-            sums.forget_before(num_old)
-        elif turn % 4 == 2:
-            num_kept = len(column) - rng.randrange(600)
-            del column[num_kept:]
-            sums.forget_after(num_kept)
-        for _ in range(10):
-            first, last = sorted(rng.randrange(len(column) + 1) for _ in range(2))
-            assert sums.total("a", first, last, measure) == measure(first, last)

@@ -18,7 +18,6 @@ from stepscope.engine.scheduling.step_plan import StepPlan
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.ledger.ledger import Ledger
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -117,7 +116,7 @@ def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> No
         history.append(sequence, message)
         side.take(message)
     figure = history.figures(None, None)["recompute_tax"]
-    assert figure == pytest.approx(figures_of(side.sums())["recompute_tax"])
+    assert figure == pytest.approx(side.figures()["recompute_tax"])
     # The figure counts whole chunks. The last one also computes the newest output token, which
     # was not in the cache before.
     assert tax < (figure or 0.0) < tax * 1.03

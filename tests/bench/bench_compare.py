@@ -90,7 +90,7 @@ def main() -> None:
             record(path, arguments.steps)
         feed, seconds = reading(path)
         assert feed.side is not None
-        num_steps = feed.side.totals.num_steps
+        num_steps = feed.side.points.num_steps
         tracemalloc.start()
         kept, _ = reading(path)
         num_bytes, _ = tracemalloc.get_traced_memory()

@@ -30,9 +30,7 @@ from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.paired import mean_sign, request_by_request
-from stepscope.recordings.compare.side import counts as comparison_counts
 from stepscope.recordings.compare.side import points as comparison_points
-from stepscope.recordings.compare.side.counts import WaitCounts, spread_of
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
@@ -41,16 +39,18 @@ from stepscope.recordings.compare.side.requests import RequestRun, matched, were
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.totals import CountOverTime
 from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.pauses import known_since
-from stepscope.recordings.state.series.latency import SLO, percentiles
+from stepscope.recordings.state.series.distribution import Distribution, percentiles
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
+from tests.support.sessions.history_steps import step as step_of
 from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
@@ -128,17 +128,17 @@ def test_each_compared_run_has_the_same_figures_as_in_the_dashboard(
     side, history = side_of(messages), history_of(messages)
     report, rates = history.latency(None, None, 1), history.rates(None, None)
     for kind in ("ttft", "itl", "tpot", "step"):
-        series, spread = getattr(report, kind), spread_of(side.waits[kind])
+        series, spread = getattr(report, kind), side.waits[kind].spread()
         assert series.num_samples == spread.num_samples > 0
         for rank, name in ((50, "p50_ms"), (95, "p95_ms"), (99, "p99_ms"), (100, "max_ms")):
             assert (spread.at(rank) or 0) / 1e6 == getattr(series, name)
         assert spread.within_slo == series.within_slo
-    in_memory, by_itself = history.figures(None, None), figures_of(side.sums())
+    in_memory, by_itself = history.figures(None, None), side.figures()
     assert set(by_itself) == set(in_memory) == set(FIGURES)
     for name, value in by_itself.items():
         assert value == pytest.approx(in_memory[name]), name
-    assert side.kept.num_judged == side.totals.num_finished
-    totals = side.totals
+    totals = side.sums()
+    assert side.kept.num_judged == totals.num_finished
     assert totals.num_steps == rates.num_steps
     assert totals.num_mixed / totals.num_steps == rates.mixed_share
     assert totals.num_hit_tokens / totals.num_queried_tokens == rates.prefix_hit_rate
@@ -199,18 +199,16 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300))
 def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
-    counts = WaitCounts(bound_ns=10**9)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison_counts, "MAX_DISTINCT", 100)
-        for value in values:
-            counts.add(value)
-    assert (counts.resolution_ns == 1) or len(set(values)) > 100
-    spread = spread_of(counts)
+    counts = Distribution(10**9, max_values=100)
+    for value in values:
+        counts.add(value)
+    assert (counts.error == 0) == (len(set(values)) <= 100)
+    spread = counts.spread()
     exact = percentiles([(value, 1) for value in sorted(values)], len(values), (50, 95, 99))
     for rank, value in zip((50, 95, 99), exact, strict=True):
         found = spread.at(rank)
         assert found is not None
-        assert 0 <= value - found < counts.resolution_ns
+        assert 0 <= value - found <= counts.error * value
     assert spread.at(100) == max(values)
     assert counts.num_within == sum(value <= 10**9 for value in values)
 
@@ -226,6 +224,16 @@ def test_token_counts_over_time_stay_exact_however_long_the_run(
         over.add(now_ns, tokens)
     assert sum(over._sums) == sum(tokens for _, tokens in gaps)
     assert len(over._sums) <= 4096
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.1, 2.0, 5.0, 300.0])
+def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
+    over, num_ticks = CountOverTime(), 1000
+    for tick in range(1, num_ticks + 1):
+        over.add(round(tick * seconds * 1e9 / num_ticks), tick > 0.9 * num_ticks)
+    slices = over.slices()
+    assert slices[-1] == max(slices) > 0
+    assert sum(slices) / len(slices) == pytest.approx(0.1 * num_ticks / seconds, rel=0.35)
 
 
 # Chance
@@ -271,8 +279,8 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
     def preempting(bursts: dict[int, int]) -> Side:
         side = Side("run", SLO_, SessionState())
         for tick in range(2000):
-            side.totals.preempted.add(tick * 20_000_000, bursts.get(tick, 0))
-        side.totals.num_preempted = sum(bursts.values())
+            outcome = Outcome(num_preempted=bursts.get(tick, 0))
+            side.totals.append(AppliedStep(tick, step_of(tick), outcome, 0), tick * 20_000_000)
         side.points.append(0, 0, 40 * 10**9, 1, 1, None, None, 0, None, 0)
         return side
 
@@ -597,7 +605,7 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
     report = history.latency(None, None, 1)
     a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
     for kind in ("ttft", "itl", "tpot"):
-        spreads = [spread_of(side.waits[kind]) for side in (a, b)]
+        spreads = [side.waits[kind].spread() for side in (a, b)]
         series = getattr(report, kind)
         assert sum(spread.num_samples for spread in spreads) == series.num_samples
         assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
@@ -609,8 +617,8 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
             source.take(sequence, message)
     [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
     assert same.cause_ns == b.cause_ns
-    assert [spread_of(same.waits[kind]).at(100) for kind in same.waits] == [
-        spread_of(b.waits[kind]).at(100) for kind in b.waits
+    assert [same.waits[kind].spread().at(100) for kind in same.waits] == [
+        b.waits[kind].spread().at(100) for kind in b.waits
     ]
 
 
@@ -624,7 +632,7 @@ def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
     for message, after_gap in history.follow(121).read(10_000):
         side.take(message, after_gap)
     assert all(side.requests[each].ttft_ns is None for each in waiting)
-    assert (spread_of(side.waits["ttft"]).at(100) or 0) <= max(
+    assert (side.waits["ttft"].spread().at(100) or 0) <= max(
         run.ttft_ns or 0 for run in side.requests.values()
     )
     assert ("TTFT", "unknown") not in side.cause_ns
@@ -632,7 +640,7 @@ def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
 
 def measured(side: Side) -> list[Any]:
     """The number of waits of each kind, the longest, and the explained late first tokens."""
-    spreads = [spread_of(side.waits[kind]) for kind in ("ttft", "itl", "tpot")]
+    spreads = [side.waits[kind].spread() for kind in ("ttft", "itl", "tpot")]
     late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
     return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
 

@@ -99,7 +99,7 @@ def test_the_json_of_compare_holds_every_value_of_the_table(
     assert (itl["better"], itl["verdict"], itl["num_a"]) == ("lower", "b", 4893)
     assert found["a"]["num_steps"] == 454
     assert found["settings"][0]["name"] == "max_num_batched_tokens"
-    assert found["resolution_ns"] == 1
+    assert found["percentile_error"] == 0
     pairs = found["requests"]["pairs"]
     assert len(pairs) == 19
     assert {pair["name"] for pair in pairs} >= {"chat-0", "document-6"}

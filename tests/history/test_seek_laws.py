@@ -28,12 +28,11 @@ from stepscope.recordings.replay import filling
 from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.filling import TURN_MESSAGES
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.blocks import BlockMap, SoundMove
-from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.columns import StepColumns
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
-from stepscope.recordings.state.series.taken_step import TakenStep
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
 from tests.support.sessions.later import Later
@@ -69,7 +68,7 @@ def outcomes(draw: st.DrawFn) -> Outcome:
 
 
 @st.composite
-def taken_steps(draw: st.DrawFn) -> list[TakenStep]:
+def applied_steps(draw: st.DrawFn) -> list[AppliedStep]:
     steps, step = [], 0
     for _ in range(draw(st.integers(0, 8))):
         step += draw(st.integers(1, 3))
@@ -91,16 +90,16 @@ def taken_steps(draw: st.DrawFn) -> list[TakenStep]:
             num_running=draw(counts),
             num_waiting=draw(counts),
         )
-        steps.append(TakenStep(draw(counts), record, draw(outcomes()), draw(st.integers(0, 64))))
+        steps.append(AppliedStep(draw(counts), record, draw(outcomes()), draw(st.integers(0, 64))))
     return steps
 
 
 @settings(max_examples=25, deadline=None)
-@given(taken_steps(), taken_steps())
+@given(applied_steps(), applied_steps())
 def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
-    first: list[TakenStep], later: list[TakenStep]
+    first: list[AppliedStep], later: list[AppliedStep]
 ) -> None:
-    at_once, one_by_one_ = StepColumns(), StepColumns()
+    at_once, one_by_one_ = StepTable(), StepTable()
     figures, expected = Latencies(SLO()), Latencies(SLO())
     last = first[-1].record.step if first else 0
     later = [
@@ -110,10 +109,9 @@ def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
     for steps in (first, later):
         at_once.extend(steps)
         figures.extend(steps)
-        for sequence, record_, outcome, num_rows in steps:
-            one_by_one_.append(sequence, record_, outcome, num_rows)
-            took_ns = record_.tokens_ns - record_.schedule_start_ns
-            expected.add(record_.tokens_ns, took_ns, outcome)
+        for each in steps:
+            one_by_one_.append(each)
+            expected.append(each)
     assert len(at_once) == len(one_by_one_) == len(first) + len(later)
     for place in range(len(at_once)):
         assert at_once.summary(place) == one_by_one_.summary(place)

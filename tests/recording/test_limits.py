@@ -11,7 +11,6 @@ from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import SLO
@@ -69,7 +68,7 @@ WORK = run(QUIET)
 
 
 def limit_shares(session: Session) -> dict[str, float]:
-    figures = figures_of(side_of(session).sums())
+    figures = side_of(session).figures()
     return {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
 
 
@@ -181,5 +180,5 @@ def test_an_engine_that_does_not_say_why_requests_wait_has_unknown_limits() -> N
         })) if isinstance(m, StepRecord) else (n, m)
         for n, m in KV.messages
     ]  # fmt: skip
-    figures = figures_of(side_of(KV._replace(messages=bare)).sums())
+    figures = side_of(KV._replace(messages=bare)).figures()
     assert all(figures[f"limit_{limit}"] is None for limit in LIMITS)

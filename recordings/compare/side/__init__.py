@@ -3,6 +3,7 @@
 Also here: the feeds that read a run from a file or from memory.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
-  recordings.file, recordings.history, recordings.state, recordings.state.series.
+  recordings.file, recordings.history, recordings.session, recordings.state,
+  recordings.state.series.
 A new count or sum over a run goes here.
 """

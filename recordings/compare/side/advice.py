@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.totals import LimitedSteps
-from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.session.sums import Sums
+from stepscope.recordings.state.series.limits import Limit
 
 MIN_STEPS = 100  # with fewer steps there is no advice
 MIN_SHARE = 0.3  # least share of steps that a limit must have held
@@ -31,7 +30,7 @@ class _Evidence(NamedTuple):
     """What a rule of `advice` looks at: the steps with its limit, and the figures of the run."""
 
     share: float  # share of the steps that this limit held
-    steps: LimitedSteps  # sums over these steps
+    steps: Sums  # over these steps
     figures: Mapping[str, float | None]
     knobs: Mapping[str, KnobValue]
     itl_ms: float  # the service level
@@ -40,14 +39,14 @@ class _Evidence(NamedTuple):
 def advice(side: Side) -> list[Advice]:
     """Advice from the records of a run, for the most frequent limit first."""
     limited = side.totals.limited
-    known = sum(each.num_steps for each in limited)
+    known = sum(each.num_records for each in limited.values())
     if known < MIN_STEPS:
         return []
-    figures = figures_of(side.sums())
+    figures = side.figures()
     knobs = {name: values[-1] for name, values in side.knob_values.items() if len(values) == 1}
     found: list[tuple[float, Advice]] = []
-    for limit, steps in zip(LIMITS, limited, strict=True):
-        share = steps.num_steps / known
+    for limit, steps in limited.items():
+        share = steps.num_records / known
         if share < MIN_SHARE or limit not in _RULES:
             continue
         said = _RULES[limit](_Evidence(share, steps, figures, knobs, side.slo.itl_ms))

@@ -4,7 +4,8 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
-from typing import Literal, TypeAlias
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
 
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -20,17 +21,18 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.attribution.causes import Cause, Late
-from stepscope.recordings.compare.side.counts import WaitCounts, spread_of
 from stepscope.recordings.compare.side.past import Past
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.compare.side.sliced import SlicedWaits
 from stepscope.recordings.compare.side.totals import RunTotals
-from stepscope.recordings.figures.sums import Sums
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.session.sums import Sums, sums_between
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.pauses import leave_out_begun, leave_out_pauses
+from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
-from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
 from stepscope.recordings.state.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -66,13 +68,8 @@ class Side:
         self.origin_ns: int | None = None
         self.points = StepPoints()
         self.totals = RunTotals()
-        self.waits: dict[LatencyKind, WaitCounts] = {
-            "ttft": WaitCounts(slo.ttft_ms * 1e6),
-            "itl": WaitCounts(slo.itl_ms * 1e6),
-            "tpot": WaitCounts(),
-            "e2e": WaitCounts(),
-            "step": WaitCounts(),
-        }
+        levels: dict[LatencyKind, float] = {"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6}
+        self.waits = {kind: Distribution(levels.get(kind)) for kind in get_args(LatencyKind)}
         self.kept = KeptLevels(0, 0)
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
@@ -109,8 +106,16 @@ class Side:
 
     def sums(self) -> Sums:
         """The sums from which figures are computed. The caller must hold `lock`."""
-        latencies = {kind: spread_of(counts) for kind, counts in self.waits.items()}
-        return self.totals.sums(self.seconds, latencies, self.kept)
+        sums = self.totals.sums + sums_between(self._state.between)
+        return replace(sums, span_ns=self.points.end_ns)
+
+    def spreads(self) -> dict[LatencyKind, LatencySpread]:
+        """The percentiles of all latencies. The caller must hold `lock`."""
+        return {kind: waits.spread() for kind, waits in self.waits.items()}
+
+    def figures(self) -> dict[str, float | None]:
+        """All figures of the run. The caller must hold `lock`, or have read the whole run."""
+        return figures_of(self.sums(), self.spreads(), self.kept)
 
     def take(self, message: Telemetry, after_gap: bool = False) -> None:
         """Process the next message of the run.
@@ -162,7 +167,9 @@ class Side:
                 run.ttft_ns, run.first_token_step = ttft_ns, record.step
         flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
-        self.totals.add(record, outcome, end_ns)
+        num_rows = None if record.batch is None else len(record.batch)
+        applied = AppliedStep(0, record, outcome, num_rows, not self._state.is_summed_up)
+        self.totals.append(applied, end_ns)
         self._take_finished(outcome, now_ns, end_ns)
         self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
@@ -172,7 +179,7 @@ class Side:
             record.num_prefill_tokens,
             record.num_decode_tokens,
             record.token_budget,
-            None if record.batch is None else len(record.batch),
+            num_rows,
             record.num_waiting,
             outcome.max_gap_ns,
             flags,
@@ -184,7 +191,11 @@ class Side:
 
     def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
         waits = self.waits
-        waits["step"].add(record.tokens_ns - record.schedule_start_ns)
+        if not self._state.is_summed_up:  # else its duration is that of an interval
+            waits["step"].add(record.tokens_ns - record.schedule_start_ns)
+        if record.totals is not None:
+            for kind, ns, weight in estimates_in(record.totals):
+                waits[kind].add(ns, weight)
         for gap_ns, weight in outcome.gaps_ns.items():
             waits["itl"].add(gap_ns, weight)
         for _, ttft_ns in outcome.ttft_ns:

@@ -1,17 +1,15 @@
 """`RunTotals`: sums over all steps of a run, and how they vary over time. Bounded memory."""
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from stepscope.engine.protocol.wire import FirstToken, KVCounts, StepRecord
-from stepscope.recordings.figures.sums import LatencySpread, Sums, per
-from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.finished import KeptLevels
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.session.sums import Sums, limited_sums, sums_of
+from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 NUM_SLICES = 20  # slices of a run, to estimate how much its rates vary
+_BLOCK_STEPS = 4096  # rows that are kept until they are added to the sums
 _FIRST_WIDTH_NS = 50_000_000
 _MAX_BUCKETS = 4096
 
@@ -21,6 +19,7 @@ class CountOverTime:
 
     def __init__(self) -> None:
         self.width_ns = _FIRST_WIDTH_NS
+        self._end_ns = 0
         self._sums = array("q")
 
     def add(self, time_ns: int, number: int) -> None:
@@ -35,159 +34,78 @@ class CountOverTime:
         if bucket >= len(self._sums):
             self._sums.extend([0] * (bucket + 1 - len(self._sums)))
         self._sums[bucket] += number
+        self._end_ns = time_ns
 
     def slices(self) -> list[float]:
-        """Rates per second in up to `NUM_SLICES` equal slices; empty if the run is too short."""
-        per_slice = max(1, (len(self._sums) - 1) // NUM_SLICES)
-        num = min(NUM_SLICES, (len(self._sums) - 1) // per_slice)
-        seconds = per_slice * self.width_ns / 1e9
-        return [
-            sum(self._sums[place * per_slice : (place + 1) * per_slice]) / seconds
-            for place in range(num)
-        ]
+        """Rates per second in up to `NUM_SLICES` slices of about equal length, from begin to end.
+
+        Empty if the run is too short.
+        """
+        num = min(NUM_SLICES, len(self._sums) - 1)
+        rates = []
+        for place in range(num):
+            first, last = (len(self._sums) * each // num for each in (place, place + 1))
+            end_ns = min(last * self.width_ns, self._end_ns)
+            rates.append(sum(self._sums[first:last]) * 1e9 / (end_ns - first * self.width_ns))
+        return rates
 
 
-@dataclass(slots=True)
-class LimitedSteps:
-    """Sums over the steps with the same limit: tokens and blocks, used and available."""
-
-    num_steps: int = 0
-    num_spent_tokens: int = 0
-    num_budget_tokens: int = 0
-    num_kv_used: int = 0
-    num_kv_blocks: int = 0
-
-    def add(self, record: StepRecord) -> None:
-        self.num_steps += 1
-        if record.token_budget:
-            padded = record.num_padded_tokens or 0
-            self.num_spent_tokens += record.num_prefill_tokens + record.num_decode_tokens + padded
-            self.num_budget_tokens += record.token_budget
-        if (kv := record.kv) is not None:
-            self.num_kv_used += kv.used
-            self.num_kv_blocks += kv.used + kv.cached + kv.empty
-
-    @property
-    def budget_used(self) -> float | None:
-        return per(self.num_spent_tokens, self.num_budget_tokens)
-
-    @property
-    def kv_used(self) -> float | None:
-        return per(self.num_kv_used, self.num_kv_blocks)
-
-
-@dataclass(slots=True)
 class RunTotals:
-    """Sums over the steps of a run, and counts over time."""
+    """Sums over the steps of a run, and counts over time. Only one thread may use it at a time."""
 
-    num_steps: int = 0
-    num_steps_without_rows: int = 0
-    num_mixed: int = 0
-    num_in_tokens: int = 0  # of prompts: first computed, or skipped by a prefix hit
-    num_out_tokens: int = 0
-    num_prefill_tokens: int = 0
-    num_recomputed_tokens: int = 0
-    recompute_ns: int = 0  # part of `busy_ns`
-    num_padded_tokens: int = 0
-    num_preempted: int = 0
-    num_arrived: int = 0
-    num_finished: int = 0
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_kv_steps: int = 0
-    num_kv_used: int = 0  # summed up over steps
-    num_kv_blocks: int = 0  # summed up over steps
-    kv_share_peak: float = 0.0
-    num_evicted: int = 0
-    num_budget_tokens: int = 0  # over all steps with a budget
-    num_spent_tokens: int = 0  # in these steps, padding included
-    busy_ns: int = 0
-    limited: list[LimitedSteps] = field(default_factory=lambda: [LimitedSteps() for _ in LIMITS])
-    num_waiting_sum: int = 0
-    tokens_in: CountOverTime = field(default_factory=CountOverTime)
-    tokens_out: CountOverTime = field(default_factory=CountOverTime)
-    preempted: CountOverTime = field(default_factory=CountOverTime)
-    queried: CountOverTime = field(default_factory=CountOverTime)  # tokens looked up in the cache
-    hits: CountOverTime = field(default_factory=CountOverTime)
-    kept: CountOverTime = field(default_factory=CountOverTime)  # finished, all levels kept
-    late: CountOverTime = field(default_factory=CountOverTime)  # finished, a level broken
+    def __init__(self) -> None:
+        self._recent = StepTable()  # not in the sums yet
+        self._ends_ns: list[int] = []  # of these steps
+        self._sums = Sums()
+        self._limited: dict[Limit, Sums] = dict.fromkeys(LIMITS, Sums())
+        self._over_time = {
+            name: CountOverTime()
+            for name in (
+                "num_in_tokens",
+                "num_output_tokens",
+                "num_preempted",
+                "queried_tokens",
+                "hit_tokens",
+            )
+        }
+        self.kept, self.late = CountOverTime(), CountOverTime()  # finished requests
 
-    def add(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
+    def append(self, applied: AppliedStep, end_ns: int) -> None:
         """Add a step that ended `end_ns` after the run began."""
-        self.num_steps += 1
-        num_rows = None if record.batch is None else len(record.batch)
-        if (limit := limit_of(record, outcome, num_rows)) != UNKNOWN:
-            self.limited[limit].add(record)
-        prefill, decode = record.num_prefill_tokens, record.num_decode_tokens
-        num_out = outcome.num_output_tokens
-        if record.batch is None:
-            self.num_steps_without_rows += 1
-            num_out = decode + sum(isinstance(event, FirstToken) for event in record.events)
-        num_in = prefill - outcome.num_recomputed_tokens + outcome.num_cached_tokens
-        self.num_mixed += prefill > 0 and decode > 0
-        self.num_in_tokens += num_in
-        self.num_out_tokens += num_out
-        self.num_prefill_tokens += prefill
-        busy_ns = max(0, record.tokens_ns - record.schedule_start_ns)
-        if (again := outcome.num_recomputed_tokens) and prefill + decode:
-            self.num_recomputed_tokens += again
-            self.recompute_ns += again * busy_ns // (prefill + decode)
-        self.num_padded_tokens += record.num_padded_tokens or 0
-        self.num_preempted += outcome.num_preempted
-        self.num_arrived += outcome.num_arrived
-        self.num_finished += outcome.num_finished
-        self.busy_ns += busy_ns
-        self.num_waiting_sum += record.num_waiting
-        self.tokens_in.add(end_ns, num_in)
-        self.tokens_out.add(end_ns, num_out)
-        self.preempted.add(end_ns, outcome.num_preempted)
-        if record.token_budget:
-            self.num_budget_tokens += record.token_budget
-            self.num_spent_tokens += prefill + decode + (record.num_padded_tokens or 0)
-        if record.kv is not None:
-            self._add_kv(record.kv, end_ns)
+        self._recent.append(applied)
+        self._ends_ns.append(end_ns)
+        if len(self._ends_ns) >= _BLOCK_STEPS:
+            self._add_recent()
 
-    def _add_kv(self, kv: KVCounts, end_ns: int) -> None:
-        num_blocks = kv.used + kv.cached + kv.empty
-        if num_blocks:
-            self.num_kv_steps += 1
-            self.num_kv_used += kv.used
-            self.num_kv_blocks += num_blocks
-            self.kv_share_peak = max(self.kv_share_peak, kv.used / num_blocks)
-        self.num_evicted += kv.evicted
-        self.num_queried_tokens += kv.queried_tokens
-        self.num_hit_tokens += kv.hit_tokens
-        self.queried.add(end_ns, kv.queried_tokens)
-        self.hits.add(end_ns, kv.hit_tokens)
+    @property
+    def sums(self) -> Sums:
+        """The sums over all steps, and over the time from the first to the last."""
+        self._add_recent()
+        return self._sums
 
-    def sums(
-        self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
-    ) -> Sums:
-        """The sums from which the figures of the run are computed."""
-        has_rows, has_kv = not self.num_steps_without_rows, self.num_kv_steps > 0
-        return Sums(
-            seconds=seconds,
-            num_steps=self.num_steps,
-            latencies=latencies,
-            kept=kept,
-            num_finished=self.num_finished,
-            num_arrived=self.num_arrived,
-            num_in_tokens=self.num_in_tokens,
-            num_out_tokens=self.num_out_tokens,
-            num_queried_tokens=self.num_queried_tokens,
-            num_hit_tokens=self.num_hit_tokens,
-            num_preempted=self.num_preempted,
-            num_prefill_tokens=self.num_prefill_tokens,
-            num_recomputed_tokens=self.num_recomputed_tokens if has_rows else None,
-            recompute_ns=self.recompute_ns if has_rows else None,
-            num_evicted=self.num_evicted if has_kv else None,
-            num_waiting=self.num_waiting_sum,
-            num_kv_used=self.num_kv_used,
-            num_kv_blocks=self.num_kv_blocks,
-            kv_peak=self.kv_share_peak if has_kv else None,
-            num_budget_tokens=self.num_budget_tokens,
-            num_spent_tokens=self.num_spent_tokens,
-            num_mixed=self.num_mixed,
-            num_limited=[each.num_steps for each in self.limited],
-            busy_ns=self.busy_ns,
-        )
+    @property
+    def limited(self) -> dict[Limit, Sums]:
+        """For each limit, the sums over the steps that had it."""
+        self._add_recent()
+        return self._limited
+
+    def over_time(self, name: str) -> CountOverTime:
+        """A column of the table, as a count over time."""
+        self._add_recent()
+        return self._over_time[name]
+
+    def _add_recent(self) -> None:
+        if not self._ends_ns:
+            return
+        recent, self._recent = self._recent, StepTable()
+        ends_ns, self._ends_ns = self._ends_ns, []
+        self._sums += sums_of(recent, 0, len(recent))
+        for limit, sums in limited_sums(recent).items():
+            self._limited[limit] += sums
+        for name, count in self._over_time.items():
+            _add_to(count, ends_ns, recent.column(name))
+
+
+def _add_to(count: CountOverTime, ends_ns: Iterable[int], numbers: Iterable[int]) -> None:
+    for end_ns, number in zip(ends_ns, numbers, strict=True):
+        count.add(end_ns, max(0, number))

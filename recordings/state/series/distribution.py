@@ -1,29 +1,60 @@
-"""`Distribution`: many samples in little memory, exact while distinct values are few."""
+"""`Distribution`: many samples of one latency in little memory, exact while they fit."""
 
-from stepscope.recordings.state.series.latency import percentiles
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+SPREAD_RANKS = (50, 90, 95, 99)  # of a `LatencySpread`; also the maximum, as rank 100
+
+
+class LatencySpread(NamedTuple):
+    """Percentiles of one latency.
+
+    Attributes:
+        at_ns: rank -> nearest-rank percentile; empty without samples.
+        within_slo: share of samples within the service level; None without a level or samples.
+    """
+
+    num_samples: int = 0
+    at_ns: Mapping[int, int] = {}
+    within_slo: float | None = None
+
+    def at(self, rank: int) -> int | None:
+        """Return a percentile in nanoseconds; None without samples. Rank 100 is the maximum."""
+        return self.at_ns.get(rank)
 
 
 class Distribution:
     """Counts of whole numbers. The largest sample is always exact.
 
     Up to `max_values` distinct values are counted exactly. With more, only the leading bits of each
-    value are kept, as HdrHistogram does. A percentile is then too small by less than one part in
-    `2 ** (num_bits - 1)`.
+    value are kept, as HdrHistogram does. A percentile is then too small by less than `error`.
 
     Args:
+        level: samples up to it are counted as within the service level.
         max_values: how many distinct values are counted exactly.
         num_bits: leading bits of each value that are kept when there are more distinct values.
     """
 
-    __slots__ = ("_counts", "_is_exact", "_max_values", "_num_bits", "count", "largest")
+    __slots__ = ("_counts", "_is_exact", "_max_values", "_num_bits", "count", "largest", "level",
+                 "num_within")  # fmt: skip
 
-    def __init__(self, max_values: int = 100_000, num_bits: int = 11) -> None:
+    def __init__(
+        self, level: float | None = None, max_values: int = 1 << 16, num_bits: int = 11
+    ) -> None:
+        self.level = level
         self.count = 0
+        self.num_within = 0
         self.largest = 0
         self._counts: dict[int, int] = {}
         self._max_values = max_values
         self._num_bits = num_bits
         self._is_exact = True
+
+    @property
+    def error(self) -> float:
+        """By which share of itself a percentile may be too small; 0 while all are exact."""
+        return 0.0 if self._is_exact else 2.0 ** (1 - self._num_bits)
 
     def add(self, value: int, weight: int = 1) -> None:
         """Add `weight` samples of a value. A negative value counts as 0."""
@@ -31,6 +62,8 @@ class Distribution:
         if value < 0:
             value = 0
         self.count += weight
+        if self.level is not None and value <= self.level:
+            self.num_within += weight
         if value > self.largest:
             self.largest = value
         if not self._is_exact:
@@ -50,6 +83,20 @@ class Distribution:
             return []
         return percentiles(sorted(self._counts.items()), self.count, ranks)
 
+    @property
+    def within_slo(self) -> float | None:
+        """Share of samples within the level; None without a level or samples."""
+        if self.level is None or not self.count:
+            return None
+        return self.num_within / self.count
+
+    def spread(self) -> LatencySpread:
+        """All percentiles at once, so that the values are sorted only once."""
+        if not self.count:
+            return LatencySpread()
+        at_ns = dict(zip(SPREAD_RANKS, self.percentiles(*SPREAD_RANKS), strict=True))
+        return LatencySpread(self.count, at_ns | {100: self.largest}, self.within_slo)
+
     def _rounded(self, value: int) -> int:
         shift = max(0, value.bit_length() - self._num_bits)
         return value >> shift << shift
@@ -60,3 +107,30 @@ class Distribution:
         for value, weight in counts.items():
             value = self._rounded(value)
             self._counts[value] = self._counts.get(value, 0) + weight
+
+
+def percentiles(
+    ordered: Sequence[tuple[int, int]], count: int, ranks: Sequence[float]
+) -> list[int]:
+    """Nearest-rank percentiles of weighted samples.
+
+    The percentile of a rank is the smallest sample that is at least as large as that share of all
+    samples, so it is always a latency that somebody really had.
+
+    Args:
+        ordered: pairs (value, weight), sorted by value; not empty.
+        count: sum of the weights.
+        ranks: percentages, ascending, each in (0, 100].
+    """
+    found: list[int] = []
+    seen = 0
+    position = -1
+    value = ordered[0][0]
+    for rank in ranks:
+        wanted = math.ceil(rank * count / 100)
+        while seen < wanted:
+            position += 1
+            value, weight = ordered[position]
+            seen += weight
+        found.append(value)
+    return found

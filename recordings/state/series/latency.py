@@ -10,16 +10,16 @@ no service level. `Timeline` subtracts that time before it adds samples.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.series.distribution import SPREAD_RANKS, LatencySpread
 from stepscope.recordings.state.series.finished import FinishedRequests
 from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.recordings.state.series.taken_step import TakenStep
 
 TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
@@ -80,26 +80,24 @@ def series_of(
     return Series(ranked.count, p50 / 1e6, p95 / 1e6, p99 / 1e6, largest, within_slo, trend)
 
 
-def percentiles(ordered: list[tuple[int, int]], count: int, ranks: tuple[float, ...]) -> list[int]:
-    """Nearest-rank percentiles of weighted samples.
+def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
+    """Latencies that other engines publish as histograms: kind, nanoseconds, number of samples."""
+    kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot")
+    for kind in kinds:
+        for ms, count in map(msgspec.structs.astuple, getattr(totals, kind)):
+            if 0 <= ms < _MAX_MS and 0 < count < _MAX_COUNT:
+                yield kind, round(ms * 1e6), count
 
-    Args:
-        ordered: pairs (value, weight), sorted by value; not empty.
-        count: sum of the weights.
-        ranks: percentages, ascending, each in (0, 100].
-    """
-    found: list[int] = []
-    seen = 0
-    position = -1
-    value = ordered[0][0]
-    for rank in ranks:
-        wanted = math.ceil(rank * count / 100)
-        while seen < wanted:
-            position += 1
-            value, weight = ordered[position]
-            seen += weight
-        found.append(value)
-    return found
+
+def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
+    ranked = samples.ranked()
+    if ranked is None:
+        return LatencySpread()
+    at_ns = dict(zip(SPREAD_RANKS, ranked.percentiles(SPREAD_RANKS), strict=True))
+    within = None
+    if level_ms is not None:
+        within = ranked.num_up_to(math.floor(level_ms * 1e6)) / ranked.count
+    return LatencySpread(ranked.count, at_ns | {100: ranked.largest}, within)
 
 
 class Latencies:
@@ -114,56 +112,53 @@ class Latencies:
         self.step = Samples()
         self.finished = FinishedRequests()
 
-    def add(self, tokens_ns: int, step_ns: int, outcome: Outcome) -> None:
-        """Add the samples of a step whose tokens were known at `tokens_ns`."""
-        self.step.add(tokens_ns, step_ns)
+    def append(self, applied: AppliedStep) -> None:
+        """Add the samples of a step."""
+        record, outcome = applied.record, applied.outcome
+        if applied.is_one_step:  # else its duration is that of an interval
+            self.step.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns)
         for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.add(tokens_ns, gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            self.ttft.add(tokens_ns, ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            self.tpot.add(tokens_ns, tpot_ns)
-        self._add_ended(tokens_ns, outcome)
+            self.itl.add(record.tokens_ns, gap_ns, weight)
+        self._add_rare(applied)
 
-    def _add_ended(self, tokens_ns: int, outcome: Outcome) -> None:
-        for _, e2e_ns in outcome.e2e_ns:
-            self.e2e.add(tokens_ns, e2e_ns)
-        for finished in outcome.finished:
-            self.finished.add(tokens_ns, finished)
-
-    def add_estimates(self, time_ns: int, totals: Totals) -> None:
-        """Add samples that are estimated from histogram buckets, as published by other engines."""
-        for samples, estimates in (
-            (self.ttft, totals.ttft),
-            (self.itl, totals.itl),
-            (self.tpot, totals.tpot),
-        ):
-            for ms, count in map(msgspec.structs.astuple, estimates):
-                if 0 <= ms < _MAX_MS and 0 < count < _MAX_COUNT:
-                    samples.add(time_ns, round(ms * 1e6), count)
-
-    def extend(self, steps: Sequence[TakenStep]) -> None:
-        """Add the samples of several steps, with the same result as `add` for each."""
-        times_ns = [each.record.tokens_ns for each in steps]
+    def extend(self, steps: Sequence[AppliedStep]) -> None:
+        """Add the samples of several steps, with the same result as `append` for each."""
+        timed = [each.record for each in steps if each.is_one_step]
         self.step.extend(
-            times_ns,
-            [each.record.tokens_ns - each.record.schedule_start_ns for each in steps],
-            [1] * len(steps),
+            [each.tokens_ns for each in timed],
+            [each.tokens_ns - each.schedule_start_ns for each in timed],
+            [1] * len(timed),
         )
         gaps = [
-            (now_ns, gap_ns, weight)
-            for now_ns, each in zip(times_ns, steps, strict=True)
+            (each.record.tokens_ns, gap_ns, weight)
+            for each in steps
             for gap_ns, weight in each.outcome.gaps_ns.items()
         ]
         if gaps:
             self.itl.extend(*zip(*gaps, strict=True))
-        for now_ns, each in zip(times_ns, steps, strict=True):
-            for _, ttft_ns in each.outcome.ttft_ns:
-                self.ttft.add(now_ns, ttft_ns)
-            for _, tpot_ns in each.outcome.tpot_ns:
-                self.tpot.add(now_ns, tpot_ns)
-            if each.outcome.e2e_ns:
-                self._add_ended(now_ns, each.outcome)
+        for each in steps:
+            self._add_rare(each)
+
+    def _add_rare(self, applied: AppliedStep) -> None:
+        """Add the samples that most steps have none of."""
+        record, outcome = applied.record, applied.outcome
+        now_ns = record.tokens_ns
+        for _, ttft_ns in outcome.ttft_ns:
+            self.ttft.add(now_ns, ttft_ns)
+        for _, tpot_ns in outcome.tpot_ns:
+            self.tpot.add(now_ns, tpot_ns)
+        for _, e2e_ns in outcome.e2e_ns:
+            self.e2e.add(now_ns, e2e_ns)
+        for finished in outcome.finished:
+            self.finished.add(now_ns, finished)
+        if record.totals is not None:
+            for kind, ns, count in estimates_in(record.totals):
+                self.of(kind).add(now_ns, ns, count)
+
+    def spreads(self) -> dict[LatencyKind, LatencySpread]:
+        """Percentiles of all latencies, and the shares within the service levels."""
+        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        return {kind: _spread(self.of(kind), levels.get(kind)) for kind in get_args(LatencyKind)}
 
     def of(self, kind: LatencyKind) -> Samples:
         samples: Samples = getattr(self, kind)

@@ -12,7 +12,6 @@ from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.state.series.limits import LIMITS
 
 
@@ -23,7 +22,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
         "different_work": found.different_work,
         "load": _load(found.load),
         "slo": found.slo._asdict(),
-        "resolution_ns": found.resolution_ns,
+        "percentile_error": found.percentile_error,
         "figures": {
             figure.key: {
                 "a": figure.a,
@@ -63,7 +62,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
         },
     }
     for letter, side in zip("ab", sides, strict=True):
-        figures = figures_of(side.sums())
+        figures = side.figures()
         found_all[letter]["limits"] = {limit: figures[f"limit_{limit}"] for limit in LIMITS}
         found_all[letter]["advice"] = [each._asdict() for each in advice(side)]
     if align in ("time", "step"):

@@ -4,7 +4,7 @@ May import: engine.adapters.sglang, engine.adapters.vllm, engine.client, engine.
   engine.http.server, engine.models.cache, engine.process, engine.protocol,
   engine.protocol.settings, engine.scheduling, engine.telemetry, engine.transport,
   engine.workload, recordings.alerts, recordings.figures, recordings.file, recordings.history,
-  recordings.live, recordings.state, recordings.state.series, tui.cli.recordings,
-  tui.cli.shared, tui.session.control, tui.settings, tui.views.
+  recordings.live, recordings.session, recordings.state, recordings.state.series,
+  tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings, tui.views.
 One module for each command.
 """

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 
 from stepscope.engine.workload.load import LoadReport
-from stepscope.recordings.figures.sums import per
 from stepscope.recordings.figures.table import RANKS, latency_name
+from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 
 

@@ -15,7 +15,7 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
     yield f"  source    {experiment.source}"
     yield f"  measured  {finding.measured}"
     for run in runs:
-        yield f"  by        {run.path.name} ({run.name}: {run.side.totals.num_steps:,} steps)"
+        yield f"  by        {run.path.name} ({run.name}: {run.side.points.num_steps:,} steps)"
     yield f"  verdict   {finding.verdict}{f': {finding.why}' if finding.why else ''}"
     if finding.rows:
         sides = "<" + ">" * len(finding.columns)

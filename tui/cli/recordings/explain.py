@@ -12,7 +12,6 @@ from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
 from stepscope.recordings.state.origin import model_text
@@ -248,7 +247,7 @@ def _clock(wall_ns: int) -> str:
 
 
 def _limits(side: Side) -> dict[str, Any]:
-    figures = figures_of(side.sums())
+    figures = side.figures()
     return {
         "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
         "advice": [each._asdict() for each in advice(side)],

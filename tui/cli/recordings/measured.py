@@ -11,7 +11,6 @@ from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.history.history import History
@@ -79,7 +78,7 @@ def measure(
                 first = None if before is None else before + 1
         feed = RecordingFeed(Recording(find_recording(target)), target, slo, Stretch(first))
         side = read_side(feed)
-        return MeasuredSession(target, slo, figures_of(side.sums()), side)
+        return MeasuredSession(target, slo, side.figures(), side)
     slo = level_of(flags, {})
     return _of_engine(choose(target, f"stepscope {command} {{}}"), seconds or LIVE_S, slo)
 
@@ -115,7 +114,7 @@ def read_side(feed: Feed) -> Side:
                 progress(f"reading {feed.name}", feed.share)
         if feed.note:
             print(f"stepscope: note: {feed.note}", file=sys.stderr)
-        if feed.side is None or not feed.side.totals.num_steps:
+        if feed.side is None or not feed.side.points.num_steps:
             raise NothingMeasured(f"{feed.name}: there is no step to measure")
         feed.side.settle()
         return feed.side

@@ -2,7 +2,6 @@
 
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 _NAMES: dict[Limit, str] = {
@@ -19,7 +18,7 @@ _SHOWN = 0.005  # smaller shares are left out
 
 def limits_text(side: Side) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
-    figures = figures_of(side.sums())
+    figures = side.figures()
     shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
     parts = [
         f"{_NAMES[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN

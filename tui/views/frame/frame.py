@@ -13,7 +13,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.windows import Goodput, Stalls
-from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit

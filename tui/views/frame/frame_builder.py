@@ -218,7 +218,7 @@ class FrameBuilder:
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)
         summary = None if before is None or cursor is None else self._history.summary(before)
-        if summary is None:
+        if summary is None or summary.num_waiting is None:
             return 0
         return (state.num_waiting > summary.num_waiting) - (state.num_waiting < summary.num_waiting)
 

@@ -1,9 +1,9 @@
 """What changed in the step at the cursor: knobs, and differences from the previous step."""
 
 from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.audit_text import shorter_who
 from stepscope.recordings.state.knob_text import changes_text
-from stepscope.recordings.state.series.columns import StepSummary
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Field, Line, Run, clean, length_of, whole

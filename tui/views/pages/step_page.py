@@ -1,7 +1,7 @@
 """The step inspector: all batch rows of the step at the cursor, its cost, and its changes."""
 
 from stepscope.engine.protocol.wire import BatchRow, Phase, Preempted, RowFlag, StepRecord
-from stepscope.recordings.state.series.columns import StepSummary
+from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text, totals_text

@@ -50,7 +50,7 @@ def _judge(runs: Sequence[ArmRun]) -> LabFinding:
                 wait,
                 rate,
                 run.value("goodput_per_s"),
-                run.side.totals.num_padded_tokens,
+                run.side.sums().num_padded_tokens,
             )
             for run, rate, wait in zip(runs, rates, waits, strict=True)
         ),

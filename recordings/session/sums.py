@@ -1,0 +1,238 @@
+"""`Sums`: what adds up over the steps of a session, or of any part of it.
+
+Sums of neighbouring parts add up to those of the whole. So a session of any length is summed up in
+little memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from stepscope.recordings.session.steps import PPM, UNKNOWN, StepTable
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over steps. None is unknown, because it is so of some of the steps.
+
+    Attributes:
+        span_ns: the time that the steps span, and what lies between them.
+        num_records: rows of the table: steps, or intervals of which the engine tells totals alone.
+        num_waiting: summed up over steps, as are KV blocks and budgets.
+        kv_peak: the largest share of the KV cache in use.
+        num_spent_tokens: what the steps took from their token budgets, padding included.
+        recompute_ns: the part of `busy_ns` that went into tokens computed again.
+        num_limited: steps with each of `LIMITS`; steps whose limit is unknown are left out.
+    """
+
+    span_ns: int = 0
+    num_records: int = 0
+    num_steps: int | None = 0
+    num_arrived: int | None = 0
+    num_finished: int | None = 0
+    num_preempted: int | None = 0
+    num_in_tokens: int | None = 0
+    num_out_tokens: int | None = 0
+    num_queried_tokens: int | None = 0
+    num_hit_tokens: int | None = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_padded_tokens: int = 0  # where it is unknown, there is none
+    num_recomputed_tokens: int | None = 0
+    num_waiting: int | None = 0
+    num_evicted: int | None = 0
+    num_kv_used: int | None = 0
+    num_kv_blocks: int | None = 0
+    kv_peak: float | None = 0.0
+    num_budget_tokens: int | None = 0
+    num_mixed: int | None = 0
+    busy_ns: int | None = 0
+    model_ns: int | None = 0  # from the launch of the model to its tokens
+    schedule_ns: int | None = 0
+    recompute_ns: int | None = 0
+    num_limited: tuple[int, ...] = (0,) * len(LIMITS)
+
+    def __add__(self, other: Self) -> "Sums":
+        """The sums over both parts."""
+        both = {name: (getattr(self, name), getattr(other, name)) for name in _ADDED}
+        added: dict[str, Any] = {
+            name: None if None in parts else sum(parts) for name, parts in both.items()
+        }
+        is_known = self.kv_peak is not None and other.kv_peak is not None
+        added["kv_peak"] = max(self.kv_peak or 0.0, other.kv_peak or 0.0) if is_known else None
+        limits = zip(self.num_limited, other.num_limited, strict=True)
+        return Sums(**added, num_limited=tuple(map(sum, limits)))
+
+    @property
+    def seconds(self) -> float:
+        return self.span_ns / 1e9
+
+    @property
+    def num_spent_tokens(self) -> int:
+        """What the steps took from their token budgets, padding included."""
+        return self.num_prefill_tokens + self.num_decode_tokens + self.num_padded_tokens
+
+    @property
+    def budget_used(self) -> float | None:
+        return per(self.num_spent_tokens, self.num_budget_tokens)
+
+    @property
+    def kv_used(self) -> float | None:
+        return per(self.num_kv_used, self.num_kv_blocks)
+
+    @property
+    def num_known_limits(self) -> int:
+        """Number of steps whose limit is known."""
+        return sum(self.num_limited)
+
+
+_ADDED = tuple(field.name for field in fields(Sums) if field.name not in ("num_limited", "kv_peak"))
+
+
+def per(part: float | None, whole: float | None) -> float | None:
+    """Return `part / whole`; None if one of them is unknown or `whole` is 0."""
+    return None if part is None or not whole else part / whole
+
+
+def sums_between(outcome: Outcome | None) -> Sums:
+    """What happened to requests since the last step, which no row tells yet."""
+    if outcome is None:
+        return Sums()
+    return Sums(
+        num_arrived=outcome.num_arrived,
+        num_finished=outcome.num_finished,
+        num_preempted=outcome.num_preempted,
+    )
+
+
+def sums_in(table: StepTable, start_ns: int, end_ns: int) -> Sums:
+    """The sums over the steps that ended in (start_ns, end_ns], over that time.
+
+    The oldest step in memory counts as a whole, and no time before it.
+    """
+    first, last = table.places(start_ns, end_ns)
+    if first >= last:
+        return Sums()
+    since_ns = start_ns if first else table.column("schedule_start_ns")[0]
+    return replace(sums_of(table, first, last), span_ns=end_ns - since_ns)
+
+
+def sums_of(table: StepTable, first: int, last: int) -> Sums:
+    """The sums over the steps in the places [first, last), from the begin of the first one."""
+    return _Rows(table, first, last).sums() if first < last else Sums()
+
+
+def limited_sums(table: StepTable) -> Mapping[Limit, Sums]:
+    """For each limit, the sums over the steps of a table that had it."""
+    rows = _Rows(table, 0, len(table))
+    return {limit: rows.where(code).sums() for code, limit in enumerate(LIMITS) if rows.has(code)}
+
+
+class _Rows:
+    """Some rows of a table, for vectorised sums."""
+
+    def __init__(self, table: StepTable, first: int, last: int) -> None:
+        # Not before the first picture: the import takes a sixth of the time of a start.
+        import numpy as np
+
+        self._np = np
+        self._table = table
+        self._chosen: slice | NDArray[np.bool_] = slice(first, last)
+
+    def where(self, limit: int) -> "_Rows":
+        """Those of all rows that had a limit."""
+        rows = _Rows(self._table, 0, 0)
+        rows._chosen = self.values("limit") == limit
+        return rows
+
+    def has(self, limit: int) -> bool:
+        return bool((self.values("limit") == limit).any())
+
+    def values(self, name: str) -> "NDArray[np.int64]":
+        column = self._np.frombuffer(self._table.column(name), dtype=self._np.int64)
+        return column[self._chosen]
+
+    def total(self, name: str) -> int | None:
+        """Sum of a column; None if any value is unknown."""
+        values = self.values(name)
+        return None if values.min() == UNKNOWN else _sum(values)
+
+    def spent_ns(self, begin: str, end: str) -> int | None:
+        """Time between two moments of each step; None if unknown."""
+        starts, ends = self.values(begin), self.values(end)
+        if UNKNOWN in (starts.min(), ends.min()):
+            return None
+        return _sum(self._np.maximum(ends - starts, 0))
+
+    def sums(self) -> Sums:
+        np = self._np
+        starts, ends = self.values("schedule_start_ns"), self.values("tokens_ns")
+        prefill, decode = self.values("num_prefill_tokens"), self.values("num_decode_tokens")
+        limits = self.values("limit")
+        num_steps = self.total("num_steps")
+        is_stepwise = num_steps == len(starts)  # else a row is no step, and has no duration
+        used, num_blocks, peak = self._kv()
+        return Sums(
+            span_ns=int(ends[-1] - starts[0]),
+            num_records=len(starts),
+            num_steps=num_steps,
+            num_arrived=self.total("num_arrived"),
+            num_finished=self.total("num_finished"),
+            num_preempted=self.total("num_preempted"),
+            num_in_tokens=self.total("num_in_tokens"),
+            num_out_tokens=self.total("num_output_tokens"),
+            num_queried_tokens=self.total("queried_tokens"),
+            num_hit_tokens=self.total("hit_tokens"),
+            num_prefill_tokens=_sum(prefill),
+            num_decode_tokens=_sum(decode),
+            num_padded_tokens=_sum(np.maximum(self.values("num_padded_tokens"), 0)),
+            num_recomputed_tokens=self.total("num_recomputed_tokens"),
+            num_waiting=self.total("num_waiting"),
+            num_evicted=self.total("num_evicted"),
+            num_kv_used=used,
+            num_kv_blocks=num_blocks,
+            kv_peak=peak,
+            num_budget_tokens=self.total("token_budget"),
+            num_mixed=int(((prefill > 0) & (decode > 0)).sum()) if is_stepwise else None,
+            busy_ns=self.spent_ns("schedule_start_ns", "tokens_ns") if is_stepwise else None,
+            model_ns=self.spent_ns("launch_ns", "tokens_ns") if is_stepwise else None,
+            schedule_ns=self.spent_ns("schedule_start_ns", "schedule_end_ns")
+            if is_stepwise
+            else None,
+            recompute_ns=self._recompute_ns(),
+            num_limited=tuple(np.bincount(limits[limits >= 0], minlength=len(LIMITS)).tolist()),
+        )
+
+    def _kv(self) -> tuple[int | None, int | None, float | None]:
+        """KV blocks in use and in all, summed up over steps, and the largest share in use."""
+        np = self._np
+        used, ppm = self.values("kv_used"), self.values("kv_used_ppm")
+        if ppm.min() != UNKNOWN:  # the engine tells shares alone
+            return _sum(ppm), PPM * len(ppm), int(ppm.max()) / PPM
+        num_blocks = used + self.values("kv_cached") + self.values("kv_empty")
+        if used.min() == UNKNOWN or num_blocks.min() <= 0:
+            return None, None, None
+        return _sum(used), _sum(num_blocks), float(np.max(used / num_blocks))
+
+    def _recompute_ns(self) -> int | None:
+        """Time that went into tokens computed again; a step's time is shared among its tokens."""
+        again = self.values("num_recomputed_tokens")
+        if again.min() == UNKNOWN:
+            return None
+        chosen = again > 0
+        names = ("num_prefill_tokens", "num_decode_tokens", "schedule_start_ns", "tokens_ns")
+        columns = [again, *(self.values(name) for name in names)]
+        rows = zip(*(column[chosen].tolist() for column in columns), strict=True)
+        return sum(int(a * max(0, end - start) // (p + d)) for a, p, d, start, end in rows)
+
+
+def _sum(values: "NDArray[np.int64]") -> int:
+    if int(values.max()) < (1 << 62) // len(values):
+        return int(values.sum())
+    return sum(values.tolist())  # absurd but valid numbers would not fit into 64 bits

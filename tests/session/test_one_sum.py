@@ -1,0 +1,302 @@
+"""A figure of a session is the same whichever way one came to it, and as counted by hand."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    EngineStatus,
+    LatencyEstimate,
+    Snapshot,
+    StepRecord,
+    Totals,
+)
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.plot.series import read_series
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.samples import shipped
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.session.sums import Sums, sums_of
+from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+from tests.support.sessions.by_hand import Messages, figures_by_hand
+from tests.support.sessions.seek_sessions import record
+
+LEVELS = SLO(ttft_ms=500.0, itl_ms=50.0)
+CHATS = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=60)
+
+
+def simulated(**knobs: object) -> Messages:
+    given_knobs = Knobs(**{"max_num_batched_tokens": 512, "reserve": "none", **knobs})  # type: ignore[arg-type]
+    return simulate(
+        seed=3, num_steps=500, num_blocks=160, max_model_len=2048, knobs=given_knobs, workload=CHATS
+    )
+
+
+def preempting() -> Messages:
+    return simulated()
+
+
+def static() -> Messages:
+    return simulated(batching="static")
+
+
+def speculating() -> Messages:
+    return simulated(speculative="ngram")
+
+
+def with_a_repeated_step() -> Messages:
+    """The publisher repeats two steps under new numbers."""
+    found: Messages = []
+    for number, (_, message) in enumerate(preempting()):
+        found.append((len(found), message))
+        if number in (200, 400) and isinstance(message, StepRecord):
+            found.append((len(found), message))
+    assert len(found) == len(preempting()) + 2
+    return found
+
+
+def with_arrivals_between_steps() -> Messages:
+    """Requests are told of before the step that admits them, in a status, as vLLM's plugin does."""
+    found: Messages = []
+    for _, message in preempting():
+        if isinstance(message, StepRecord):
+            arrived = [each for each in message.events if isinstance(each, Arrived)]
+            if arrived:
+                status = EngineStatus(
+                    time_ns=message.schedule_start_ns - 1,
+                    state="running",
+                    step=message.step - 1,
+                    num_running=0,
+                    num_waiting=len(arrived),
+                    kv=message.kv,
+                    events=list(arrived),
+                )
+                found.append((len(found), status))
+                rest = [each for each in message.events if each not in arrived]
+                message = replace(message, events=rest)
+        found.append((len(found), message))
+    return found
+
+
+def with_lost_messages() -> Messages:
+    return [each for at, each in enumerate(preempting()) if not 200 <= at < 240]
+
+
+def from_the_middle() -> Messages:
+    state, messages = SessionState(), preempting()
+    for _, message in messages[:250]:
+        state.apply(message)
+    told = state.snapshot(messages[249][0])
+    assert told is not None
+    return [(messages[249][0], replace(told, pauses=[])), *messages[250:]]
+
+
+def of_totals() -> Messages:
+    """An engine whose /metrics are read once a second."""
+    first = simulated()[0]
+    info = replace(first[1], totals_every_s=1.0, num_blocks=None)
+    found: Messages = [(0, info)]
+    for at in range(12):
+        totals = Totals(
+            num_steps=50,
+            num_prompt_tokens=300,
+            num_output_tokens=200,
+            num_cached_tokens=150,
+            num_queried_tokens=300,
+            num_preempted=5,
+            num_finished=10,
+            kv_used=0.9,
+            ttft=[LatencyEstimate(40.0 * at, 3)],
+            itl=[LatencyEstimate(20.0, 180), LatencyEstimate(75.0, 20)],
+        )
+        found.append(
+            (
+                at + 1,
+                StepRecord(
+                    step=at,
+                    schedule_start_ns=at * 10**9,
+                    tokens_ns=(at + 1) * 10**9,
+                    num_prefill_tokens=150,
+                    num_decode_tokens=200,
+                    num_running=7,
+                    num_waiting=3,
+                    totals=totals,
+                ),
+            )
+        )
+    return found
+
+
+WHOLE: list[Callable[[], Messages]] = [
+    preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps,
+]  # fmt: skip
+ALL = [*WHOLE, with_lost_messages, from_the_middle, of_totals]
+
+
+def history_of(messages: Messages) -> History:
+    history = History(LEVELS)
+    sequence, first = messages[0]
+    if isinstance(first, Snapshot):
+        history.known_since_ns = known_since(first)
+        history.reset(first)
+    else:
+        history.append(sequence, first)
+    for sequence, message in messages[1:]:
+        history.append(sequence, message)
+    return history
+
+
+def figures_of_side(feed: Feed) -> dict[str, float | None]:
+    while feed.read(float("inf")) and not feed.is_done:
+        pass
+    assert feed.side is not None
+    return feed.side.figures()
+
+
+def replayed(path: Path) -> History:
+    source = ReplaySource(Recording(path), History(LEVELS), playing=False)
+    source.start()
+    try:
+        source.seek(source.recording.last_step or 0)
+        assert source.wait(30)
+        return source.history
+    finally:
+        source.stop()
+
+
+def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float | None]]:
+    record(path, messages)
+    history = history_of(messages)
+    return {
+        "live": history.figures(None, None),
+        "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, Stretch())),
+        "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, Stretch())),
+        "replay": replayed(path).figures(None, None),
+    }
+
+
+@pytest.mark.parametrize("session", ALL)
+def test_every_way_to_a_figure_gives_the_same_value(
+    session: Callable[[], Messages], tmp_path: Path
+) -> None:
+    ways = ways_to_figures(session(), tmp_path / "a.mcap")
+    for way, figures in ways.items():
+        assert figures == ways["live"], way
+
+
+@pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
+def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str) -> None:
+    with Recording(shipped()[name]) as recording:
+        messages = [
+            (frame.sequence, frame.payload)
+            for frame, _ in recording.frames()
+            if frame.topic != b"mark"
+        ]
+        history = History(LEVELS, known_since_ns=recording.known_since_ns)
+        for sequence, payload in messages:
+            history.append(sequence, payload)
+        feed = RecordingFeed(Recording(recording.path), name, LEVELS, Stretch())
+        assert figures_of_side(feed) == history.figures(None, None)
+
+
+@pytest.mark.parametrize("session", WHOLE)
+def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None:
+    messages = session()
+    figures = history_of(messages).figures(None, None)
+    for name, value in figures_by_hand(messages, *LEVELS).items():
+        assert figures[name] == pytest.approx(value, rel=1e-12), name
+
+
+def test_a_plot_counts_the_latencies_of_the_session(tmp_path: Path) -> None:
+    messages = preempting()
+    figures = history_of(messages).figures(None, None)
+    with Recording(record(tmp_path / "a.mcap", messages)) as recording:
+        series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
+    for kind in ("ttft", "itl", "step"):
+        found = getattr(series, kind).samples
+        for rank in (50, 95, 99):
+            assert found.percentiles(rank)[0] / 1e6 == figures[f"{kind}_p{rank}"]
+        assert found.largest / 1e6 == figures[f"{kind}_max"]
+
+
+def test_totals_alone_leave_unknown_what_needs_steps() -> None:
+    figures = history_of(of_totals()).figures(None, None)
+    assert {name: figures[name] for name in (
+        "finished", "preemptions", "steps", "waiting", "kv_used", "kv_peak", "prefix_hit_rate",
+        "in_tokens_per_s", "out_tokens_per_s", "steps_per_s", "itl_p50", "itl_within_slo",
+    )} == {
+        "finished": 120, "preemptions": 60, "steps": 600, "waiting": 3, "kv_used": 0.9,
+        "kv_peak": 0.9, "prefix_hit_rate": 0.5, "in_tokens_per_s": 300, "out_tokens_per_s": 200,
+        "steps_per_s": 50, "itl_p50": 20, "itl_within_slo": 0.9,
+    }  # fmt: skip
+    unknown = [
+        "step_p50", "e2e_p50", "arrived", "goodput", "goodput_per_s", "mixed_steps", "busy",
+        "recomputed_share", "recompute_tax", "evictions", "budget_used", "limit_work",
+    ]  # fmt: skip
+    assert [name for name in unknown if figures[name] is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("left_out", "unknown"),
+    [
+        ({"batch": None, "events": []}, {
+            "finished", "arrived", "preemptions", "out_tokens_per_s", "in_tokens_per_s",
+            "recomputed_share", "recompute_tax", "goodput", "goodput_per_s", "finished_per_s",
+            "preemptions_per_min", "ttft_p50", "itl_p50", "tpot_p50", "e2e_p50",
+        }),
+        ({"kv": None}, {"kv_used", "kv_peak", "evictions", "prefix_hit_rate"}),
+        ({"token_budget": None}, {"budget_used"}),
+        ({"totals": Totals(is_load_known=False)}, {"waiting"}),
+    ],
+)  # fmt: skip
+def test_what_an_engine_does_not_publish_is_unknown_and_not_zero(
+    left_out: dict[str, object], unknown: set[str], tmp_path: Path
+) -> None:
+    messages = [
+        (number, replace(each, **left_out) if isinstance(each, StepRecord) else each)
+        for number, each in preempting()
+    ]
+    for way, figures in ways_to_figures(messages, tmp_path / "a.mcap").items():
+        assert {name for name in unknown if figures[name] is not None} == set(), way
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 500), max_size=4))
+def test_the_sums_of_all_parts_add_up_to_those_of_the_whole(cuts: list[int]) -> None:
+    table = table_of(preempting())
+    places = sorted({0, len(table), *(min(cut, len(table)) for cut in cuts)})
+    parts = [sums_of(table, *each) for each in itertools.pairwise(places)]
+    whole = sum(parts, Sums())
+    between_ns = sum(
+        table.column("schedule_start_ns")[at] - table.tokens_ns[at - 1] for at in places[1:-1]
+    )
+    assert whole.span_ns + between_ns == sums_of(table, 0, len(table)).span_ns
+    for name in Sums.__slots__:
+        if name != "span_ns":
+            assert getattr(whole, name) == getattr(sums_of(table, 0, len(table)), name), name
+
+
+def table_of(messages: Messages) -> StepTable:
+    state, table = SessionState(), StepTable()
+    for sequence, message in messages:
+        outcome = state.apply(message)
+        if isinstance(message, StepRecord) and outcome is not None:
+            num_rows = None if message.batch is None else len(message.batch)
+            table.append(AppliedStep(sequence, message, outcome, num_rows))
+    return table
