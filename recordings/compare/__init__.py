@@ -4,5 +4,5 @@ A side is one of the two runs.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
   recordings.compare.statistics, recordings.figures, recordings.file, recordings.state.series.
-A new figure goes into `figures.py`, its sum into `side/totals.py`.
+A new figure goes into `figures.py`, its sum into `session/sums.py`.
 """

@@ -63,7 +63,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
     since_ns = recording.known_since_ns
     begun = snapshot.step >= first - 1
-    sequence = snapshot.sequence
+    sequence, last_step = snapshot.sequence, snapshot.step
     for frame, place in recording.frames(position, sequence):
         try:
             message = wire.decode(frame.payload)
@@ -81,6 +81,10 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
             if isinstance(message, Snapshot) and after_gap:
                 state.apply(message)
             continue
+        if isinstance(message, StepRecord):
+            if message.step <= last_step:
+                continue  # the publisher repeats steps under new numbers
+            last_step = message.step
         outcome = state.apply(message)
         if begun:
             if outcome is not None and isinstance(message, StepRecord):

@@ -1,6 +1,5 @@
 """`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
 
-import math
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -207,7 +206,7 @@ class Windows:
                 (self._timeline.latencies.itl, slo.itl_ms),
                 (self._timeline.latencies.ttft, slo.ttft_ms),
             ):
-                num_tokens += _num_late(samples, samples.num_until(until_ns), bound_ms * 1e6)
+                num_tokens += samples.num_above(-1, until_ns, bound_ms * 1e6)
             num_twice = bisect_right(self._twice, last_step)
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
@@ -294,9 +293,3 @@ class Windows:
         if window_s is not None:
             return end_ns, end_ns - round(window_s * 1e9)
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
-
-
-def _num_late(samples: Samples, end: int, bound_ns: float) -> int:
-    """Weight of the first `end` samples that are above a bound."""
-    ranked = samples.ranked(0, end)
-    return 0 if ranked is None else ranked.count - ranked.num_up_to(math.floor(bound_ns))

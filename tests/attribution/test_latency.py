@@ -19,7 +19,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.series.latency import SLO, series_of
-from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
+from stepscope.recordings.state.series.latency_samples import Samples
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
 
@@ -107,7 +107,7 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
     kept: list[tuple[int, int, int]] = []
     time_ns = 0
     for turn in range(6):
-        for _ in range(rng.randrange(2 * BLOCK_SAMPLES)):
+        for _ in range(rng.randrange(2048)):
             time_ns += rng.randrange(3)
             kept.append(
                 (time_ns, rng.randrange(-5, 10 ** rng.randrange(1, 12)), rng.randrange(1, 4))
@@ -118,7 +118,7 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
             samples.forget_before(until_ns)
             kept = [each for each in kept if each[0] >= until_ns]
         elif turn % 3 == 2:
-            time_ns -= rng.randrange(BLOCK_SAMPLES)
+            time_ns -= rng.randrange(1024)
             samples.forget_after(time_ns)
             kept = [each for each in kept if each[0] <= time_ns]
         assert list(samples) == kept

@@ -32,7 +32,7 @@ from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.blocks import BlockMap, SoundMove
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import SLO, Latencies
-from stepscope.recordings.state.series.latency_samples import BLOCK_SAMPLES, Samples
+from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
 from tests.support.sessions.later import Later
@@ -120,7 +120,7 @@ def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 3 * BLOCK_SAMPLES // 2), min_size=1, max_size=4), st.integers(0, 99))
+@given(st.lists(st.integers(0, 1536), min_size=1, max_size=4), st.integers(0, 99))
 def test_latency_samples_added_at_once_rank_as_if_added_one_by_one(
     sizes: list[int], seed: int
 ) -> None:
@@ -137,7 +137,6 @@ def test_latency_samples_added_at_once_rank_as_if_added_one_by_one(
         for each in (at_once, each_one):
             each.forget_before(now_ns // 3)
         assert list(at_once) == list(each_one)
-        assert at_once._blocks.keys() == each_one._blocks.keys()
         ranked, expected = at_once.ranked(), each_one.ranked()
         assert (ranked is None) == (expected is None)
         if ranked is not None and expected is not None:

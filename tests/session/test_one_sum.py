@@ -22,7 +22,7 @@ from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.export.moments import StepRange, moments
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.series import read_series
@@ -221,6 +221,13 @@ def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None
     figures = history_of(messages).figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
         assert figures[name] == pytest.approx(value, rel=1e-12), name
+
+
+def test_an_export_has_each_step_once(tmp_path: Path) -> None:
+    with Recording(record(tmp_path / "a.mcap", with_a_repeated_step())) as recording:
+        found = [each.message for each in moments(recording, StepRange(), lambda _: None)]
+    steps = [each.step for each in found if isinstance(each, StepRecord)]
+    assert steps == list(range(500))
 
 
 def test_a_plot_counts_the_latencies_of_the_session(tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
+        last_step = self.points.last_step
+        if isinstance(message, StepRecord) and last_step is not None and message.step <= last_step:
+            return  # the publisher repeats steps under new numbers
         if after_gap:
             self._watch.begin(self._state)
         outcome = self._state.apply(message)
@@ -153,8 +156,6 @@ class Side:
         now_ns = record.tokens_ns
         if self.origin_ns is None:
             self.origin_ns = record.schedule_start_ns
-        if self.points.last_step is not None and record.step <= self.points.last_step:
-            return  # the publisher repeats steps under new numbers
         leave_out_begun(outcome, self._state, now_ns, self._past.since_ns)
         leave_out_pauses(outcome, self._pauses, self._state, now_ns)
         self._take_waits(record, outcome)

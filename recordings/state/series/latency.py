@@ -9,7 +9,6 @@ Samples must not include time in which an operator had paused the engine, becaus
 no service level. `Timeline` subtracts that time before it adds samples.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -72,7 +71,7 @@ def series_of(
     p50, p95, p99 = ranked.percentiles((50, 95, 99))
     within_slo = None
     if slo_ms is not None:
-        within_slo = ranked.num_up_to(math.floor(slo_ms * 1e6)) / ranked.count
+        within_slo = ranked.num_up_to(slo_ms * 1e6) / ranked.count
     trend = tuple(
         None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
     )
@@ -96,7 +95,7 @@ def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
     at_ns = dict(zip(SPREAD_RANKS, ranked.percentiles(SPREAD_RANKS), strict=True))
     within = None
     if level_ms is not None:
-        within = ranked.num_up_to(math.floor(level_ms * 1e6)) / ranked.count
+        within = ranked.num_up_to(level_ms * 1e6) / ranked.count
     return LatencySpread(ranked.count, at_ns | {100: ranked.largest}, within)
 
 
