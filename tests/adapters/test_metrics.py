@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from socket import create_server
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.live import scraper
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.scraper import Scraper
 from stepscope.tui.session.live_source import addresses
@@ -333,3 +336,49 @@ def test_metrics_addresses_are_urls_or_a_target_list_in_a_file(tmp_path: Path) -
 def _drawn(lines: object) -> str:
     assert isinstance(lines, list)
     return "\n".join("".join(text for text, *_ in line) for line in lines)
+
+
+def test_stats_and_snapshot_read_a_server_by_its_address(
+    stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraper, "Scraper", partial(Scraper, every_s=EVERY_S))
+    engine = Engine()
+
+    def text() -> bytes:
+        engine.output += 10
+        return engine.text()
+
+    with metrics_server(text) as url:
+        found = json.loads(stepscope("stats", url, "--seconds", "0.2", "--json").stdout)["figures"]
+        told = json.loads(stepscope("snapshot", url, "--json").stdout)
+        said = stepscope("snapshot", url).stdout
+    assert found["waiting"] == 1
+    assert found["kv_used"] == 0.5
+    assert found["out_tokens_per_s"] > 0
+    assert found["step_p50"] is found["finished"] is found["busy"] is None
+    assert (told["num_running"], told["num_waiting"], told["totals"]["kv_used"]) == (3, 1, 0.5)
+    assert "3 running, 1 waiting" in said
+    assert "50% used" in said
+
+
+def test_a_recording_of_totals_cannot_explain_single_tokens(
+    stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "totals.mcap"
+    engine = Engine()
+    with metrics_server(engine.text) as url, scraped(url) as source:
+        recorder = Recorder(source, path)
+        until(lambda: num_records(source) > 3)
+        recorder.stop()
+    done = stepscope("explain", str(path))
+    assert done.exit_code != 0
+    assert "which was late, and why, is unknown" in done.stderr
+
+
+def test_the_address_of_a_server_that_is_not_there_gives_a_one_line_error(
+    stepscope: Callable[..., Any],
+) -> None:
+    with create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    done = stepscope("stats", f"http://127.0.0.1:{port}")
+    assert (done.exit_code != 0, done.stderr.count("\n")) == (True, 1)

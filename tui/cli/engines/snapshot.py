@@ -2,20 +2,29 @@
 
 import msgspec
 
+from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 
+_METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
+
 
 def snapshot(endpoint: str | None, as_json: bool) -> None:
-    chosen = choose(endpoint, "stepscope snapshot {}")
-    with connect(chosen) as client:
-        taken = client.snapshot()
+    if endpoint is not None and is_metrics_url(endpoint):
+        figures: dict[str, float | None] | None
+        taken, figures = _of_metrics(MetricsAddress.parse(endpoint))
+    else:
+        chosen = choose(endpoint, "stepscope snapshot {}")
+        with connect(chosen) as client:
+            taken = client.snapshot()
+        figures = _last_minute(chosen, taken) if as_json else None
     if as_json:
-        write_json({**msgspec.to_builtins(taken), "figures": _last_minute(chosen, taken)})
+        write_json({**msgspec.to_builtins(taken), "figures": figures})
         return
     say(*(f"{name:<10} {text}" for name, text in _summary(taken)))
 
@@ -30,17 +39,34 @@ def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None]
     return last_seconds(endpoint, LIVE_S, level_of({}, {})).figures(None, LIVE_S)
 
 
+def _of_metrics(address: MetricsAddress) -> tuple[Snapshot, dict[str, float | None]]:
+    """What a server's metrics tell, and the figures of the seconds in which they were read."""
+    from stepscope.tui.cli.recordings.measured import scraped  # an engine needs none of it
+    from stepscope.tui.cli.shared.levels import level_of
+
+    history = scraped(address, _METRICS_S, level_of({}, {}))
+    taken = history.snapshot()
+    assert taken is not None, "it has a step"
+    return taken, history.figures(None, None)
+
+
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:
     info = taken.info
     parts = [info.model, info.architecture, info.dtype, info.device, info.attention_backend]
-    by_status = {"running": 0, "waiting": 0, "preempted": 0}
-    for request in taken.requests:
-        by_status[request.status] = by_status.get(request.status, 0) + 1
+    state = SessionState.from_snapshot(taken)
+    by_status = {"running": state.num_running, "waiting": state.num_waiting}
+    if state.totals is None:
+        by_status = {"running": 0, "waiting": 0, "preempted": 0}
+        for request in taken.requests:
+            by_status[request.status] = by_status.get(request.status, 0) + 1
+    elif not state.is_load_known:
+        by_status = {}
+    where = info.control_endpoint or f"http://{info.http_endpoint}"
     lines = [
-        ("engine", f"{info.name} (pid {info.pid or 'unknown'}) on {info.control_endpoint}"),
+        ("engine", f"{info.name} (pid {info.pid or 'unknown'}) on {where}"),
         ("model", ", ".join(part for part in parts if part)),
         ("state", f"{taken.state}, step {taken.step:,}"),
-        ("requests", ", ".join(f"{count} {status}" for status, count in by_status.items())),
+        ("requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"),
     ]
     if info.role is not None:
         goes_on = f", then {info.decode_engine} goes on" if info.decode_engine else ""
@@ -55,6 +81,10 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
                 f"{kv.used:,} used ({share:.0%}), {kv.cached:,} cached, {kv.empty:,} empty",
             )
         )
+    elif state.kv_share is not None:
+        lines.append(("KV cache", f"{state.kv_share:.0%} used"))
+    if state.is_summed_up:
+        return [*lines, ("knobs", "unknown: /metrics do not tell them")]
     lines.append(("workload", taken.workload or "none of its own"))
     knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())
     lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))

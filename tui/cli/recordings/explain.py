@@ -25,7 +25,7 @@ from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import request_number
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.cause_names import CAUSE_NAMES
@@ -47,6 +47,7 @@ def explain(
     Raises:
         RecordingError: the file is not a recording, or does not hold the request.
         WrongUsage: an option is not valid.
+        CommandFailed: the file names no requests.
     """
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
@@ -54,6 +55,11 @@ def explain(
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     wanted = None if request is None else request_number(request)
     with Recording(find_recording(file)) as recording:
+        if recording.info.totals_every_s is not None:
+            raise CommandFailed(
+                f"{file} holds totals and no single tokens: which was late, and why, is unknown; "
+                f"'stepscope stats {file}' has its figures"
+            )
         carried = levels_in(recording.metadata)
         own = {name: value for name, value in carried.items() if asked[name] is None}
         settings = judged_as(resolve(DashboardSettings, "dashboard", given), given, carried)

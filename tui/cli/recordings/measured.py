@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.side.feed import Feed, Stretch
@@ -23,6 +24,7 @@ from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
+METRICS_S = 10.0  # how long to read a server's metrics by default: they have no past
 _SUFFIXES = (".mcap", ".part")
 _PROMPT_S = 1.0  # show progress only if an answer takes longer
 _JOIN_S = 30.0  # how long an engine may take to send its past
@@ -55,7 +57,8 @@ def measure(
     """Measure a recording, or the last seconds of a recording or of a running engine.
 
     Args:
-        target: a recording or sample, else an engine; None: the only engine on this machine.
+        target: a recording or sample, else an engine, or the address of a server with /metrics;
+            None: the only engine on this machine.
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
         command: the stepscope command that an error suggests.
@@ -68,6 +71,10 @@ def measure(
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    if target is not None and is_metrics_url(target):
+        slo = level_of(flags, {})
+        history = scraped(MetricsAddress.parse(target), seconds or METRICS_S, slo)
+        return _of_history(history, target, slo, None)
     if target is not None and is_recording(target):
         with Recording(find_recording(target)) as recording:
             slo = level_of(flags, levels_in(recording.metadata))
@@ -154,6 +161,32 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
     return source.history
 
 
+def scraped(address: MetricsAddress, seconds: float, slo: SLO) -> History:
+    """Read a server's metrics for some seconds, and at least twice.
+
+    Raises:
+        CommandFailed: the server does not answer.
+    """
+    from stepscope.recordings.live.scraper import Scraper  # imports a parser
+
+    source = Scraper(address, history := History(slo))
+    source.start()
+    try:
+        with Progress() as progress:
+            start_s = time.monotonic()
+            while (
+                waited_s := time.monotonic() - start_s
+            ) < seconds or not source.history.num_steps:
+                if source.error is not None or waited_s > seconds + _JOIN_S:
+                    raise CommandFailed(f"{address.control}: {source.error or 'no answer'}")
+                if waited_s > _PROMPT_S:
+                    progress(f"reading the metrics of {address.name}", min(1.0, waited_s / seconds))
+                time.sleep(0.05)
+    finally:
+        source.stop()
+    return history
+
+
 def first_of(history: History, seconds: float) -> int | None:
     """Return the first step within the last `seconds` of a history.
 
@@ -166,7 +199,11 @@ def first_of(history: History, seconds: float) -> int | None:
 
 
 def _of_engine(endpoint: Endpoint, seconds: float, slo: SLO) -> MeasuredSession:
-    history = last_seconds(endpoint, seconds, slo)
-    figures = history.figures(None, seconds)
-    feed = HistoryFeed(history, endpoint.name, slo, Stretch(first_of(history, seconds)))
-    return MeasuredSession(endpoint.name, slo, figures, read_side(feed))
+    return _of_history(last_seconds(endpoint, seconds, slo), endpoint.name, slo, seconds)
+
+
+def _of_history(history: History, name: str, slo: SLO, seconds: float | None) -> MeasuredSession:
+    """The figures of the last seconds of a history; None: of all of it."""
+    first = None if seconds is None else first_of(history, seconds)
+    side = read_side(HistoryFeed(history, name, slo, Stretch(first)))
+    return MeasuredSession(name, slo, history.figures(None, seconds), side)
