@@ -42,8 +42,8 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         seconds = (end_ns - max(start_ns, columns.column("schedule_start_ns")[0])) / 1e9
     if seconds <= 0:
         return Rates(0.0, last - first, *(None,) * 3, *preempted, *(None,) * 7)
-    queried = columns.total("queried_tokens", first, last)
-    hit = columns.total("hit_tokens", first, last)
+    queried = columns.total("num_queried_tokens", first, last)
+    hit = columns.total("num_hit_tokens", first, last)
     busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
     return Rates(
         seconds=seconds,

@@ -41,8 +41,8 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         if recomputed is None or cached is None
         else prefill - recomputed + cached,
         num_out_tokens=total("num_output_tokens"),
-        num_queried_tokens=total("queried_tokens"),
-        num_hit_tokens=total("hit_tokens"),
+        num_queried_tokens=total("num_queried_tokens"),
+        num_hit_tokens=total("num_hit_tokens"),
         num_preempted=total("num_preempted"),
         num_prefill_tokens=prefill,
         num_recomputed_tokens=recomputed,

@@ -16,7 +16,6 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     KnobsChanged,
-    Preempted,
     RequestView,
     StepRecord,
 )
@@ -93,7 +92,7 @@ def recorded_work(
         figures=reader.figures.result(),
         num_begun=len(reader.begun),
         num_unfinished=reader.num_unfinished,
-        num_hits=reader.num_hits,
+        num_hits=reader.book.num_hits,
         num_unknown_hits=0 if reader.has_hashes else reader.book.num_unknown,
     )
 
@@ -106,7 +105,7 @@ class _WorkReader:
         self.book = PrefixBook(block_size, id_tokens=block_size)
         self.begun: set[int] = set()
         self.has_hashes = False
-        self.num_unfinished = self.num_hits = 0
+        self.num_unfinished = 0
         self._block_size = block_size
         self._knobs = knobs
         self._arrived: dict[int, Arrived] = {}  # in order
@@ -166,7 +165,7 @@ class _WorkReader:
         request_id = arrived.request_id
         if arrived.prefix_hashes is not None:
             return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))
-        if self.num_hits and self.num_hits == self.book.num_unknown:
+        if 0 < self.book.num_hits == self.book.num_unknown:
             num_blocks = self._num_hit_blocks.get(request_id, 0)
             return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
         return self._prefixes.get(request_id, ())
@@ -182,11 +181,8 @@ class _WorkReader:
         for event in message.events:
             if isinstance(event, Admitted):
                 admitted.append(event)
-                self.num_hits += event.num_cached_tokens > 0
                 num_blocks = event.num_cached_tokens // self._block_size
                 self._num_hit_blocks.setdefault(event.request_id, num_blocks)
-            elif isinstance(event, Preempted):
-                self.book.leave(event.request_id)
         batch = (message.batch or []) if isinstance(message, StepRecord) else []
         for request_id, chain in self.book.take(message.moves, batch, admitted).items():
             self._admit(request_id, chain)

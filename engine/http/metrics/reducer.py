@@ -203,7 +203,7 @@ class EngineMetrics:
         if not life.was_scheduled:
             life.was_scheduled = True
             life.scheduled_ns = scheduled_ns
-            life.num_cached_tokens = row.num_cached_tokens
+            life.num_cached_tokens = row.num_hit_tokens
         if not samples:
             return
         if row.flags & _FIRST_TOKEN:

@@ -145,9 +145,13 @@ class RunTotals:
             self.num_budget_tokens += record.token_budget
             self.num_spent_tokens += prefill + decode + (record.num_padded_tokens or 0)
         if record.kv is not None:
-            self._add_kv(record.kv, end_ns)
+            self._add_kv(record.kv)
+        self.num_queried_tokens += (num_queried := outcome.num_queried_tokens or 0)
+        self.num_hit_tokens += (num_hit := outcome.num_hit_tokens or 0)
+        self.queried.add(end_ns, num_queried)
+        self.hits.add(end_ns, num_hit)
 
-    def _add_kv(self, kv: KVCounts, end_ns: int) -> None:
+    def _add_kv(self, kv: KVCounts) -> None:
         num_blocks = kv.used + kv.cached + kv.empty
         if num_blocks:
             self.num_kv_steps += 1
@@ -155,10 +159,6 @@ class RunTotals:
             self.num_kv_blocks += num_blocks
             self.kv_share_peak = max(self.kv_share_peak, kv.used / num_blocks)
         self.num_evicted += kv.evicted
-        self.num_queried_tokens += kv.queried_tokens
-        self.num_hit_tokens += kv.hit_tokens
-        self.queried.add(end_ns, kv.queried_tokens)
-        self.hits.add(end_ns, kv.hit_tokens)
 
     def sums(
         self, seconds: float, latencies: Mapping[LatencyKind, LatencySpread], kept: KeptLevels

@@ -53,8 +53,8 @@ class StepSummary(NamedTuple):
     kv_cached: int | None
     kv_empty: int | None
     num_evicted: int | None
-    queried_tokens: int | None
-    hit_tokens: int | None
+    num_queried_tokens: int | None
+    num_hit_tokens: int | None
     max_itl_ns: int | None  # longest gap that ended in this step, without operator pauses
     max_itl_request_id: int | None
     max_ttft_ns: int | None  # longest TTFT that ended in this step, without operator pauses
@@ -174,8 +174,8 @@ class StepColumns:
             _UNKNOWN if kv is None else kv.cached,
             _UNKNOWN if kv is None else kv.empty,
             _UNKNOWN if kv is None else kv.evicted,
-            _known(totals.num_queried_tokens) if kv is None else kv.queried_tokens,
-            _known(totals.num_cached_tokens) if kv is None else kv.hit_tokens,
+            _known(outcome.num_queried_tokens),
+            _known(outcome.num_hit_tokens),
             _known(outcome.max_gap_ns),
             _known(outcome.max_gap_request_id),
             _UNKNOWN if ttft is None else ttft[1],

@@ -43,6 +43,8 @@ _OF_OUTCOME = (
     "num_recomputed_tokens",
     "num_attended",
     "num_cached_tokens",
+    "num_queried_tokens",
+    "num_hit_tokens",
     "num_output_tokens",
     "num_decode_rows",
     "num_arrived",
@@ -54,8 +56,6 @@ _OF_KV = {
     "kv_cached": "cached",
     "kv_empty": "empty",
     "num_evicted": "evicted",
-    "queried_tokens": "queried_tokens",
-    "hit_tokens": "hit_tokens",
 }
 _WORST = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
 # Fields of a `StepSummary`, in the order in which `summary_columns` returns them.
