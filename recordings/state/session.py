@@ -11,7 +11,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.audit_fold import latest
-from stepscope.engine.protocol.pause_trail import PauseSpan, PauseTrail
+from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.pauses import pauses_in
 from stepscope.engine.protocol.wire import (
     Admitted,
     Audited,
@@ -317,21 +318,6 @@ class SessionState:
     def _become(self, other: "SessionState") -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
-
-
-def pauses_in(snapshot: Snapshot) -> PauseTrail:
-    """The operator's pauses in a snapshot.
-
-    If the engine publishes no pauses, only the current pause is known, and not its beginning.
-    """
-    told = snapshot.pauses
-    is_paused = snapshot.state == "paused"
-    if told is None:
-        return PauseTrail((PauseSpan(snapshot.time_ns),) if is_paused else None)
-    trail = PauseTrail(tuple(told))
-    if is_paused and trail.since_ns is None:
-        return trail._replace(stepped_ns=snapshot.time_ns)
-    return trail
 
 
 def request_name(request_id: int) -> str:
