@@ -136,6 +136,7 @@ def _go_on(request: Request, handed_over: HandedOver) -> None:
         handed_over.sent_ns,
         received_ns,
     )
+    request.high_water = request.num_prompt_tokens + len(output) - 1
     for token_id in output:
         request.token_ids.append(token_id)
         request.finish_reason_after(token_id)

@@ -34,6 +34,8 @@ class RequestView(Struct, kw_only=True):
     is_partial: bool = False
     origin: RequestOrigin | None = None  # if it was handed over to this engine
     handed_to: str | None = None  # the engine that continues it
+    # Most tokens computed before it lost them or left another engine. 0: none, or not known.
+    high_water: int = 0
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

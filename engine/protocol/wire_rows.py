@@ -19,7 +19,7 @@ class Phase(IntEnum):
 class RowFlag(IntFlag):
     LAST_CHUNK = 1  # the row ends in a sampled token
     FIRST_TOKEN = 2  # ... which is the first of the request
-    RESUMED = 4  # first row after a preemption
+    RESUMED = 4  # first row of a request that ran before and lost its KV blocks (a preemption)
 
 
 class BatchRow(Struct, array_like=True, frozen=True, gc=False):
@@ -29,9 +29,14 @@ class BatchRow(Struct, array_like=True, frozen=True, gc=False):
     phase: int  # Phase
     start: int  # position of the first token computed in this step
     num_tokens: int
-    num_cached_tokens: int  # skipped by a prefix cache hit, if admitted in this step; else 0
+    num_cached_tokens: int  # skipped because they were cached, if admitted in this step; else 0
     num_blocks: int  # held after scheduling
     flags: int  # RowFlag
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Prompt tokens skipped by a prefix hit; a resumed request finds its own tokens again."""
+        return 0 if self.flags & RowFlag.RESUMED else self.num_cached_tokens
 
 
 class DraftRow(Struct, array_like=True, frozen=True, gc=False):
@@ -85,5 +90,7 @@ class KVCounts(Struct, frozen=True, gc=False):
     cached: int
     empty: int
     evicted: int  # cached blocks overwritten in this step
-    queried_tokens: int = 0  # prompt tokens looked up in the prefix cache in this step
+    # Prompt tokens looked up in the prefix cache in this step, each once: not again after a
+    # preemption. Older engines counted those again, too.
+    queried_tokens: int = 0
     hit_tokens: int = 0  # ... and found

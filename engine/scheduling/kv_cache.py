@@ -100,7 +100,7 @@ class KVCacheManager:
         self._holders[owner] = request
         self.num_held += len(request.block_table)
         self._num_promised += self.num_blocks_in_all(request)
-        if self.enable_prefix_caching:
+        if self.enable_prefix_caching and not request.comes_back:
             self._num_queried_tokens += request.num_tokens
             self._num_hit_tokens += len(hit) * self.block_size
 

@@ -47,9 +47,9 @@ class Request:
     block_table: list[int] = field(default_factory=list)  # block i holds tokens [i*bs, (i+1)*bs)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, chained
     num_hashed_blocks: int = 0  # of block_table, registered in the prefix cache
-    num_cached_tokens: int = 0  # prefix hit at the first admission
+    num_cached_tokens: int = 0  # of the prompt: its prefix hit at the first admission
     num_preemptions: int = 0
-    high_water: int = 0  # most tokens ever computed: below it, prefill is recomputation
+    high_water: int = 0  # most tokens computed before it came back: below it, they are recomputed
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     finish_reason: str | None = None
@@ -90,6 +90,14 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it ran before, here or in another engine, so that its prompt is counted already.
+
+        Its tokens are then recomputed, loaded, or still cached: none is a prompt token or a hit.
+        """
+        return self.num_preemptions > 0 or self.high_water > 0
 
     def preempt(self) -> None:
         """Mark the request as preempted: it has lost its blocks and must be recomputed."""

@@ -76,8 +76,8 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.leaving: list[Request] = []
         self.requests: dict[int, Request] = {}  # all unfinished ones
-        # Requests admitted in the last step: request id -> tokens of the prefix hit; and those of
-        # them that came with keys and values from another engine, or after a preemption.
+        # Requests admitted in the last step: request id -> tokens that were cached; and those of
+        # them that came with keys and values from another engine, or had lost theirs.
         self.admitted_now: dict[int, int] = {}
         self.loaded_now: list[Request] = []
         self.resumed_now: dict[int, int] = {}
@@ -189,6 +189,7 @@ class Scheduler:
     def take_back(self, request: Request) -> None:
         """Queue a handed-over request again, in front of all others; its tokens are recomputed."""
         request.status = RequestStatus.WAITING
+        request.high_water = request.num_tokens - 1  # what the decode engine computed, too
         self.requests[request.request_id] = request
         self._num_penalised += request.has_penalties
         self.waiting.prepend(request)

@@ -72,9 +72,9 @@ class StepPlan:
         self.budget = knobs.max_num_batched_tokens  # tokens that are left of it
         self.has_preempted = False
         self.wait_reason = wait_reason  # why the first waiting request is not admitted
-        self.admitted: dict[int, int] = {}  # request id -> tokens of the prefix hit
+        self.admitted: dict[int, int] = {}  # request id -> tokens that were cached
         self.loaded: list[Request] = []  # those of them whose keys and values were handed over
-        self.resumed: dict[int, int] = {}  # as `admitted`, for those that had been preempted
+        self.resumed: dict[int, int] = {}  # as `admitted`, for those whose tokens were lost
         self.events: list[RequestEvent] = []
         self._kv = kv
         self._knobs = knobs
@@ -360,10 +360,10 @@ class StepPlan:
         self.running.append(request)
         self._kv.admit(request, hit, num_tokens)
         num_cached_tokens = len(hit) * self._kv.block_size
-        if request.num_preemptions:
-            self.resumed[request.request_id] = num_cached_tokens
-        elif not request.high_water:  # otherwise it came back from another engine
+        if not request.comes_back:
             request.num_cached_tokens = num_cached_tokens
+        elif request.ticket is None:
+            self.resumed[request.request_id] = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_cached_tokens
@@ -386,9 +386,8 @@ class StepPlan:
         assert request.ticket is not None
         start_ns = time.monotonic_ns()
         blocks = request.block_table[: len(request.ticket.frames)]
-        request.high_water = request.num_tokens - 1
         if self._receiver.load(request.ticket, blocks, num_hit_blocks):
-            request.num_computed_tokens = request.high_water
+            request.num_computed_tokens = request.num_tokens - 1
         request.ticket = None
         self.loaded.append(request)
         return time.monotonic_ns() - start_ns

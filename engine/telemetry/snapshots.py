@@ -36,6 +36,7 @@ def request_view(request: Request) -> RequestView:
         first_token_ns=request.first_token_ns,
         last_token_ns=request.last_token_ns,
         origin=request.origin,
+        high_water=request.high_water,
     )
 
 

@@ -8,6 +8,7 @@ Requests that decode in every step cost almost nothing, because only waits above
 examined.
 """
 
+from stepscope.engine.protocol.pauses import Pauses, pauses_in
 from stepscope.engine.protocol.wire import (
     Arrived,
     BatchRow,
@@ -34,7 +35,7 @@ from stepscope.recordings.attribution.open_waits import (
     without_step,
 )
 from stepscope.recordings.attribution.request_waits import RequestWaits
-from stepscope.recordings.state.pauses import Pauses, known_since
+from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.session import SessionState
 
 _DECODE = int(Phase.DECODE)
@@ -90,7 +91,7 @@ class Explainer:
         if state is not None:
             self._engine_id = None if state.info is None else state.info.engine_id
             self._step, self._end_ns = state.step, state.time_ns
-            self._pauses = Pauses(state)
+            self._pauses = Pauses(state.pauses)
             self._known_since(state.time_ns if since_ns is None else since_ns)
             self._request_waits.adopt(state.requests.values())
             self._request_waits.cover_pauses(self._pauses, state.time_ns, state.step)
@@ -137,7 +138,7 @@ class Explainer:
             if self._needs_snapshot:
                 if self._step is None:  # nothing came before it
                     self._known_since(known_since(message))
-                    self._pauses = Pauses(message)
+                    self._pauses = Pauses(pauses_in(message))
                     self._step, self._end_ns = message.step, message.time_ns
                     self._had_work = any(view.status != "finished" for view in message.requests)
                 self._request_waits.adopt(message.requests)

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.baseline import SlowStep
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.state.pauses import Pauses
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
@@ -14,7 +15,6 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.causes import Piece
 from stepscope.recordings.attribution.closed_waits import QueueTime
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, wait_of
-from stepscope.recordings.state.pauses import Pauses
 
 
 class RequestWaits:

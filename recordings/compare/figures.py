@@ -143,7 +143,9 @@ def _estimate(name: str, side: Side) -> Estimate | None:
     """An estimate of how much a figure varies within a run; None if the run is too short."""
     totals = side.totals
     if name == "prefix_hit_rate":
-        return ratio(*(totals.over_time(n).slices() for n in ("hit_tokens", "queried_tokens")))
+        return ratio(
+            *(totals.over_time(n).slices() for n in ("num_hit_tokens", "num_queried_tokens"))
+        )
     if name == "goodput":
         kept, late = totals.kept.slices(), totals.late.slices()
         return ratio(kept, [x + y for x, y in zip(kept, late, strict=True)])

@@ -82,7 +82,7 @@ def _write(
     written = write_mooncake(source, stream, recording.info.block_size)
     notes = [
         "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
-        f"it ({written.num_hits:,} hits, {written.num_unknown_hits:,} of unknown origin), and "
+        f"it ({written.book.num_hits:,} hits, {written.book.num_unknown:,} of unknown origin), and "
         "unique elsewhere"
     ]
     for count, what in (

@@ -18,7 +18,6 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     EngineStatus,
     Finished,
-    Preempted,
     StepRecord,
 )
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
@@ -48,23 +47,17 @@ class MooncakeWriter:
         num_without_output: requests left out because they got no token.
         num_before: requests left out because they arrived before the range.
         num_unfinished: requests written with the tokens they had at the end of the range.
-        num_hits: prompts with a hit in the prefix cache.
-        num_unknown_hits: hits whose prefix cannot be traced to a request.
+        book: the prefix hits.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
         self.num_lines = self.num_without_output = self.num_before = self.num_unfinished = 0
-        self.num_hits = 0
         self._stream = stream
-        self._book = PrefixBook(block_size)
+        self.book = PrefixBook(block_size)
         self._lines: dict[int, _Line] = {}
         self._order: deque[int] = deque()
         self._first_ns: int | None = None
         self._before: set[int] = set()
-
-    @property
-    def num_unknown_hits(self) -> int:
-        return self._book.num_unknown
 
     def take(self, moment: Moment) -> None:
         message = moment.message
@@ -77,13 +70,9 @@ class MooncakeWriter:
                 self._order.append(event.request_id)
             elif isinstance(event, Admitted):
                 admitted.append(event)
-            elif isinstance(event, Preempted):
-                self._book.leave(event.request_id)
         batch = (message.batch or []) if isinstance(message, StepRecord) else []
-        for request_id, chain in self._book.take(message.moves, batch, admitted).items():
+        for request_id, chain in self.book.take(message.moves, batch, admitted).items():
             self._admitted(request_id, chain)
-        for admission in admitted:
-            self.num_hits += admission.num_cached_tokens > 0
         for row in batch:
             if row.request_id not in self._lines and row.request_id not in self._before:
                 self._before.add(row.request_id)
@@ -110,10 +99,10 @@ class MooncakeWriter:
         num_tokens = line.arrived.num_prompt_tokens
         line.hash_ids = list(chain.first(num_tokens // HASH_BLOCK_TOKENS))
         if num_tokens % HASH_BLOCK_TOKENS:
-            line.hash_ids.append(self._book.new_id())
+            line.hash_ids.append(self.book.new_id())
 
     def _end(self, event: Finished | Aborted, moment: Moment) -> None:
-        self._book.leave(event.request_id)
+        self.book.leave(event.request_id)
         self._before.discard(event.request_id)
         line = self._lines.get(event.request_id)
         if line is None:

@@ -46,6 +46,7 @@ class PrefixBook:
     none of its blocks is left.
 
     Attributes:
+        num_hits: prompts with a hit. What a request finds of its own after a preemption is none.
         num_unknown: hits that cannot be traced to a request.
 
     Args:
@@ -53,7 +54,7 @@ class PrefixBook:
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
-        self.num_unknown = 0
+        self.num_hits = self.num_unknown = 0
         self._id_tokens = id_tokens
         self._block_size = block_size
         self._new_ids: count[int] = count()
@@ -90,7 +91,7 @@ class PrefixBook:
         return chains
 
     def leave(self, request_id: int) -> None:
-        """Note that a request has ended or lost its blocks.
+        """Note that a request has ended.
 
         Later hits on these blocks are still found.
         """
@@ -103,7 +104,9 @@ class PrefixBook:
             known = self._origin(moved[num_hit - 1 : num_hit], num_hit)
             # It may be elsewhere, if it was freed just before or a later request shares it.
             known = known or self._origin(moved, num_hit) or self._origin(shared, num_hit)
-            self.num_unknown += known is None
+            if event.request_id not in self._tables:
+                self.num_hits += 1
+                self.num_unknown += known is None
         num_whole = num_hit * self._block_size // self._id_tokens
         chain = Chain(known.first(num_whole) if known else [], self._new_ids)
         hit: list[int | None] = [*moved[:num_hit]]

@@ -137,8 +137,9 @@ def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ..
         outcome.num_arrived,
         outcome.num_finished,
         outcome.num_preempted,
-        *((None,) * 6 if kv is None else (kv.used, kv.cached, kv.empty, kv.evicted)),
-        *(() if kv is None else (kv.queried_tokens, kv.hit_tokens)),
+        *((None,) * 4 if kv is None else (kv.used, kv.cached, kv.empty, kv.evicted)),
+        outcome.num_queried_tokens,
+        outcome.num_hit_tokens,
         outcome.max_gap_ns,
         record.hidden_ns,
         record.num_wasted_tokens,
@@ -165,7 +166,7 @@ def _rows(record: StepRecord) -> Iterator[tuple[Any, ...]]:
             _PHASES.get(row.phase, str(row.phase)),
             row.start,
             row.num_tokens,
-            row.num_cached_tokens,
+            row.num_hit_tokens,
             row.num_blocks,
             bool(row.flags & RowFlag.LAST_CHUNK),
             bool(row.flags & RowFlag.FIRST_TOKEN),
@@ -192,16 +193,21 @@ def _ends(event: object) -> bool:
 
 
 def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
-    """Return the row of a request. A latency is None if it began before `moment.since_ns`."""
-    offset_ns, since_ns = moment.offset_ns, moment.since_ns
+    """Return the row of a request.
+
+    Latencies are without the operator's pauses; None if they began before `moment.since_ns`.
+    """
+    offset_ns, since_ns, paused = moment.offset_ns, moment.since_ns, moment.pauses
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial
     ttft_ms = tpot_ms = None
     if first_ns is not None and is_known and view.arrival_ns >= since_ns:
-        ttft_ms = (first_ns - view.arrival_ns) / 1e6
+        ttft_ns = first_ns - view.arrival_ns - paused.within(view.arrival_ns, first_ns)
+        ttft_ms = ttft_ns / 1e6
     num_gaps = view.num_output_tokens - 1
     if first_ns is not None and last_ns is not None and num_gaps > 0 and first_ns >= since_ns:
-        tpot_ms = (last_ns - first_ns) / num_gaps / 1e6
+        decode_ns = last_ns - first_ns - paused.within(first_ns, last_ns)
+        tpot_ms = decode_ns / num_gaps / 1e6
     return (
         view.request_id,
         view.client_id if is_known else None,

@@ -168,7 +168,7 @@ class Tracer:
             return
         yield from self._stop_decoding(stay)
         name = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
-        args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_cached_tokens}
+        args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_hit_tokens}
         yield TraceEvent("begin", track, start_ns, f"{name} {row.num_tokens}", args)
         if row.flags & RowFlag.FIRST_TOKEN:
             flow = row.request_id + 1

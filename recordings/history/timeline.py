@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import (
     Audited,
     EngineInfo,
@@ -28,7 +29,7 @@ from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.clocks import WallClock
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.pauses import Pauses, leave_out
+from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.series.event_notes import EventNotes
 from stepscope.recordings.state.series.events import EventLog, mark_event
 from stepscope.recordings.state.series.finished import RequestWatch
@@ -76,7 +77,7 @@ class Timeline:
         self.knob_changes: list[KnobsChanged] = []
         self.stall_steps = array("q")  # steps in which a gap above the ITL bound ended
         self.knob_steps: set[int] = set()
-        self.pauses = Pauses(state)
+        self.pauses = Pauses(state.pauses)
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
         self._mark_steps: set[int] = set()

@@ -15,7 +15,6 @@ from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRe
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.events import changed_knobs
 from stepscope.recordings.state.series.latency import SLO
@@ -93,7 +92,6 @@ class PlotSeries:
         self.num_steps = 0
         self.num_output_tokens = 0
         self.num_preempted = 0
-        self._paused = Pauses()
         self._num_kept: Counter[EventKind] = Counter()
         self._last_ns = start_ns  # end of the step before
         self._itl_bound_ns = slo.itl_ms * 1e6
@@ -106,7 +104,6 @@ class PlotSeries:
     def take(self, moment: Moment) -> None:
         """Process the next message."""
         message = moment.message
-        self._paused.take(message)
         if isinstance(message, StepRecord):
             assert moment.outcome is not None
             self._take_step(message, moment)
@@ -139,7 +136,7 @@ class PlotSeries:
         self.last_step = record.step
         self.num_output_tokens += outcome.num_output_tokens
         self.num_preempted += outcome.num_preempted
-        for start_ns, end_ns in self._paused.spans(self._last_ns, record.schedule_start_ns):
+        for start_ns, end_ns in moment.pauses.spans(self._last_ns, record.schedule_start_ns):
             self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
             self._keep("pause", start_ns, f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s")
         if moment.after_gap and self.num_steps > 1:
@@ -155,13 +152,10 @@ class PlotSeries:
             _add_step(self.columns[place], record, outcome, step_ns)
         column = self.columns[last]
         column.num_preempted += outcome.num_preempted
-        self._take_latencies(column, record.tokens_ns, outcome)
+        self._take_latencies(column, outcome)
 
-    def _take_latencies(self, column: PlotColumn, now_ns: int, outcome: Outcome) -> None:
-        """Add the latencies of a step. They do not include pauses by the operator."""
-        paused = self._paused
+    def _take_latencies(self, column: PlotColumn, outcome: Outcome) -> None:
         for gap_ns, weight in outcome.gaps_ns.items():
-            gap_ns -= paused.within(now_ns - gap_ns, now_ns)
             self.itl.samples.add(gap_ns, weight)
             if gap_ns <= self._itl_bound_ns:
                 self.itl.num_within += weight
@@ -169,7 +163,6 @@ class PlotSeries:
                 column.itl = Distribution(_COLUMN_VALUES, _COLUMN_BITS)
             column.itl.add(gap_ns, weight)
         for _, ttft_ns in outcome.ttft_ns:
-            ttft_ns -= paused.within(now_ns - ttft_ns, now_ns)
             self.ttft.samples.add(ttft_ns)
             if ttft_ns <= self._ttft_bound_ns:
                 self.ttft.num_within += 1

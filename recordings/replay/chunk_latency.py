@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord
 from stepscope.recordings.attribution.baseline import StepWork, work_with
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk
@@ -24,7 +25,7 @@ from stepscope.recordings.replay.filling import DAMAGE
 from stepscope.recordings.state.clocks import goes_on
 from stepscope.recordings.state.number_bounds import MAX_NUMBER, check_numbers
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import Pauses, leave_out
+from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -87,7 +88,7 @@ class _ChunkReader:
         # Blocks do not matter for waits.
         self._state = SessionState.from_snapshot(msgspec.structs.replace(snapshot, blocks=None))
         self._forward = FastForward(self._state)
-        self._pauses = Pauses(self._state)
+        self._pauses = Pauses(self._state.pauses)
         self._sequence = snapshot.sequence
         self._step, self._tokens_ns = snapshot.step, 0
         self._start_ns, self._end_ns = 0, snapshot.time_ns  # of the last step

@@ -54,8 +54,8 @@ class StepSummary(NamedTuple):
     kv_empty: int | None
     kv_used_ppm: int | None  # of the KV cache, if the engine tells the share alone
     num_evicted: int | None
-    queried_tokens: int | None
-    hit_tokens: int | None
+    num_queried_tokens: int | None
+    num_hit_tokens: int | None
     max_itl_ns: int | None  # longest gap that ended in this step, without operator pauses
     max_itl_request_id: int | None
     max_ttft_ns: int | None  # longest TTFT that ended in this step, without operator pauses
@@ -240,8 +240,8 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         *(_NO_KV if kv is None else (kv.used, kv.cached, kv.empty)),
         UNKNOWN if totals.kv_used is None else round(totals.kv_used * PPM),
         UNKNOWN if kv is None else kv.evicted,
-        _known(totals.num_queried_tokens) if kv is None else kv.queried_tokens,
-        _known(totals.num_cached_tokens) if kv is None else kv.hit_tokens,
+        _known(outcome.num_queried_tokens),
+        _known(outcome.num_hit_tokens),
         gap_ns,
         outcome.gap_request_ids[gap_ns] if gaps_ns else UNKNOWN,
         UNKNOWN if ttft is None else ttft[1],

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -16,7 +17,6 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     KnobsChanged,
-    Preempted,
     RequestView,
     StepRecord,
 )
@@ -93,7 +93,7 @@ def recorded_work(
         figures=reader.figures.result(),
         num_begun=len(reader.begun),
         num_unfinished=reader.num_unfinished,
-        num_hits=reader.num_hits,
+        num_hits=reader.book.num_hits,
         num_unknown_hits=0 if reader.has_hashes else reader.book.num_unknown,
     )
 
@@ -106,7 +106,7 @@ class _WorkReader:
         self.book = PrefixBook(block_size, id_tokens=block_size)
         self.begun: set[int] = set()
         self.has_hashes = False
-        self.num_unfinished = self.num_hits = 0
+        self.num_unfinished = 0
         self._block_size = block_size
         self._knobs = knobs
         self._arrived: dict[int, Arrived] = {}  # in order
@@ -128,7 +128,7 @@ class _WorkReader:
                 self._arrived[event.request_id] = event
                 self.has_hashes |= event.prefix_hashes is not None
             elif isinstance(event, Finished):
-                self._end(event, moment.state.requests.get(event.request_id))
+                self._end(event, moment.state.requests.get(event.request_id), moment.pauses)
         self._take_prefixes(message)
         if isinstance(message, StepRecord):
             self._take_step(message, moment)
@@ -166,7 +166,7 @@ class _WorkReader:
         request_id = arrived.request_id
         if arrived.prefix_hashes is not None:
             return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))
-        if self.num_hits and self.num_hits == self.book.num_unknown:
+        if 0 < self.book.num_hits == self.book.num_unknown:
             num_blocks = self._num_hit_blocks.get(request_id, 0)
             return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
         return self._prefixes.get(request_id, ())
@@ -182,11 +182,8 @@ class _WorkReader:
         for event in message.events:
             if isinstance(event, Admitted):
                 admitted.append(event)
-                self.num_hits += event.num_cached_tokens > 0
                 num_blocks = event.num_cached_tokens // self._block_size
                 self._num_hit_blocks.setdefault(event.request_id, num_blocks)
-            elif isinstance(event, Preempted):
-                self.book.leave(event.request_id)
         batch = (message.batch or []) if isinstance(message, StepRecord) else []
         for request_id, chain in self.book.take(message.moves, batch, admitted).items():
             self._admit(request_id, chain)
@@ -216,14 +213,26 @@ class _WorkReader:
         for _ in range(outcome.num_preempted):
             figures.add_preemption()
 
-    def _end(self, event: Finished, view: RequestView | None) -> None:
+    def _end(self, event: Finished, view: RequestView | None, pauses: Pauses) -> None:
         self._num_outputs[event.request_id] = event.num_output_tokens
         if event.prefix_hashes:
             self._output_hashes[event.request_id] = event.prefix_hashes
         if view is None or view.is_partial or view.first_token_ns is None:
             return
         if event.request_id in self._arrived:
-            self.figures.add_finished(view)
+            self.figures.add_finished(_without_pauses(view, pauses))
+
+
+def _without_pauses(view: RequestView, pauses: Pauses) -> RequestView:
+    """Return the view of a finished request with its times as if its pauses had come before it."""
+    first_ns, last_ns = view.first_token_ns, view.last_token_ns
+    if first_ns is None or last_ns is None or not pauses.within(view.arrival_ns, last_ns):
+        return view
+    return msgspec.structs.replace(
+        view,
+        arrival_ns=view.arrival_ns + pauses.within(view.arrival_ns, last_ns),
+        first_token_ns=first_ns + pauses.within(first_ns, last_ns),
+    )
 
 
 def _known_knobs(values: dict[str, bool | int | float | str]) -> Knobs:

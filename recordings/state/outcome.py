@@ -36,6 +36,9 @@ class Outcome:
         gap_request_ids: length of a gap -> id of one of these requests.
         longer_request_ids: requests whose gap was their longest so far. Filled only if the request
             table tracks `longest_gaps`.
+        num_queried_tokens, num_hit_tokens: prompt tokens looked up in the prefix cache, and those
+            found, each once. None is unknown.
+        num_recomputed_tokens: in the prefill of requests that come back, all but new prompt tokens.
     """
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
@@ -49,7 +52,9 @@ class Outcome:
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
     num_output_tokens: int = 0
     num_decode_rows: int = 0
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of prompts, skipped by a prefix hit
+    num_queried_tokens: int | None = None
+    num_hit_tokens: int | None = None
     num_recomputed_tokens: int = 0
     num_cut_rows: int = 0  # prompts that are not complete after the step
     num_attended: int = 0  # by prefill: for each chunk, its tokens times (they and those before)

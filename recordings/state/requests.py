@@ -84,9 +84,8 @@ class RequestTable:
                 num_tokens = row.num_tokens  # several if drafts were accepted
             else:
                 outcome.num_attended += row.num_tokens * end
-                outcome.num_cached_tokens += row.num_cached_tokens
-                if row.phase == _RECOMPUTE:
-                    outcome.num_recomputed_tokens += row.num_tokens
+                outcome.num_cached_tokens += row.num_hit_tokens
+                outcome.num_recomputed_tokens += _num_again(row, view)
                 if view.is_partial and end > view.num_prompt_tokens:
                     view.num_prompt_tokens = end
                 if not row.flags & _LAST_CHUNK:
@@ -161,7 +160,7 @@ class RequestTable:
         if isinstance(event, Admitted):
             view.status = "running"
             view.num_computed_tokens = event.num_cached_tokens
-            if view.num_preemptions == 0:
+            if not comes_back(view):
                 view.num_cached_tokens = event.num_cached_tokens
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
@@ -171,6 +170,7 @@ class RequestTable:
             outcome.num_preempted += 1
             view.status = "preempted"
             view.num_preemptions += 1
+            view.high_water = max(view.high_water, view.num_computed_tokens)
             view.num_computed_tokens = 0
             view.num_blocks = 0
         else:
@@ -244,6 +244,18 @@ class RequestTable:
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
 
+def comes_back(view: RequestView) -> bool:
+    """Whether a request that is admitted ran before, so that its prompt is counted already."""
+    return view.num_preemptions > 0 or view.num_output_tokens > 0
+
+
+def _num_again(row: BatchRow, view: RequestView) -> int:
+    """Number of tokens of a prefill row that are no new prompt tokens."""
+    if view.num_output_tokens or (row.phase == _RECOMPUTE and not view.high_water):
+        return row.num_tokens
+    return min(row.num_tokens, max(0, view.high_water - row.start))
+
+
 def _copied(view: RequestView) -> RequestView:
     """Copy a view like `copy.copy`, in half the time."""
     copied: RequestView = view.__copy__()  # type: ignore[attr-defined]
@@ -282,6 +294,7 @@ def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
     if (origin := event.origin) is not None:
         view.origin = origin
         view.num_output_tokens = origin.num_output_tokens
+        view.high_water = view.num_prompt_tokens + origin.num_output_tokens - 1
         view.first_token_ns = origin.first_token_ns
         view.last_token_ns = origin.last_token_ns
     return view

@@ -11,8 +11,10 @@ from array import array
 from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.audit_fold import latest
-from stepscope.engine.protocol.pause_trail import PauseSpan, PauseTrail
+from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.pauses import pauses_in
 from stepscope.engine.protocol.wire import (
+    Admitted,
     Audited,
     BatchRow,
     ControlCounts,
@@ -35,7 +37,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.requests import RequestTable
+from stepscope.recordings.state.requests import RequestTable, comes_back
 
 MAX_AUDIT = 20
 _SILENT_NS = 1_000_000_000  # in this time an engine sends several messages of a step in flight
@@ -259,6 +261,7 @@ class SessionState:
                 ends.append(event)
             else:
                 table.take_event(event, record.step, record.schedule_start_ns, outcome)
+        self._count_lookups(record, outcome)
         if rows:
             table.take_rows(rows, record.tokens_ns, outcome)
         for event in ends:
@@ -272,6 +275,30 @@ class SessionState:
         self.num_dropped = record.num_dropped
         table.forget_finished(record.step)
         return outcome
+
+    def _count_lookups(self, record: StepRecord, outcome: Outcome) -> None:
+        """Set the tokens looked up in the prefix cache. Call it before the rows are applied."""
+        kv = record.kv
+        if kv is None:
+            totals = record.totals or Totals()
+            outcome.num_queried_tokens = totals.num_queried_tokens
+            outcome.num_hit_tokens = totals.num_cached_tokens
+            return
+        outcome.num_queried_tokens, outcome.num_hit_tokens = kv.queried_tokens, kv.hit_tokens
+        if not kv.queried_tokens:
+            return
+        admitted = [
+            (event, self.requests[event.request_id])
+            for event in record.events
+            if isinstance(event, Admitted)
+        ]
+        new = [each for each in admitted if not comes_back(each[1])]
+        # An older engine counts requests that come back, too.
+        if len(new) < len(admitted) and not any(view.is_partial for _, view in new):
+            num_queried = sum(view.num_prompt_tokens for _, view in new)
+            num_hit = sum(event.num_cached_tokens for event, _ in new)
+            outcome.num_queried_tokens = min(kv.queried_tokens, num_queried)
+            outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
         kv = message.kv
@@ -298,21 +325,6 @@ class SessionState:
             table.longest_gaps = {}
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
-
-
-def pauses_in(snapshot: Snapshot) -> PauseTrail:
-    """The operator's pauses in a snapshot.
-
-    If the engine publishes no pauses, only the current pause is known, and not its beginning.
-    """
-    told = snapshot.pauses
-    is_paused = snapshot.state == "paused"
-    if told is None:
-        return PauseTrail((PauseSpan(snapshot.time_ns),) if is_paused else None)
-    trail = PauseTrail(tuple(told))
-    if is_paused and trail.since_ns is None:
-        return trail._replace(stepped_ns=snapshot.time_ns)
-    return trail
 
 
 def request_name(request_id: int) -> str:

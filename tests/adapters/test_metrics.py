@@ -132,6 +132,54 @@ def test_sglang_metrics_are_summed_over_data_parallel_not_tensor_parallel_ranks(
     assert "steps" not in found.counters
 
 
+Labels = dict[str, object]
+_DP_ATTENTION = [{"tp_rank": i, "moe_ep_rank": i, "dp_rank": i} for i in range(4)]
+_ALL_SCHEDULERS = [{"tp_rank": i, "moe_ep_rank": i // 2, "dp_rank": i // 6} for i in range(12)]
+
+
+def page(series: list[Labels], engine: str) -> str:
+    """The page of a server on which each series has 5 running, 2 waiting, and its own KV share."""
+    names = {
+        "vllm": ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        "sglang": ("num_running_reqs", "num_queue_reqs", "token_usage"),
+    }[engine]
+    lines = []
+    for number, labels in enumerate(series):
+        text = ",".join(f'{name}="{value}"' for name, value in {"pp_rank": 0, **labels}.items())
+        values = (5, 2, (number + 1) / 20)
+        lines += [
+            f"{engine}:{name}{{{text}}} {value}" for name, value in zip(names, values, strict=True)
+        ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("series", "engine", "counting"),
+    [
+        (_DP_ATTENTION, "sglang", [0, 1, 2, 3]),
+        (_DP_ATTENTION[1:], "sglang", [0, 1, 2]),  # a node without the first rank
+        (_ALL_SCHEDULERS, "sglang", [0, 6]),
+        (_ALL_SCHEDULERS[::-1], "sglang", [5, 11]),
+        ([{"tp_rank": i, "moe_ep_rank": 0} for i in range(4)], "sglang", [0]),
+        ([{"tp_rank": i, "dp_rank": 0} for i in (10, 9)], "sglang", [1]),
+        ([{"tp_rank": 0, "pp_rank": i % 2, "dp_rank": i // 2} for i in range(4)], "sglang", [0, 2]),
+        ([{"tp_rank": 0, "priority": each} for each in ("", 1, 7)], "sglang", [0]),
+        ([{"tp_rank": 0, "engine_type": each} for each in ("prefill", "decode")], "sglang", [0, 1]),
+        ([{"engine": i, "model_name": "m"} for i in range(3)], "vllm", [0, 1, 2]),
+        ([{"engine": 0, "model_name": each} for each in ("m", "n")], "vllm", [0, 1]),
+    ],
+)
+def test_ranks_of_one_replica_are_copies_and_everything_else_is_a_part(
+    series: list[Labels], engine: str, counting: list[int]
+) -> None:
+    found = reading(page(series, engine))
+    assert (found.num_running, found.num_waiting) == (5 * len(counting), 2 * len(counting))
+    shares = [(number + 1) / 20 for number in counting]
+    assert found.kv_used == pytest.approx(sum(shares) / len(shares))
+    models = dict.fromkeys(str(each["model_name"]) for each in series if "model_name" in each)
+    assert found.model == ", ".join(models)
+
+
 def test_metrics_of_an_old_tensorrt_llm_leave_load_token_counts_and_itl_unknown() -> None:
     found = reading(text_of("tensorrt-llm-1.0"))
     assert (found.engine, found.num_running, found.num_waiting) == ("tensorrt-llm", None, None)

@@ -178,6 +178,7 @@ VIEW = RequestView(
     is_partial=True,
     origin=ORIGIN,
     handed_to="beta",
+    high_water=290,
 )
 IN_FLIGHT = StepInFlight(
     step=41,

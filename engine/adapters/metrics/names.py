@@ -106,5 +106,3 @@ STEPSCOPE = VLLM._replace(
 # Ours comes first: it exports vLLM's names too.
 ENGINES = (STEPSCOPE, VLLM, SGLANG, TENSORRT_LLM)
 START_TIME = "process_start_time_seconds"
-# Each rank of a tensor- or pipeline-parallel group may export the same figures.
-SHARED_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")

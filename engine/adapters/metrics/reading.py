@@ -1,21 +1,28 @@
-"""`Reading`: the values in one response of a metrics endpoint, found by the names in `names`."""
+"""`Reading`: the values in one response of a metrics endpoint, found by the names in `names`.
+
+Which series of a metric count: those that differ only in a rank within their replica (`tp_rank`,
+`pp_rank`, `moe_ep_rank`; every `..._rank` but that of data parallelism) are copies of one value, of
+which the lowest rank counts. With SGLang's DP attention each `dp_rank` has another lowest `tp_rank`
+(sglang#6892). A series with an empty `priority` is the total of those with one. All others
+(replicas, models, reasons, sources) are parts: counts are summed up, a share is their mean.
+"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from stepscope.engine.adapters.metrics.names import ENGINES, SHARED_RANKS, START_TIME, EngineNames
+from stepscope.engine.adapters.metrics.names import ENGINES, START_TIME, EngineNames
 
 _MAX_BUCKETS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The values of one response: sums over all series of a metric, and a mean for `kv_used`.
+    """The values of one response, from the series that count.
 
     A value is None or empty if the server does not export the metric.
     """
@@ -52,23 +59,13 @@ def read(text: str) -> Reading | None:
     names = next((each for each in ENGINES if _has(text, each.prefix)), None)
     if names is None:
         return None
-    samples: dict[str, list[Sample]] = {}
-    for sample in _samples(text, _wanted(names)):
-        if math.isfinite(sample.value) and _is_first_rank(sample):
-            samples.setdefault(sample.name, []).append(sample)
-    model = next(
-        (
-            each.labels["model_name"]
-            for some in samples.values()
-            for each in some
-            if "model_name" in each.labels
-        ),
-        "",
-    )
+    samples = _counted(_samples(text, _wanted(names)))
+    found = (each.labels.get("model_name") for some in samples.values() for each in some)
+    models = dict.fromkeys(each for each in found if each)
     kv_used = _values(samples, names.kv_used)
     return Reading(
         engine=names.engine,
-        model=model,
+        model=", ".join(models),
         start_s=_sum(samples, (START_TIME,)),
         num_running=_count(_sum(samples, names.running)),
         num_waiting=_count(_sum(samples, names.waiting)),
@@ -107,8 +104,35 @@ def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
             continue
 
 
-def _is_first_rank(sample: Sample) -> bool:
-    return all(sample.labels.get(name, "0") == "0" for name in SHARED_RANKS)
+def _counted(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples that count, by name."""
+    lowest: dict[object, tuple[object, Sample]] = {}
+    totals = set()
+    for sample in samples:
+        if not math.isfinite(sample.value):
+            continue
+        labels = sample.labels.items()
+        ranks = {name: value for name, value in labels if _is_copied_over(name)}
+        rest = frozenset(each for each in labels if each[0] not in ranks)
+        key, rank = (sample.name, rest), _order(ranks)
+        if key not in lowest or rank < lowest[key][0]:
+            lowest[key] = rank, sample
+        if sample.labels.get("priority") == "":
+            totals.add(sample.name)
+    found: dict[str, list[Sample]] = {}
+    for _, sample in lowest.values():
+        if sample.name not in totals or not sample.labels.get("priority"):
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def _is_copied_over(label: str) -> bool:
+    return label.endswith("_rank") and not label.startswith(("dp_", "data_parallel_"))
+
+
+def _order(ranks: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """Return a key that sorts ranks by number: 9 comes before 10."""
+    return [(name, len(value), value) for name, value in sorted(ranks.items())]
 
 
 def _values(samples: dict[str, list[Sample]], names: Iterable[str]) -> list[float] | None:

@@ -42,6 +42,7 @@ class TelemetryFollower:
         self._held = ReorderBuffer()  # messages after a gap, or from before the snapshot
         self._next_ask_s = 0.0
         self._catching_up = False
+        self._num_lost = 0  # messages, so far
         self._wanted = asyncio.Event()  # set when a held message needs `_catch_up`
 
     async def run(self) -> None:
@@ -129,7 +130,7 @@ class TelemetryFollower:
             end: end (exclusive) of the wanted messages.
             answer: the engine's answer. None if there is no answer and nothing more will be asked.
         """
-        num_lost_before = self._metrics.num_lost_messages
+        num_lost_before = self._num_lost
         settled, reach = self._held.settle(first, num_asked, end, answer)
         for each in settled:
             if isinstance(each, Received):
@@ -140,10 +141,10 @@ class TelemetryFollower:
             except msgspec.DecodeError as error:
                 log.warning("the engine replayed what is no message: %s", error)
                 continue
-            self._metrics.num_healed_messages += 1
+            self._metrics.meters.count("stepscope_telemetry_healed")
             self._apply(each.sequence, message)
         self._lose_up_to(reach)
-        if num_lost := self._metrics.num_lost_messages - num_lost_before:
+        if num_lost := self._num_lost - num_lost_before:
             log.warning("%d messages of the engine are lost to the metrics", num_lost)
 
     def _finish(self, socket: "zmq.Socket[bytes]") -> None:
@@ -181,6 +182,7 @@ class TelemetryFollower:
         assert self._next_sequence is not None
         if (num_lost := sequence - self._next_sequence) > 0:
             self._metrics.lose(num_lost)
+            self._num_lost += num_lost
             self._next_sequence = sequence
 
 

@@ -1,4 +1,4 @@
-"""`EngineMetrics`: computes counters and histograms from the engine's telemetry. No other input.
+"""`EngineMetrics`: what the engine's telemetry says, as meters and current values. No other input.
 
 Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
 client or this process. If a request was first seen after it had started, only what was seen counts.
@@ -7,16 +7,8 @@ client or this process. If a request was first seen after it had started, only w
 from dataclasses import dataclass
 
 from stepscope.engine.http.metrics.goodput import GoodputRate
-from stepscope.engine.http.metrics.histogram import (
-    FIRST_TOKEN_SECONDS,
-    PREEMPTIONS,
-    REQUEST_SECONDS,
-    STEP_SECONDS,
-    STEP_TOKENS,
-    TOKEN_SECONDS,
-    Histogram,
-    request_tokens,
-)
+from stepscope.engine.http.metrics.meters import Meters
+from stepscope.engine.protocol.pauses import Pauses, pauses_in
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
@@ -40,7 +32,6 @@ from stepscope.engine.protocol.wire import (
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
 _DECODE = int(Phase.DECODE)
-_DEFAULT_LENGTH = 1_048_576
 
 
 @dataclass(slots=True)
@@ -63,7 +54,7 @@ class _Life:
 
 
 class EngineMetrics:
-    """The engine's metrics. Totals count from the start of this process, across engine restarts.
+    """The engine's metrics.
 
     Args:
         ttft_s, itl_s: service levels for goodput, in seconds.
@@ -71,48 +62,19 @@ class EngineMetrics:
 
     def __init__(self, ttft_s: float = 0.5, itl_s: float = 0.05) -> None:
         self.ttft_s, self.itl_s = ttft_s, itl_s
+        self.meters = Meters()
+        self.goodput = GoodputRate()
         self.info: EngineInfo | None = None
         self.knobs: dict[str, KnobValue] = {}
-        # Current values
         self.num_running = 0
         self.num_waiting = 0
         self.waiting_reasons: dict[str, int] = {}
         self.kv: KVCounts | None = None
         self.token_budget: int | None = None
         self.max_num_seqs: int | None = None
-        self.num_dropped = 0
-        self.goodput = GoodputRate()
-        # Totals
-        self.num_steps = 0
-        self.prompt_tokens = 0
-        self.cached_prompt_tokens = 0
-        self.generation_tokens = 0
-        self.scheduled_prefill_tokens = 0
-        self.scheduled_decode_tokens = 0
-        self.num_preemptions = 0
-        self.num_rejected = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.num_evicted_blocks = 0
-        self.num_kept_levels = 0
-        self.finished = {"stop": 0, "length": 0, "abort": 0}
-        self.num_lost_messages = 0
-        self.num_healed_messages = 0
-        # Distributions
-        self.step_seconds = Histogram(STEP_SECONDS)
-        self.schedule_seconds = Histogram(STEP_SECONDS)
-        self.step_tokens = Histogram(STEP_TOKENS)
-        self.first_token_seconds = Histogram(FIRST_TOKEN_SECONDS)
-        self.inter_token_seconds = Histogram(TOKEN_SECONDS)
-        self.output_token_seconds = Histogram(TOKEN_SECONDS)
-        self.e2e_seconds = Histogram(REQUEST_SECONDS)
-        self.queue_seconds = Histogram(REQUEST_SECONDS)
-        self.inference_seconds = Histogram(REQUEST_SECONDS)
-        self.prefill_seconds = Histogram(REQUEST_SECONDS)
-        self.decode_seconds = Histogram(REQUEST_SECONDS)
-        self.request_preemptions = Histogram(PREEMPTIONS)
-        self._size_histograms(_DEFAULT_LENGTH)
         self._lives: dict[int, _Life] = {}
+        self._pauses = Pauses()
+        self._now_ns: int | None = None  # of the last message, on the engine's clock
 
     def join(self, snapshot: Snapshot) -> None:
         """Take over an engine's current state and unfinished requests from its snapshot."""
@@ -122,6 +84,7 @@ class EngineMetrics:
         self.num_waiting = snapshot.num_waiting or 0
         self.waiting_reasons = snapshot.waiting_reasons or {}
         self.kv = snapshot.kv
+        self._pauses, self._now_ns = Pauses(pauses_in(snapshot)), snapshot.time_ns
         self._lives = {
             view.request_id: _Life(
                 arrival_ns=view.arrival_ns,
@@ -143,13 +106,14 @@ class EngineMetrics:
         They may have received tokens or ended in the lost messages, so their latencies would be
         wrong. From here on, only their tokens and ends count.
         """
-        self.num_lost_messages += num_messages
+        self.meters.count("stepscope_telemetry_lost", num_messages)
         self._lives.clear()
         self.goodput.restart()
 
     def leave(self) -> None:
         """Clear the current values and requests, because the engine is gone."""
         self._lives.clear()
+        self._pauses, self._now_ns = Pauses(), None
         self.goodput.restart()
         self.num_running = self.num_waiting = 0
         self.waiting_reasons = {}
@@ -157,68 +121,84 @@ class EngineMetrics:
 
     def apply(self, message: Telemetry) -> None:
         if isinstance(message, StepRecord):
+            self._go_on(message, message.tokens_ns)
             self._apply_step(message)
         elif isinstance(message, EngineStatus):
+            self._go_on(message, message.time_ns)
             self.num_running = message.num_running
             self.num_waiting = message.num_waiting
-            self.num_dropped = message.num_dropped
             self._count_blocks(message.kv)
-            self.goodput.advance(message.time_ns)
             self._apply_events(message.events, message.time_ns)
         elif isinstance(message, EngineInfo):
             self._set_info(message)
         elif isinstance(message, KnobsChanged):
             self.knobs.update(message.new)
 
+    def _go_on(self, message: StepRecord | EngineStatus, now_ns: int) -> None:
+        """Go on to the time of a message, and count the operator's pauses up to it."""
+        was_on = self._pauses.is_on
+        self._pauses.take(message)
+        self.meters.count("stepscope_pauses", self._pauses.is_on and not was_on)
+        before_ns = self._now_ns or now_ns
+        self._now_ns = now_ns = max(before_ns, now_ns)
+        self.meters.count("stepscope_paused_seconds", self._pauses.within(before_ns, now_ns) / 1e9)
+        self.goodput.advance(now_ns)
+
     def _apply_step(self, step: StepRecord) -> None:
-        self.num_steps += 1
+        meters = self.meters
         self.num_running = step.num_running
         self.num_waiting = step.num_waiting
         self.waiting_reasons = step.waiting_reasons or {}
         self.token_budget = step.token_budget
         self.max_num_seqs = step.max_num_seqs
-        self.num_dropped = step.num_dropped
-        self.scheduled_prefill_tokens += step.num_prefill_tokens
-        self.scheduled_decode_tokens += step.num_decode_tokens
-        self.step_tokens.observe(step.num_prefill_tokens + step.num_decode_tokens)
-        self.step_seconds.observe((step.tokens_ns - step.schedule_start_ns) / 1e9)
+        meters.count("stepscope_steps")
+        meters.scheduled_tokens.labels("prefill").inc(step.num_prefill_tokens)
+        meters.scheduled_tokens.labels("decode").inc(step.num_decode_tokens)
+        meters.observe(
+            "vllm:iteration_tokens_total", step.num_prefill_tokens + step.num_decode_tokens
+        )
+        meters.observe("stepscope_step_seconds", (step.tokens_ns - step.schedule_start_ns) / 1e9)
         scheduled_ns = step.schedule_start_ns
         if step.schedule_end_ns is not None:
             scheduled_ns = step.schedule_end_ns
-            self.schedule_seconds.observe((scheduled_ns - step.schedule_start_ns) / 1e9)
+            meters.observe(
+                "stepscope_schedule_seconds", (scheduled_ns - step.schedule_start_ns) / 1e9
+            )
         self._count_blocks(step.kv)
-        self.goodput.advance(step.tokens_ns)
         self._apply_arrivals(step.events)
-        for row in step.batch or ():
-            self._apply_row(row, scheduled_ns, step.tokens_ns)
+        num_tokens = sum(
+            self._apply_row(row, scheduled_ns, step.tokens_ns) for row in step.batch or ()
+        )
+        meters.count("vllm:generation_tokens", num_tokens)
         self._apply_events(step.events, step.tokens_ns, arrivals=False)
 
-    def _apply_row(self, row: BatchRow, scheduled_ns: int, tokens_ns: int) -> None:
+    def _apply_row(self, row: BatchRow, scheduled_ns: int, tokens_ns: int) -> int:
+        """Apply a row of a step. Returns how many tokens its request got."""
         samples = row.flags & _LAST_CHUNK
-        if samples:
-            self.generation_tokens += row.num_tokens if row.phase == _DECODE else 1
+        num_tokens = (row.num_tokens if row.phase == _DECODE else 1) if samples else 0
         life = self._lives.get(row.request_id)
         if life is None:
-            return
+            return num_tokens
         if not life.was_scheduled:
             life.was_scheduled = True
             life.scheduled_ns = scheduled_ns
-            life.num_cached_tokens = row.num_cached_tokens
+            life.num_cached_tokens = row.num_hit_tokens
         if not samples:
-            return
+            return num_tokens
         if row.flags & _FIRST_TOKEN:
             life.first_token_ns = tokens_ns
-            self.prompt_tokens += life.num_prompt_tokens
-            self.cached_prompt_tokens += life.num_cached_tokens
-            ttft_s = (tokens_ns - life.arrival_ns) / 1e9
+            self.meters.count("vllm:prompt_tokens", life.num_prompt_tokens)
+            self.meters.count("vllm:prompt_tokens_cached", life.num_cached_tokens)
+            ttft_s = self._seconds(life.arrival_ns, tokens_ns)
             life.has_kept_levels = ttft_s <= self.ttft_s
-            self.first_token_seconds.observe(ttft_s)
+            self.meters.observe("vllm:time_to_first_token_seconds", ttft_s)
         elif life.last_token_ns is not None:
-            itl_s = (tokens_ns - life.last_token_ns) / 1e9
+            itl_s = self._seconds(life.last_token_ns, tokens_ns)
             if itl_s > self.itl_s:
                 life.has_kept_levels = False
-            self.inter_token_seconds.observe(itl_s)
+            self.meters.observe("vllm:inter_token_latency_seconds", itl_s)
         life.last_token_ns = tokens_ns
+        return num_tokens
 
     def _apply_arrivals(self, events: list[RequestEvent]) -> None:
         for event in events:
@@ -229,7 +209,7 @@ class EngineMetrics:
                 if (origin := event.origin) is not None:
                     life.first_token_ns = origin.first_token_ns
                     life.last_token_ns = origin.last_token_ns
-                    ttft_s = (origin.first_token_ns - event.time_ns) / 1e9
+                    ttft_s = self._seconds(event.time_ns, origin.first_token_ns)
                     life.has_kept_levels = ttft_s <= self.ttft_s
 
     def _apply_events(
@@ -239,58 +219,69 @@ class EngineMetrics:
             self._apply_arrivals(events)
         for event in events:
             if isinstance(event, Preempted):
-                self.num_preemptions += 1
+                self.meters.count("vllm:num_preemptions")
                 if (life := self._lives.get(event.request_id)) is not None:
                     life.num_preemptions += 1
             elif isinstance(event, Finished):
-                self.finished[event.reason] = self.finished.get(event.reason, 0) + 1
+                self.meters.finished.labels(event.reason).inc()
                 life = self._lives.pop(event.request_id, None)
                 if life is not None and event.handed_to is None:
                     self._finish(life, event.num_output_tokens, time_ns)
             elif isinstance(event, Aborted):
-                self.finished["abort"] += 1
+                self.meters.finished.labels("abort").inc()
                 self._lives.pop(event.request_id, None)
             elif isinstance(event, Rejected):
-                self.num_rejected += 1
+                self.meters.count("stepscope_requests_rejected")
 
     def _finish(self, life: _Life, num_output_tokens: int, time_ns: int) -> None:
-        self.request_prompt_tokens.observe(life.num_prompt_tokens)
-        self.request_computed_tokens.observe(life.num_prompt_tokens - life.num_cached_tokens)
-        self.request_generation_tokens.observe(num_output_tokens)
-        self.request_max_tokens.observe(life.max_tokens)
-        self.request_preemptions.observe(life.num_preemptions)
-        self.e2e_seconds.observe((time_ns - life.arrival_ns) / 1e9)
+        meters = self.meters
+        meters.observe("vllm:request_prompt_tokens", life.num_prompt_tokens)
+        meters.observe(
+            "vllm:request_prefill_kv_computed_tokens",
+            life.num_prompt_tokens - life.num_cached_tokens,
+        )
+        meters.observe("vllm:request_generation_tokens", num_output_tokens)
+        meters.observe("vllm:request_params_max_tokens", life.max_tokens)
+        meters.observe("vllm:request_num_preemptions", life.num_preemptions)
+        meters.observe("vllm:e2e_request_latency_seconds", self._seconds(life.arrival_ns, time_ns))
         if life.first_token_ns is None or life.last_token_ns is None:
             return
         if life.has_kept_levels:
-            self.num_kept_levels += 1
+            meters.count("stepscope_requests_within_levels")
             self.goodput.add(time_ns)
-        decode_s = (life.last_token_ns - life.first_token_ns) / 1e9
-        self.decode_seconds.observe(decode_s)
+        decode_s = self._seconds(life.first_token_ns, life.last_token_ns)
+        meters.observe("vllm:request_decode_time_seconds", decode_s)
         num_gaps = num_output_tokens - 1
-        self.output_token_seconds.observe(decode_s / num_gaps if num_gaps > 0 else 0.0)
+        meters.observe(
+            "vllm:request_time_per_output_token_seconds",
+            decode_s / num_gaps if num_gaps > 0 else 0.0,
+        )
         if life.scheduled_ns is None:
             return
-        self.queue_seconds.observe((life.scheduled_ns - life.arrival_ns) / 1e9)
-        self.prefill_seconds.observe((life.first_token_ns - life.scheduled_ns) / 1e9)
-        self.inference_seconds.observe((life.last_token_ns - life.scheduled_ns) / 1e9)
+        meters.observe(
+            "vllm:request_queue_time_seconds", self._seconds(life.arrival_ns, life.scheduled_ns)
+        )
+        meters.observe(
+            "vllm:request_prefill_time_seconds",
+            self._seconds(life.scheduled_ns, life.first_token_ns),
+        )
+        meters.observe(
+            "vllm:request_inference_time_seconds",
+            self._seconds(life.scheduled_ns, life.last_token_ns),
+        )
+
+    def _seconds(self, start_ns: int, end_ns: int) -> float:
+        """Seconds between two times, without the operator's pauses."""
+        return (end_ns - start_ns - self._pauses.within(start_ns, end_ns)) / 1e9
 
     def _count_blocks(self, kv: KVCounts | None) -> None:
         self.kv = kv
         if kv is not None:
-            self.prefix_queries += kv.queried_tokens
-            self.prefix_hits += kv.hit_tokens
-            self.num_evicted_blocks += kv.evicted
+            self.meters.count("vllm:prefix_cache_queries", kv.queried_tokens)
+            self.meters.count("vllm:prefix_cache_hits", kv.hit_tokens)
+            self.meters.count("stepscope_kv_blocks_evicted", kv.evicted)
 
     def _set_info(self, info: EngineInfo) -> None:
-        known = self.info
-        if known is None or known.max_model_len != info.max_model_len:
-            self._size_histograms(info.max_model_len or _DEFAULT_LENGTH)
+        if self.info is None or self.info.max_model_len != info.max_model_len:
+            self.meters.size(info.max_model_len)
         self.info = info
-
-    def _size_histograms(self, max_model_len: int) -> None:
-        bounds = request_tokens(max_model_len)
-        self.request_prompt_tokens = Histogram(bounds)
-        self.request_computed_tokens = Histogram(bounds)
-        self.request_generation_tokens = Histogram(bounds)
-        self.request_max_tokens = Histogram(bounds)

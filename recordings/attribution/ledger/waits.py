@@ -8,8 +8,8 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.recordings.attribution.ledger.queue import QueueWait
-from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
@@ -45,7 +45,7 @@ class QueueWaits:
 
     def __init__(self, state: SessionState) -> None:
         self.open: dict[int, OpenWait] = {}
-        self.pauses = Pauses(state)
+        self.pauses = Pauses(state.pauses)
         self.scheduled_ns = state.time_ns
         self._reason = ""  # what blocks the queue since `scheduled_ns`
         self._spent: dict[str, int] = {}  # what blocked the queue so far, in ns

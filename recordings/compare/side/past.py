@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import RequestView, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
@@ -28,7 +28,7 @@ class Past:
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
-        self.pauses = Pauses(state)
+        self.pauses = Pauses(state.pauses)
         baseline = Baseline()  # learns while it reads: a run is read once and may still grow
         self.explainer = Explainer(
             slo.itl_ms * 1e6,

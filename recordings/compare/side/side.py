@@ -260,8 +260,8 @@ class Side:
             run = self.requests.get(event.request_id)
             if run is None:
                 continue
-            if isinstance(event, Admitted) and view.num_preemptions == 0:
-                run.num_cached_tokens = event.num_cached_tokens
+            if isinstance(event, Admitted):
+                run.num_cached_tokens = view.num_cached_tokens
             run.num_preemptions = view.num_preemptions
             if view.status == "finished":
                 run.end_ns = time_ns

@@ -64,8 +64,8 @@ class RunTotals:
                 "num_in_tokens",
                 "num_output_tokens",
                 "num_preempted",
-                "queried_tokens",
-                "hit_tokens",
+                "num_queried_tokens",
+                "num_hit_tokens",
             )
         }
         self.kept, self.late = CountOverTime(), CountOverTime()  # finished requests

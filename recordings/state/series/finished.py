@@ -9,8 +9,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+from stepscope.engine.protocol.pauses import Pauses
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
-from stepscope.recordings.state.pauses import Pauses
 from stepscope.recordings.state.session import SessionState
 
 _SPARE = 1024  # entries beyond the live requests before stale ones are removed

@@ -318,7 +318,7 @@ def _filler(view: RequestView) -> bytes:
 def _cell(row: BatchRow, step: int) -> int:
     if row.phase == _DECODE_PHASE:
         return Cell.DECODE if row.num_tokens == 1 else Cell.DECODE_MULTI
-    if row.num_cached_tokens >= row.num_tokens:
+    if row.num_hit_tokens >= row.num_tokens:
         return Cell.CACHED
     if row.phase == _RECOMPUTE_PHASE:
         return Cell.RECOMPUTE_ALT if step & 1 else Cell.RECOMPUTE

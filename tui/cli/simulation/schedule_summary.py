@@ -69,6 +69,7 @@ def summarized(
         summary.num_padded_tokens += scheduler.num_padded_tokens
         summary.num_preemptions += len(line.preempted)
         summary.num_hit_tokens += sum(scheduler.admitted_now.values())
+        summary.num_hit_tokens -= sum(scheduler.resumed_now.values())
         for row in replay.rows:
             number = row.request.request_id
             if row.phase is Phase.RECOMPUTE:

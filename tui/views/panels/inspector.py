@@ -111,7 +111,7 @@ def _prefill(row: BatchRow, frame: Frame) -> Line:
 def _cached(record: StepRecord) -> Line:
     cached = None
     if record.batch is not None:
-        cached = sum(row.num_cached_tokens for row in record.batch)
+        cached = sum(row.num_hit_tokens for row in record.batch)
     return _equals("cached (skipped, not spent)", cached, "cached")
 
 
@@ -229,10 +229,11 @@ def event_lines(record: StepRecord, before: SessionState | None = None) -> list[
             got the KV blocks.
     """
     takers = {} if before is None else beneficiaries(record, before)
+    resumed = {row.request_id for row in record.batch or () if row.flags & RowFlag.RESUMED}
     return [
         _preemption(event, before, takers)
         if before is not None and isinstance(event, Preempted)
-        else _event(event)
+        else _event(event, event.request_id in resumed)
         for event in record.events
     ]
 
@@ -257,7 +258,7 @@ def _events(record: StepRecord, room: int) -> list[Line]:
     return lines[: max(0, room)]
 
 
-def _event(event: RequestEvent) -> Line:
+def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
     name = request_name(event.request_id)
     icon: Run
     if isinstance(event, Arrived):
@@ -265,7 +266,10 @@ def _event(event: RequestEvent) -> Line:
         if event.origin is not None:
             text += f", handed over by {event.origin.engine}"
     elif isinstance(event, Admitted):
-        icon, text = ("▲", "good"), f"{name} admitted, {event.num_cached_tokens:,} tokens cached"
+        comes = (
+            "resumed, {:,} tokens still cached" if is_resumed else "admitted, {:,} tokens cached"
+        )
+        icon, text = ("▲", "good"), f"{name} {comes.format(event.num_cached_tokens)}"
         if event.num_loaded_tokens:
             text += f", {event.num_loaded_tokens:,} loaded in {event.load_ns / 1e6:.1f} ms"
     elif isinstance(event, FirstToken):

@@ -1,0 +1,127 @@
+"""A prompt counts once, however often its request is preempted: as prompt tokens and as hits."""
+
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.loop import dispatch
+from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.inbox import Call
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    Arrived,
+    Preempted,
+    RowFlag,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
+from tests.support.engines.core_ends import Client, Sink
+
+BLOCK = 16
+SLO_ = SLO(ttft_ms=500.0, itl_ms=50.0)
+
+
+def run(num_blocks: int, length: int, num_shared: int, **knobs: int) -> list[Telemetry]:
+    """12 prompts of `length` tokens, alike in the first `num_shared`; the pool is too small."""
+    limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=96)
+    scheduler = Scheduler(
+        KVCacheManager(num_blocks, BLOCK), Knobs(**{"max_num_seqs": 8} | knobs), limits
+    )
+    sink = Sink()
+    info = simulated_info(limits, num_blocks, BLOCK, seed=0)
+    core = EngineCore(info, SimulatedRunner(CostModel()), scheduler, limits, sink, dispatch)
+    words = random.Random(1)
+    for number in range(12):
+        rest = [words.randrange(100, 30_000) for _ in range(length - num_shared)]
+        prompt = [*range(num_shared), *rest]
+        sampling = SamplingParams(max_tokens=96 - length, ignore_eos=True)
+        submit = Submit(client_id=str(number), prompt_token_ids=prompt, sampling=sampling)
+        core.inbox.put(Call(submit, Client(), prompt))
+    while core.step():
+        pass
+    return [info, *sink.messages]
+
+
+def as_counted_before(messages: list[Telemetry]) -> Iterator[Telemetry]:
+    """The same session, as engines counted it that looked up requests that come back, too."""
+    num_tokens: dict[int, int] = {}
+    lost: set[int] = set()
+    for message in messages:
+        if not isinstance(message, StepRecord) or message.kv is None:
+            yield message
+            continue
+        queried, hit = message.kv.queried_tokens, message.kv.hit_tokens
+        for event in message.events:
+            if isinstance(event, Arrived):
+                num_tokens[event.request_id] = event.num_prompt_tokens
+            elif isinstance(event, Preempted):
+                lost.add(event.request_id)
+            elif isinstance(event, Admitted) and event.request_id in lost:
+                queried += num_tokens[event.request_id]
+                hit += event.num_cached_tokens
+        for row in message.batch or ():
+            if row.flags & RowFlag.LAST_CHUNK:
+                num_tokens[row.request_id] += 1
+        kv = msgspec.structs.replace(message.kv, queried_tokens=queried, hit_tokens=hit)
+        yield msgspec.structs.replace(message, kv=kv)
+
+
+def hits_by_hand(messages: list[Telemetry]) -> int:
+    first: dict[int, int] = {}
+    for message in messages:
+        for event in getattr(message, "events", ()):
+            if isinstance(event, Admitted):
+                first.setdefault(event.request_id, event.num_cached_tokens)
+    return sum(first.values())
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("num_shared", [0, 32])
+@pytest.mark.parametrize(
+    ("num_blocks", "length", "knobs"),
+    [
+        (24, 40, {}),  # preempted while they decode
+        (12, 40, {}),
+        (7, 40, {}),  # most tokens are still cached
+        (16, 80, {"max_num_batched_tokens": 32}),  # preempted in the middle of a prompt
+        (16, 80, {"max_num_batched_tokens": 64, "long_prefill_token_threshold": 16}),
+    ],
+)
+def test_a_preempted_request_counts_neither_as_prefix_hit_nor_its_prompt_twice(
+    num_blocks: int, length: int, knobs: dict[str, int], num_shared: int, is_old: bool
+) -> None:
+    messages = run(num_blocks, length, num_shared, **knobs)
+    num_hit, num_prompt = hits_by_hand(messages), 12 * length
+    assert (num_hit > 0) == (num_shared > 0)
+    if is_old:
+        messages = list(as_counted_before(messages))
+    history, side, metrics = History(SLO_), Side("run", SLO_, SessionState()), EngineMetrics()
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+        side.take(message)
+        metrics.apply(message)
+    for figures in (history.figures(None, None), figures_of(side.sums())):
+        assert (figures["preemptions"] or 0) > 0
+        assert figures["prefix_hit_rate"] == num_hit / num_prompt
+        in_tokens = (figures["in_tokens_per_s"] or 0.0) * (figures["seconds"] or 0.0)
+        assert in_tokens == pytest.approx(num_prompt)
+    runs = side.requests.values()
+    assert sum(each.num_cached_tokens or 0 for each in runs) == num_hit
+    assert (metrics.prompt_tokens, metrics.cached_prompt_tokens) == (num_prompt, num_hit)
+    if not is_old:
+        assert (metrics.prefix_queries, metrics.prefix_hits) == (num_prompt, num_hit)
