@@ -84,7 +84,6 @@ class RequestTable:
                 num_tokens = row.num_tokens  # several if drafts were accepted
             else:
                 outcome.num_attended += row.num_tokens * end
-                outcome.num_cached_tokens += row.num_hit_tokens
                 outcome.num_recomputed_tokens += _num_again(row, view)
                 if view.is_partial and end > view.num_prompt_tokens:
                     view.num_prompt_tokens = end
@@ -161,7 +160,9 @@ class RequestTable:
             view.status = "running"
             view.num_computed_tokens = event.num_cached_tokens
             if not comes_back(view):
+                # Not from its first row, which may come steps later.
                 view.num_cached_tokens = event.num_cached_tokens
+                outcome.num_cached_tokens += event.num_cached_tokens
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:

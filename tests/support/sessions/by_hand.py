@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 
 from stepscope.engine.protocol.wire import (
+    Admitted,
     Arrived,
     EngineStatus,
     Finished,
@@ -64,9 +65,18 @@ def figures_by_hand(
     ]
     gaps = [gap for each in itl.values() for gap in each]
     seconds = (steps[-1].tokens_ns - steps[0].schedule_start_ns) / 1e9
-    rows = [row for step in steps for row in step.batch or ()]
-    recomputed = sum(row.num_tokens for row in rows if row.phase == 2)
+    prompts = {e.request_id: e.num_prompt_tokens for _, e in events if isinstance(e, Arrived)}
+    reached: dict[int, int] = defaultdict(int)  # how far the prompt of each request came
+    hits: dict[int, int] = {}  # at its first admission
+    for _, event in events:
+        if isinstance(event, Admitted):
+            hits.setdefault(event.request_id, event.num_cached_tokens)
+    for step in steps:
+        for row in step.batch or ():
+            end = min(row.start + row.num_tokens, prompts[row.request_id])
+            reached[row.request_id] = max(reached[row.request_id], end)
     prefill = sum(step.num_prefill_tokens for step in steps)
+    recomputed = prefill - (sum(reached.values()) - sum(hits.values()))
     kv = [step.kv for step in steps if step.kv is not None]
     shares = [each.used / (each.used + each.cached + each.empty) for each in kv]
     found: dict[str, float | int | None] = {
@@ -78,8 +88,7 @@ def figures_by_hand(
         "finished_per_s": len(ended) / seconds,
         "arrived": len(arrival_ns),
         "out_tokens_per_s": num_out / seconds,
-        "in_tokens_per_s": (prefill - recomputed + sum(r.num_cached_tokens for r in rows))
-        / seconds,
+        "in_tokens_per_s": sum(reached.values()) / seconds,
         "preemptions": sum(isinstance(event, Preempted) for _, event in events),
         "recomputed_share": recomputed / prefill,
         "evictions": sum(each.evicted for each in kv),
