@@ -52,6 +52,7 @@ class Request:
     high_water: int = 0  # most tokens computed before it came back: below it, they are recomputed
     first_token_ns: int | None = None
     last_token_ns: int | None = None
+    worst_itl_ns: int = 0  # longest gap between two tokens; only simulated engines need it
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet

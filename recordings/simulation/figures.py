@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from stepscope.engine.simulation.virtual.replica import EndedRequest
+from stepscope.recordings.state.outcome import FinishedRequest
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 
@@ -43,8 +44,8 @@ class RunSums:
     """A `FigureSink` that sums up one run.
 
     Args:
-        levels: service levels. A request keeps a level if its TTFT and its TPOT (the mean gap
-            between its tokens) are within the bounds of that level.
+        levels: service levels. A request keeps a level if its first token and each next one came
+            in time.
     """
 
     def __init__(self, levels: Sequence[SLO] = ()) -> None:
@@ -78,7 +79,7 @@ class RunSums:
     def add_preemption(self) -> None:
         self._num_preemptions += 1
 
-    def add_finished(self, request: EndedRequest) -> None:
+    def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:
         arrival_ns, first_ns, last_ns = (
             request.arrival_ns, request.first_token_ns, request.last_token_ns,
         )  # fmt: skip
@@ -92,10 +93,9 @@ class RunSums:
         if self._first_ns is None or arrival_ns < self._first_ns:
             self._first_ns = arrival_ns
         self._last_ns = max(self._last_ns, last_ns)
-        ttft_ms = (first_ns - arrival_ns) / 1e6
-        mean_gap_ms = (last_ns - first_ns) / 1e6 / max(1, num_output - 1)
+        finished = FinishedRequest(first_ns - arrival_ns, worst_itl_ns, 0)
         for index, level in enumerate(self._levels):
-            self._num_good[index] += ttft_ms <= level.ttft_ms and mean_gap_ms <= level.itl_ms
+            self._num_good[index] += finished.keeps(level.ttft_ms * 1e6, level.itl_ms * 1e6)
 
     def result(self) -> RunFigures:
         seconds = (self._last_ns - (self._first_ns or 0)) / 1e9

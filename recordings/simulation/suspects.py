@@ -10,9 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.recordings.compare.side.advice import MIN_LATE_SHARE
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.simulation.basis import WhatIfBasis
@@ -20,7 +22,6 @@ from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.limits import Limit
 
 _MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck
-_MIN_LATE_SHARE = 0.002  # the same for gaps: one late gap in a few hundred spoils a request
 _MIN_HOST_SHARE = 0.05  # the same for host time in a step
 _LONG = 4  # a prompt of so many medians is long
 
@@ -84,7 +85,7 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
         side.figures(),
         side.totals.limited,
         side.sums().num_known_limits,
-        side.num_late.get(("ITL", "prefill"), 0) / max(1, side.waits["itl"].count),
+        side.share_late_beside_prefill,
     )
 
 
@@ -116,21 +117,29 @@ def _small_budget(seen: Seen) -> Evidence:
 def _large_budget(seen: Seen) -> Evidence:
     share = seen.prefill_late_share
     text = f"{share:.1%} of the gaps between tokens were late beside prompts of others"
-    return Evidence(share >= _MIN_LATE_SHARE, text)
+    return Evidence(share >= MIN_LATE_SHARE, text)
 
 
 def _mode(seen: Seen) -> Evidence:
     knobs = seen.basis.setup.knobs
-    if _is_chunked(seen.basis.setup):
+    if not any(chunks_for(knobs)):
         return Evidence(False, "prompts are cut into chunks, which share steps with decodes")
-    text = f"batching={knobs.batching}"
-    if not knobs.enable_chunked_prefill:
-        text += ", prompts are prefilled whole"
-    return Evidence(True, f"{text}; {_limit(seen, 'mode').text}")
+    if knobs.batching != "chunked":
+        return Evidence(True, f"batching={knobs.batching}; {_limit(seen, 'mode').text}")
+    late = seen.prefill_late_share
+    text = f"prompts are prefilled whole, and {late:.1%} of the gaps were late beside them"
+    return Evidence(True, text)
 
 
-def _is_chunked(setup: SimulatedSetup) -> bool:
-    return setup.knobs.batching == "chunked" and setup.knobs.enable_chunked_prefill
+def chunks_for(knobs: Knobs) -> Iterator[dict[str, KnobValue]]:
+    """Yield changes that cut prompts into chunks beside decodes; none if they are cut already."""
+    if knobs.batching == "chunked" and knobs.enable_chunked_prefill:
+        return
+    chunks: dict[str, KnobValue] = {"batching": "chunked", "enable_chunked_prefill": True}
+    recorded = knobs.as_dict()
+    for budget in (128, 256, 512, 2048):
+        changes = {**chunks, "max_num_batched_tokens": budget}
+        yield {name: value for name, value in changes.items() if value != recorded[name]}
 
 
 def _threshold(seen: Seen) -> Evidence:
@@ -247,12 +256,8 @@ def _less_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
 
 
 def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
-    if _is_chunked(setup):
-        return
-    for budget in (512, 2048):
-        yield from _live(
-            setup, batching="chunked", enable_chunked_prefill=True, max_num_batched_tokens=budget
-        )
+    for changes in chunks_for(setup.knobs):
+        yield from _live(setup, **changes)
 
 
 def _no_threshold(setup: SimulatedSetup) -> Iterator[Remedy]:

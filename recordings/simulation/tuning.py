@@ -14,6 +14,7 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
+from stepscope.recordings.simulation.suspects import chunks_for
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, forecast
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
@@ -104,8 +105,8 @@ class Tuning:
         return Tuned(final, promising, self._load_per_s, *self._load_that_keeps(best))
 
     def _finalists(self) -> list[Changes]:
-        seen: list[Candidate] = []
-        best: Changes = {}
+        seen = self._forecasts("trying chunks", list(chunks_for(self._setup.knobs)))
+        best: Changes = _best(seen).changes
         for name in _SEARCHED:
             seen += self._forecasts(f"trying {name}", list(self._variants(best, name)))
             best = _best(seen).changes

@@ -56,7 +56,7 @@ class _Ended(RunSums):
         super().__init__()
         self.by_name: dict[str, EndedRequest] = {}
 
-    def add_finished(self, request: EndedRequest) -> None:
+    def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:
         self.by_name[request.client_id] = request  # type: ignore[attr-defined]
 
 

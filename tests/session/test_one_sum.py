@@ -30,6 +30,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import Sums, sums_of
+from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -307,3 +308,12 @@ def table_of(messages: Messages) -> StepTable:
             num_rows = None if message.batch is None else len(message.batch)
             table.append(AppliedStep(sequence, message, outcome, num_rows))
     return table
+
+
+@pytest.mark.parametrize("name", ["freeze", "chunked"])
+def test_a_forecast_judges_requests_as_every_other_command_does(name: str) -> None:
+    with Recording(shipped()[name]) as recording:
+        work = recorded_work(recording, [LEVELS, SLO(1500.0, 150.0)])
+        figures = figures_of_side(RecordingFeed(recording, name, SLO(1500.0, 150.0), Stretch()))
+    share = work.figures.goodput_per_s[1] / work.figures.requests_per_s
+    assert share == pytest.approx(figures["goodput"], rel=1e-12)

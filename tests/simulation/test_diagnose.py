@@ -21,7 +21,7 @@ Run = Callable[..., str]
 WORK = ("mix", "--num-requests", "100", "--document-share", "0.15", "--document-tokens", "6000",
         "--gpu", "h100", "--max-model-len", "8192", "--rate", "12",
         "--block-size", "64")  # fmt: skip
-LEVELS = ("--slo-itl", "25ms", "--slo-ttft", "1s")
+LEVELS = ("--slo-itl", "100ms", "--slo-ttft", "1s")
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +151,11 @@ def test_diagnose_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_pa
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK[:2], "3", *WORK[3:], "-o", path)
     assert "record longer" in run("diagnose", path)
+
+
+def test_diagnose_names_prompts_that_were_prefilled_whole(run: Run) -> None:
+    found = json.loads(run("diagnose", "freeze", "--json"))
+    assert found["kept_share"] < 0.5
+    assert found["bottlenecks"][0]["suspect"] == "batching"
+    assert "prompts are prefilled whole, and 1.6% of the gaps were late" in found["verdict"]
+    assert "stepscope set enable_chunked_prefill=true" in found["verdict"]

@@ -11,7 +11,14 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import Arrived, Finished, Preempted, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    Arrived,
+    Finished,
+    Preempted,
+    RowFlag,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
@@ -56,8 +63,10 @@ class Taken:
     def add_preemption(self) -> None:
         self.num_preemptions += 1
 
-    def add_finished(self, request: Request) -> None:
-        self.ends[request.client_id] = request.last_token_ns, request.num_cached_tokens
+    def add_finished(self, request: Request, worst_itl_ns: int) -> None:
+        self.ends[request.client_id] = (
+            request.last_token_ns, request.num_cached_tokens, worst_itl_ns,
+        )  # fmt: skip
 
 
 class Messages:
@@ -155,6 +164,15 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     names: dict[int, str] = {}
     ends: dict[str, int] = {}
     num_preemptions = 0
+    last_ns: dict[int, int] = {}
+    worst_ns: dict[int, int] = {}
+    for step in steps:
+        for row in step.batch or ():
+            if row.flags & RowFlag.LAST_CHUNK:
+                now_ns = step.tokens_ns
+                gap_ns = now_ns - last_ns.get(row.request_id, now_ns)
+                worst_ns[row.request_id] = max(gap_ns, worst_ns.get(row.request_id, 0))
+                last_ns[row.request_id] = now_ns
     for message in messages.kept:
         for event in getattr(message, "events", ()):
             if isinstance(event, Arrived):
@@ -163,7 +181,10 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
                 assert isinstance(message, StepRecord)
                 ends[names[event.request_id]] = message.tokens_ns - START_NS
             num_preemptions += isinstance(event, Preempted)
-    assert ends == {name: last_ns for name, (last_ns, _) in taken.ends.items()}
+    assert ends == {name: last_ns for name, (last_ns, *_) in taken.ends.items()}
+    assert {names[each]: ns for each, ns in worst_ns.items()} == {
+        name: ns for name, (*_, ns) in taken.ends.items()
+    }
     assert (len(steps), num_preemptions) == (taken.num_steps, taken.num_preemptions)
     assert sum(step.num_prefill_tokens for step in steps) == taken.num_prefill
     assert steps[-1].max_num_seqs == 5

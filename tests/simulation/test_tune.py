@@ -36,7 +36,7 @@ def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
 ) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
-    found = json.loads(run("tune", path, "--slo-itl", "40ms", "--slo-ttft", "500ms", "--json"))
+    found = json.loads(run("tune", path, "--slo-itl", "100ms", "--slo-ttft", "500ms", "--json"))
     assert found["best"] is None
     assert "max_num_seqs" in found["promising"]["changes"]
     assert found["promising"]["keeps"]
@@ -54,3 +54,11 @@ def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
     assert found["load_that_keeps_per_s"] is None
     assert "cannot be kept, because p95 ITL" in found["verdict"]
     assert "only the speed of the machine" in found["verdict"]
+
+
+def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> None:
+    found = json.loads(run("tune", "freeze", "--json"))
+    recorded = next(each for each in found["candidates"] if not each["changes"])
+    assert recorded["kept_share"] < 0.5  # 7 of 19 kept every token in time
+    assert found["best"]["changes"]["enable_chunked_prefill"] is True
+    assert found["best"]["keeps"]

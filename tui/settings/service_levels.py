@@ -29,12 +29,3 @@ def parse_levels(text: str, now: SLO) -> SLO:
 def said(slo: SLO) -> str:
     """Return both service levels in words."""
     return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"
-
-
-# A simulation judges a request by the mean of its gaps, other figures by each gap.
-MEANS_HIDE = "a mean hides a freeze: 'stepscope explain' and 'stats' judge every token"
-
-
-def said_of_means(slo: SLO) -> str:
-    """Return both service levels in words, for a request that is judged by its mean ITL."""
-    return f"TTFT within {slo.ttft_ms:,g} ms, mean ITL of a request within {slo.itl_ms:,g} ms"

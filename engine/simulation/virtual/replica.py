@@ -57,7 +57,8 @@ class FigureSink(Protocol):
 
     def add_preemption(self) -> None: ...
 
-    def add_finished(self, request: EndedRequest) -> None: ...
+    def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:
+        """Add a request. `worst_itl_ns` is the longest gap between two of its tokens."""
 
 
 class _Launched(NamedTuple):
@@ -189,7 +190,7 @@ class Replica:
         finished = scheduler.update(rows, [0 if row[4] else None for row in rows])
         num_sampled = self._take_times(step)
         for request in finished:
-            sink.add_finished(request)
+            sink.add_finished(request, request.worst_itl_ns)
         self._all_decode = (
             self._takes_short_way and num_sampled == num_running and self._runs_decodes_ahead()
         )
@@ -217,13 +218,16 @@ class Replica:
             request = row[0]
             last_ns = request.last_token_ns
             request.last_token_ns = now_ns
-            if last_ns == before_ns:
-                num_in_turn += 1
-            elif last_ns is not None:
-                sink.add_gaps(now_ns - last_ns, 1)
-            else:
+            if last_ns is None:
                 request.first_token_ns = now_ns
                 sink.add_first(now_ns - request.arrival_ns)
+                continue
+            if last_ns == before_ns:
+                num_in_turn += 1
+            else:
+                sink.add_gaps(now_ns - last_ns, 1)
+            if now_ns - last_ns > request.worst_itl_ns:
+                request.worst_itl_ns = now_ns - last_ns
         if num_in_turn:
             sink.add_gaps(now_ns - before_ns, num_in_turn)
         return num_sampled
@@ -241,7 +245,7 @@ class Replica:
         if ahead is not None:
             ends_ns.append(ahead.end_ns)
             num_context += num_rows
-        num_steps = 0
+        num_steps = worst_ns = 0
         while num_steps < most and self.now_ns < time_ns:
             num_steps += 1
             num_context += num_rows
@@ -249,7 +253,9 @@ class Replica:
             ends_ns.append(self._time_launched(shape))
             end_ns = ends_ns.pop(0)
             self.now_ns = max(self.now_ns, end_ns)
-            self._sink.add_gaps(end_ns - self._tokens_ns, num_rows)
+            gap_ns = end_ns - self._tokens_ns
+            worst_ns = max(worst_ns, gap_ns)
+            self._sink.add_gaps(gap_ns, num_rows)
             self._tokens_ns = end_ns
         self._sink.add_step(0, num_rows, num_steps)
         self._next_step += num_steps
@@ -261,6 +267,7 @@ class Replica:
             request.num_computed_tokens = num_tokens
             request.token_ids += new_tokens
             request.last_token_ns = self._tokens_ns
+            request.worst_itl_ns = max(request.worst_itl_ns, worst_ns)
         if ends_ns:
             self._ahead = _Launched(self.scheduler.schedule(), 0, num_rows, ends_ns[0])
 

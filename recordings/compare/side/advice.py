@@ -14,6 +14,7 @@ from stepscope.recordings.state.series.limits import Limit
 
 MIN_STEPS = 100  # with fewer steps there is no advice
 MIN_SHARE = 0.3  # least share of steps that a limit must have held
+MIN_LATE_SHARE = 0.002  # of gaps: one late gap in a few hundred spoils a request
 _HALF = 0.5
 _FULL_KV = 0.8
 
@@ -34,6 +35,7 @@ class _Evidence(NamedTuple):
     figures: Mapping[str, float | None]
     knobs: Mapping[str, KnobValue]
     itl_ms: float  # the service level
+    share_late: float  # of gaps between tokens: late mainly due to prompts of others
 
 
 def advice(side: Side) -> list[Advice]:
@@ -49,7 +51,9 @@ def advice(side: Side) -> list[Advice]:
         share = steps.num_records / known
         if share < MIN_SHARE or limit not in _RULES:
             continue
-        said = _RULES[limit](_Evidence(share, steps, figures, knobs, side.slo.itl_ms))
+        said = _RULES[limit](
+            _Evidence(share, steps, figures, knobs, side.slo.itl_ms, side.share_late_beside_prefill)
+        )
         if said is not None:
             found.append((share, Advice(limit, *said)))
     return [each for _, each in sorted(found, key=lambda each: -each[0])]
@@ -122,10 +126,22 @@ def _threshold(seen: _Evidence) -> tuple[str, str] | None:
     )
 
 
+def _work(seen: _Evidence) -> tuple[str, str] | None:
+    is_whole = seen.knobs.get("enable_chunked_prefill") is False
+    if not is_whole or seen.share_late < MIN_LATE_SHARE:
+        return None
+    return (
+        f"prompts were prefilled whole, and {seen.share_late:.1%} of the gaps between tokens were "
+        "late beside them",
+        "set enable_chunked_prefill=true max_num_batched_tokens=256",
+    )
+
+
 _RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
     "seats": _seats,
     "budget": _budget,
     "kv": _kv,
     "mode": _mode,
     "threshold": _threshold,
+    "work": _work,
 }

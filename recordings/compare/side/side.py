@@ -104,6 +104,11 @@ class Side:
         """Seconds from the start of the first step to the end of the last."""
         return self.points.end_ns / 1e9
 
+    @property
+    def share_late_beside_prefill(self) -> float:
+        """The share of gaps between tokens that were late mainly due to prompts of others."""
+        return self.num_late.get(("ITL", "prefill"), 0) / max(1, self.waits["itl"].count)
+
     def sums(self) -> Sums:
         """The sums from which figures are computed. The caller must hold `lock`."""
         sums = self.totals.sums + sums_between(self._state.between)

@@ -11,7 +11,7 @@ _NAMES: dict[Limit, str] = {
     "mode": "batching mode",
     "threshold": "long-prefill threshold",
     "paused": "paused by the operator",
-    "work": "nothing",
+    "work": "no setting",
 }
 _SHOWN = 0.005  # smaller shares are left out
 

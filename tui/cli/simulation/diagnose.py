@@ -17,7 +17,7 @@ from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.service_levels import MEANS_HIDE, said_of_means
+from stepscope.tui.settings.service_levels import said
 
 _MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a forecast with more is a guess
 
@@ -45,8 +45,7 @@ def run(
 
 
 def _report(found: Diagnosis, level: SLO) -> Iterator[str]:
-    yield f"levels: {said_of_means(level)}; medians of {NUM_RUNS} simulated runs"
-    yield MEANS_HIDE
+    yield f"levels: {said(level)}; medians of {NUM_RUNS} simulated runs"
     yield f"as it was: {found.kept_share:.0%} of the requests keep them, {_figures(found.again)}"
     yield ""
     for each in found.findings:
@@ -93,13 +92,14 @@ def verdict(found: Diagnosis) -> Iterator[str]:
             "(--slo-itl and --slo-ttft set others)"
         )
         return
+    evidence = {each.suspect.name: each.evidence.text for each in found.findings}
     for number, each in enumerate(found.bottlenecks):
-        trial = each.trial
+        trial, name = each.trial, each.suspect.name
         command = (
             f"stepscope set {trial.remedy.text}" if trial.remedy.is_live else trial.remedy.text
         )
         yield (
-            f"{'then' if number else 'bottleneck'}: {each.suspect.name}; try: {command} "
+            f"{'then' if number else 'bottleneck'}: {name}: {evidence[name]}; try: {command} "
             f"({trial.kept_share:.0%} of the requests then keep the levels)"
         )
     if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, flat
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.service_levels import parse_levels, said_of_means
+from stepscope.tui.settings.service_levels import parse_levels, said
 
 _NAME_WIDTH = 10
 
@@ -65,7 +65,7 @@ def table(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
         yield _row(name.upper(), "  ".join(cells))
     for index, level in enumerate(levels):
         rate = found[f"goodput_{index}_per_s"]
-        yield _row("goodput", f"{text(rate, '.2f')} requests/s keep {said_of_means(level)}")
+        yield _row("goodput", f"{text(rate, '.2f')} requests/s keep {said(level)}")
 
 
 def text(interval: Interval, form: str) -> str:

@@ -21,7 +21,7 @@ from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import FAILED
-from stepscope.tui.settings.service_levels import MEANS_HIDE, said_of_means
+from stepscope.tui.settings.service_levels import said
 
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
@@ -65,9 +65,8 @@ def _report(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> Iterato
     yield basis.model.in_words()[0]
     yield (
         f"each line is the median of {NUM_RUNS} runs (from the 5th to the 95th percentile); "
-        f"levels: {said_of_means(level)}"
+        f"levels: {said(level)}"
     )
-    yield MEANS_HIDE
     yield ""
     rows = [_row(each) for each in found.candidates]
     heading = ["", "keep levels", *(label for label, _ in _SHOWN), "unlike steps"]

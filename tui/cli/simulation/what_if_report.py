@@ -11,7 +11,7 @@ from stepscope.recordings.simulation.intervals import Predicted
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.settings.service_levels import MEANS_HIDE, said_of_means
+from stepscope.tui.settings.service_levels import said
 
 _SHOWN = (
     ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
@@ -37,8 +37,7 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
     else:
         yield from _by_case(found, cases)
     yield ""
-    yield f"goodput: requests a second that keep {said_of_means(levels[0])}"
-    yield MEANS_HIDE
+    yield f"goodput: requests a second that keep {said(levels[0])}"
     yield from _notes(found, basis)
 
 
