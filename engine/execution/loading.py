@@ -90,7 +90,7 @@ def load_runner(
         model,
         tokenizer,
         backend,
-        loader.eos_token_ids(model_config, folder),
+        loader.eos_token_ids(model_config, folder, tokenizer),
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,

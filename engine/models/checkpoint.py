@@ -4,7 +4,7 @@ Uses the network only for `--model smollm2`, the first time.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,8 +56,7 @@ def check(folder: Path) -> None:
     """Raise ConfigError if config, weights or tokenizer are missing, or a weight file is cut."""
     read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     if not random_model.is_random(folder):
-        for file in weight_files(folder):
-            _check_safetensors(file)
+        _check_safetensors(weight_files(folder))
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
             "no_tokenizer",
@@ -151,8 +150,25 @@ def _cached(model: str) -> Path:
         ) from None
 
 
-def _check_safetensors(file: Path) -> None:
-    """Check that a file is as long as its header says. Finds every copy that was cut short."""
+def _check_safetensors(files: Sequence[Path]) -> None:
+    """Check that each file is as long as its header says, and that no tensor is in two of them.
+
+    Finds every copy that was cut short, and a second whole checkpoint beside the first.
+    """
+    file_of: dict[str, Path] = {}
+    for file in files:
+        for tensor in _tensors_of(file):
+            if tensor in file_of:
+                raise ConfigError(
+                    "bad_weights",
+                    f"{file_of[tensor]} and {file.name} both hold {tensor}: remove the file that "
+                    "does not belong to the model",
+                )
+            file_of[tensor] = file
+
+
+def _tensors_of(file: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file, after checking its length."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
@@ -163,9 +179,8 @@ def _check_safetensors(file: Path) -> None:
             )
         try:
             header = json.loads(stream.read(header_bytes))
-            end = max(
-                (t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0
-            )
+            header.pop("__metadata__", None)
+            end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise ConfigError(
                 "bad_weights", f"{file} has a damaged safetensors header: copy it again"
@@ -176,3 +191,4 @@ def _check_safetensors(file: Path) -> None:
             "bad_weights",
             f"{file} has {size} bytes where its header promises {expected}: copy it again",
         )
+    return list(header)

@@ -12,7 +12,7 @@ decoder with them (`tests/models/test_exactness.py`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,8 +66,8 @@ class Decoder:
         self.name = name
         self.device = device
         self.dtype = dtype
-        self._config = shape = DecoderConfig.of(config)
         self._weights = weights
+        self._config = shape = self._with_own_head(DecoderConfig.of(config))
         self._weights.check(shape.weight_shapes())
         self.kv_shape = KVShape(
             num_layers=shape.num_layers,
@@ -85,6 +85,14 @@ class Decoder:
         self._norm = self._read("model.norm.weight")
         head = self._embeddings if shape.tied else self._read("lm_head.weight")
         self._head = Linear(head, memory=self._memory)
+
+    def _with_own_head(self, shape: DecoderConfig) -> DecoderConfig:
+        """Untie the head if the weights have one that differs from the embeddings."""
+        head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
+        if not shape.tied or not (self._weights.has(head) and self._weights.has(embeddings)):
+            return shape
+        ours, theirs = (self._weights.read(each, self.dtype) for each in (head, embeddings))
+        return shape if torch.equal(ours, theirs) else replace(shape, tied=False)
 
     @property
     def implementation(self) -> str:

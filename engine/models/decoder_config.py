@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.engine.models.support import sliding_layers
+from stepscope.engine.models.support import own, sliding_layers
 from stepscope.engine.models.weights import Shape
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -33,7 +33,7 @@ class DecoderConfig:
     def of(cls, config: Any) -> "DecoderConfig":
         """Make a `DecoderConfig` from a `PreTrainedConfig` for which `misfit` returns None."""
         kind = config.model_type
-        attention_bias = bool(getattr(config, "attention_bias", False))
+        attention_bias = bool(own(config, "attention_bias"))
         sliding = sliding_layers(config)
         return cls(
             architecture=(config.architectures or [f"{kind} decoder"])[0],
@@ -48,7 +48,7 @@ class DecoderConfig:
             tied=bool(config.tie_word_embeddings),
             qkv_bias=kind == "qwen2" or attention_bias,
             out_bias=kind != "qwen2" and attention_bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            mlp_bias=bool(own(config, "mlp_bias")),
             qk_norm=kind == "qwen3",
             windows=tuple(
                 config.sliding_window if i in sliding else None

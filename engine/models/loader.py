@@ -21,9 +21,10 @@ from stepscope.engine.models.random_model import is_random
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
-from stepscope.engine.models.weights import Weights, WeightSource
+from stepscope.engine.models.weights import Weights, WeightSource, refuse_unused
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
+from stepscope.engine.text.tokenizer import Tokenizer
 
 
 def load_config(folder: Path, name: str) -> Any:
@@ -145,6 +146,7 @@ def _load_transformers(
             f"the weights of {name} lack {len(missing)} tensors (first: {missing[0]}): "
             "copy the checkpoint again",
         )
+    refuse_unused(info["unexpected_keys"], name)
     model.eval()
     model.requires_grad_(False)
     return TransformersModel(model, name, device)
@@ -159,17 +161,26 @@ def _model_class(config: Any) -> Any:
     return found[0] if isinstance(found, tuple | list) else found
 
 
-def eos_token_ids(config: Any, folder: Path) -> frozenset[int]:
-    """Return every token that ends a text, from the generation settings or else the config."""
-    found: Any = None
+def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return every token that ends a text.
+
+    The generation settings, the config and the tokenizer may each name others; all of them count.
+
+    Raises:
+        ConfigError: one of them names something that is no token.
+    """
+    told = [getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")
-        found = settings.get("eos_token_id")
-    if found is None:
-        found = getattr(config.get_text_config(), "eos_token_id", None)
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list | tuple) else [found])
+        told.append(settings.get("eos_token_id"))
+    found: set[int] = set()
+    for each in told:
+        ids = each if isinstance(each, list | tuple) else [each]
+        for token_id in ids:
+            if token_id is not None and type(token_id) is not int:
+                raise ConfigError("bad_config", f"{folder} names {token_id!r} as an end token")
+        found.update(token_id for token_id in ids if token_id is not None and token_id >= 0)
+    return frozenset(found)
 
 
 @contextmanager

@@ -33,6 +33,9 @@ class RandomWeights:
         """Take note of the names and shapes of the tensors; there is no file to check."""
         self._shapes = expected
 
+    def has(self, tensor: str) -> bool:
+        return tensor in self._shapes
+
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
         return self.draw(tensor, self._shapes[tensor]).to(dtype)
 

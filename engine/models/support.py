@@ -8,6 +8,12 @@ from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
+_SIZES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+_MAX_SIZE = 1 << 31
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 # The `layer_types` that we serve: softmax attention over all keys, or over a window of them.
 SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -27,7 +33,9 @@ def check_config(config: Any, name: str) -> None:
         _refuse(name, "it is an encoder-decoder; stepscope serves decoder-only models")
     if getattr(text, "kv_lora_rank", None):
         _refuse(name, "it uses multi-head latent attention (MLA), which is not implemented")
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(SERVED_LAYER_TYPES))
+    if getattr(text, "attn_temperature_tuning", None):
+        _refuse(name, "it scales attention by positions that it counts itself")
+    others = sorted(set(own(text, "layer_types") or ()) - set(SERVED_LAYER_TYPES))
     if others:
         _refuse(name, f"it has layers of another kind than softmax attention ({', '.join(others)})")
     if getattr(text, "num_kv_shared_layers", 0):
@@ -38,14 +46,23 @@ def check_config(config: Any, name: str) -> None:
     for rope in _rope_parameters(text):
         if rope.get("mrope_section"):
             _refuse(name, "its positions have several dimensions (M-RoPE), not implemented")
+        kind = rope.get("rope_type", "default")
+        if kind not in _ROPE_TYPES:
+            known = ", ".join(_ROPE_TYPES)
+            _refuse(name, f"its RoPE is of the type {kind!r}; there are {known}")
+    for key in _SIZES:
+        size = getattr(text, key, None)
+        if size is not None and (type(size) is not int or not 0 < size < _MAX_SIZE):
+            _refuse(name, f"its config says {key}={size!r}")
 
 
 def longest_request(config: Any, name: str, asked: int) -> int:
     """Return how many tokens a request may have: `asked`, or the model's own limit if `asked` is 0.
 
-    With RoPE whose frequencies depend on the longest sequence in the batch ('dynamic', 'longrope'),
-    the keys of a token depend on the other requests. So the limit of such models is the length from
-    which on the frequencies change.
+    YaRN and linear scaling stretch positions beyond `max_position_embeddings`; the limit is the one
+    that vLLM derives (`_get_and_verify_max_len`). With RoPE whose frequencies depend on the longest
+    sequence in the batch ('dynamic', 'longrope'), the keys of a token depend on the other requests.
+    So the limit of such models is the length from which on the frequencies change.
 
     Raises:
         ConfigError: `asked` is above the limit, or 0 and the model has no limit.
@@ -53,7 +70,12 @@ def longest_request(config: Any, name: str, asked: int) -> int:
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     why = "the model's own limit (max_position_embeddings)"
-    for rope in _rope_parameters(text):
+    ropes = _rope_parameters(text)
+    if limit and len(ropes) == 1 and ropes[0].get("rope_type") in ("linear", "yarn"):
+        before = ropes[0].get("original_max_position_embeddings") or limit
+        limit = round((before if ropes[0]["rope_type"] == "yarn" else limit) * ropes[0]["factor"])
+        why = "the model's own limit (max_position_embeddings, and the factor of its RoPE)"
+    for rope in ropes:
         if rope.get("rope_type") in ("dynamic", "longrope"):
             original = (
                 rope.get("original_max_position_embeddings")
@@ -83,12 +105,22 @@ def sliding_layers(config: Any) -> set[int]:
     """Return the indices of the layers with sliding-window attention, according to the config."""
     text = config.get_text_config()
     num_layers = int(text.num_hidden_layers)
-    kinds = getattr(text, "layer_types", None)
+    if not own(text, "sliding_window"):
+        return set()
+    kinds = own(text, "layer_types")
     if kinds:
         return {i for i, kind in enumerate(kinds[:num_layers]) if kind == "sliding_attention"}
-    if getattr(text, "use_sliding_window", True) and getattr(text, "sliding_window", None):
-        return set(range(num_layers))
-    return set()
+    uses = own(text, "use_sliding_window")
+    return set(range(num_layers)) if uses is None or uses else set()
+
+
+def own(config: Any, key: str) -> Any:
+    """Return a setting that the family of a config declares; None for one of another family.
+
+    A config holds every key of its file, such as a window left over from another model.
+    """
+    declares = any(key in getattr(each, "__annotations__", {}) for each in type(config).__mro__)
+    return getattr(config, key, None) if declares else None
 
 
 def _rope_parameters(text: Any) -> list[dict[str, Any]]:

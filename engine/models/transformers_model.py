@@ -11,9 +11,11 @@ attention.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
@@ -21,7 +23,8 @@ from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.paged_attention import store_kv
+from stepscope.kernels.paged_attention import PagedBatch, store_kv
+from stepscope.kernels.reference import ReferenceAttention
 
 # No mask function is registered under this name, so the library builds no masks. It must not
 # contain "flash" or begin with "paged|", because the library treats such names specially.
@@ -32,6 +35,11 @@ ATTENTION = "stepscope_pages"
 _HARMLESS = frozenset(
     {"dropout", "position_ids", "use_cache", "return_dict", "training", "cache_position"}
 )
+
+
+_TRIAL_TOKENS, _TRIAL_BLOCK = 24, 16
+# Most that the logits of a trial may be off, by the bytes of a number: rounding, not other numbers.
+_TRIAL_ERROR = {8: 1e-6, 4: 1e-3, 2: 0.1}
 
 
 class LayerCall(NamedTuple):
@@ -154,6 +162,7 @@ class TransformersModel:
                     "unsupported_model", f"{name} cannot be served: it takes no {needed}"
                 )
         self.dtype, self.kv_shape = self._probe()
+        self._compare()
 
     @property
     def implementation(self) -> str:
@@ -264,6 +273,58 @@ class TransformersModel:
             dtype_bytes=dtype.itemsize,
         )
         return dtype, shape
+
+    @torch.inference_mode()
+    def _compare(self) -> None:
+        """Compare a prompt over pages, whole and in chunks, with the model's own forward pass.
+
+        So a model is refused that counts positions by itself: it would count each chunk from 0.
+        """
+        tokens = (torch.arange(_TRIAL_TOKENS, device=self.device) * 7 + 1) % self.vocab_size
+        self._model.set_attn_implementation("eager")
+        try:
+            expected = self._model(input_ids=tokens[None], use_cache=False).logits[0].float()
+        except Exception as error:  # noqa: BLE001 - the library's code may raise anything
+            refuse_file("unsupported_model", f"{self.name} fails on a trial prompt", error)
+        finally:
+            self._model.set_attn_implementation(ATTENTION)
+        for sizes in ((_TRIAL_TOKENS,), (7, 1, _TRIAL_TOKENS - 8)):
+            got = self._over_pages(tokens, sizes).float()
+            apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
+            if not apart < _TRIAL_ERROR[self.dtype.itemsize]:
+                how = "whole" if len(sizes) == 1 else "in chunks"
+                self._refuse(
+                    f"over a paged KV cache its logits of a prompt {how} are {apart:.0%} apart "
+                    "from those of its own forward pass"
+                )
+
+    def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return the logits of a prompt, [num_tokens, vocab_size], computed in chunks."""
+        shape, num_blocks = self.kv_shape, -(-len(tokens) // _TRIAL_BLOCK)
+        size = num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
+        caches = [
+            [
+                torch.zeros(size, dtype=self.dtype, device=self.device)
+                for _ in range(shape.num_layers)
+            ]
+            for _ in range(2)
+        ]
+        logits, start = [], 0
+        for num_tokens in sizes:
+            positions = torch.arange(start, start + num_tokens, device=self.device)
+            start += num_tokens
+            batch = PagedBatch(
+                query_starts=np.array([0, num_tokens]),
+                context_lens=np.array([start]),
+                block_tables=np.arange(num_blocks)[None],
+                slot_mapping=positions,
+                block_size=_TRIAL_BLOCK,
+                device=self.device,
+            )
+            context = StepContext(batch, caches[0], caches[1], ReferenceAttention())
+            every = torch.arange(num_tokens, device=self.device)
+            logits.append(self.forward(tokens[positions], positions, context, every))
+        return torch.cat(logits)
 
     def _refuse(self, reason: str) -> None:
         raise ConfigError("unsupported_model", f"{self.name} cannot be served: {reason}")

@@ -1,6 +1,7 @@
 """`Weights`: the tensors of a checkpoint by name, checked before the first one is read."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +14,38 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 Shape = tuple[int, ...]
 
 
+# Tensors that are computed from the config, and a head that equals the embeddings.
+_HARMLESS = re.compile(
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.(masked_)?bias_mask|attn\.(masked_)?bias"
+    r"|^lm_head\.weight)$"
+)
+_OF_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.|^(model\.)?(embed_tokens|norm|lm_head)\.")
+
+
+def refuse_unused(tensors: Iterable[str], name: str) -> None:
+    """Refuse a checkpoint with tensors of layers that the model would not use.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    unused = sorted(each for each in tensors if _OF_LAYERS.search(each))
+    unused = [each for each in unused if not _HARMLESS.search(each)]
+    if unused:
+        raise ConfigError(
+            "bad_weights",
+            f"the config of {name} has no place for {len(unused)} tensors of its weights (first: "
+            f"{unused[0]}): without them it would say something else",
+        )
+
+
 class WeightSource(Protocol):
     """Gives a model its tensors: `Weights` from files, or `random_weights.RandomWeights`."""
 
     def check(self, expected: Mapping[str, Shape]) -> None:
         """Raise ConfigError if tensors are missing, or have another shape."""
         ...
+
+    def has(self, tensor: str) -> bool: ...
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one tensor in `dtype`, on the CPU or on the model's device."""
@@ -64,6 +91,10 @@ class Weights:
                 f"(first: {tensor} is {list(found)}, not {list(expected[tensor])}): they do not "
                 "belong together",
             )
+        refuse_unused(self._file_of.keys() - expected.keys(), self._name)
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self._file_of
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
         """Read one tensor to the CPU, in `dtype`.

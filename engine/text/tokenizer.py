@@ -50,6 +50,11 @@ class Tokenizer:
         # call changes the tokenizer, so several threads can use it at once.
         self._tokenizer.encode("")
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, or a turn of a conversation; None if it names none."""
+        return getattr(self._tokenizer, "eos_token_id", None)
+
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return token ids, with the special tokens that the model expects around a prompt.
 

@@ -3,6 +3,8 @@
 test_exactness.py compares whole generations; these tests compare logits over many configs.
 """
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.models import loader
+from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
@@ -79,7 +81,7 @@ def oracle_logits(folder: Path) -> torch.Tensor:
     oracle = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
-    return oracle.eval()(torch.tensor([TOKENS])).logits[0]
+    return oracle.eval()(torch.tensor([TOKENS]), use_cache=False).logits[0]
 
 
 def rope(kind: str, **settings: object) -> dict[str, object]:
@@ -230,3 +232,104 @@ def test_the_last_position_of_the_longest_request_can_be_computed(
     pages = Pages(load(tiny_checkpoint("llama")))
     pages.num_computed = MAX_MODEL_LEN - len(TOKENS)
     assert pages.step(1, [0]).isfinite().all()
+
+
+# What a checkpoint says that its family does not read, or says twice.
+
+FOREIGN: list[tuple[str, dict[str, object]]] = [
+    ("llama", {"sliding_window": 8}),
+    ("llama", {"sliding_window": 8, "use_sliding_window": True}),
+    ("llama", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}),
+    ("llama", {"layer_types": ["linear_attention"] * 2}),
+    ("llama", {"max_window_layers": 1, "no_rope_layers": [0, 1]}),
+    ("llama", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    ("llama", {"query_pre_attn_scalar": 400, "logit_scale": 0.1, "residual_multiplier": 0.2}),
+    ("llama", {"use_qk_norm": True, "clip_qkv": 0.1}),
+    ("mistral", {"attention_bias": True, "mlp_bias": True}),
+    ("mistral", {"use_sliding_window": False}),
+    ("mistral", {"layer_types": ["full_attention"] * 2}),
+    ("qwen2", {"attention_bias": False, "mlp_bias": True}),
+    ("qwen2", {"sliding_window": 8, "use_sliding_window": False}),
+    ("qwen3", {"sliding_window": 8, "use_sliding_window": False}),
+    ("qwen3", {"mlp_bias": True, "attn_logit_softcapping": 5.0}),
+]
+
+
+@pytest.mark.parametrize(("family", "foreign"), FOREIGN, ids=str)
+def test_a_family_reads_its_own_keys_only(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, foreign: dict[str, object]
+) -> None:
+    folder = copy_of(tiny_checkpoint(family), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **foreign}))
+    expected = oracle_logits(folder)
+    got = Pages(load(folder, "auto")).step(90, list(range(90)))
+    torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
+
+
+def copy_of(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "model"))
+
+
+def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        weights[name] = weights[name] if tensor is None else tensor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_head_of_its_own_counts_though_the_config_ties_it(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama", tie_word_embeddings=True), tmp_path)
+    embeddings = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    same = Pages(load(folder, "auto")).step(20, list(range(20)))
+    change_weights(folder, **{"lm_head.weight": embeddings.clone()})
+    assert torch.equal(Pages(load(folder)).step(20, list(range(20))), same)
+    change_weights(folder, **{"lm_head.weight": embeddings.flip(0).contiguous()})
+    model = load(folder)
+    torch.testing.assert_close(
+        Pages(model).step(90, list(range(90))), oracle_logits(folder), rtol=2e-4, atol=2e-4
+    )
+    assert "stepscope decoder" in model.implementation
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "shape"),
+    [
+        ("llama", "model.layers.0.self_attn.q_proj.bias", (64,)),
+        ("llama", "model.layers.1.self_attn.q_norm.weight", (16,)),
+        ("llama", "model.layers.2.input_layernorm.weight", (64,)),
+        ("qwen2", "model.layers.0.self_attn.o_proj.bias", (64,)),
+        ("qwen3", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", (4, 64)),
+        ("gemma2", "model.layers.0.mlp.up_proj.bias", (96,)),
+    ],
+)
+def test_a_tensor_that_the_config_has_no_place_for_is_named_and_refused(
+    tiny_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    family: str,
+    tensor: str,
+    shape: tuple[int, ...],
+) -> None:
+    folder = copy_of(tiny_checkpoint(family), tmp_path)
+    change_weights(folder, **{tensor: torch.ones(shape)})
+    with pytest.raises(ConfigError, match=tensor):
+        load(folder, "auto")
+
+
+def test_tensors_that_the_config_gives_anyway_are_no_reason_to_refuse(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"), tmp_path)
+    change_weights(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert load(folder).num_parameters
+
+
+def test_two_whole_files_without_an_index_are_refused(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"), tmp_path)
+    shutil.copy(folder / "model.safetensors", folder / "older.safetensors")
+    with pytest.raises(ConfigError, match=r"model.safetensors and older.safetensors both hold"):
+        checkpoint.check(folder)

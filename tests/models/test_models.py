@@ -283,8 +283,18 @@ def test_with_length_dependent_rope_the_limit_is_where_the_dependence_begins(
     assert limit_of(tmp_path, **long) == 1024
     message = refusal(lambda: limit_of(tmp_path, asked=2000, **long))
     assert "'longrope' RoPE change with the batch" in message
-    fixed = {"max_position_embeddings": 8192, "rope_parameters": rope("linear")}
-    assert limit_of(tmp_path, **fixed) == 8192
+
+
+def test_scaled_positions_reach_as_far_as_vllm_lets_them(tmp_path: Path) -> None:
+    linear = {"max_position_embeddings": 8192, "rope_parameters": rope("linear")}
+    assert limit_of(tmp_path, **linear) == 32_768
+    qwen = {"max_position_embeddings": 32_768, "rope_parameters": rope("yarn")}
+    assert limit_of(tmp_path, **qwen) == 131_072
+    original = rope("yarn", original_max_position_embeddings=4096)
+    assert limit_of(tmp_path, max_position_embeddings=16_384, rope_parameters=original) == 16_384
+    llama3 = rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0,
+                  original_max_position_embeddings=8192)  # fmt: skip
+    assert limit_of(tmp_path, max_position_embeddings=131_072, rope_parameters=llama3) == 131_072
 
 
 # --- settings
