@@ -13,7 +13,7 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.text.stop_strings import StopText
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 
 def num_chars(command: Submit) -> int:

@@ -1,23 +1,26 @@
-"""`Tokenizer`: text to token ids and back; `TextStream`: decodes tokens as they arrive."""
+"""`Tokenizer`: text to token ids and back."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
 from stepscope.engine.text.token_bound import TokenBound
 
-# Stands in decoded text for bytes that are not (yet) valid UTF-8.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A longer run of replacements is not an unfinished character.
-LONGEST_RUN = 8
-# Most bytes of an unfinished character: three of four.
-UNFINISHED = 3
 # Longest part of a chat template's own error message that is passed on.
 LONGEST_REASON = 300
-# Tokens that a window may grow to, and tokens that are kept of a larger one.
-LONGEST_WINDOW = 32
-KEPT_WINDOW = 16
+# A token that stands for one byte, of tokenizers that write unknown characters as bytes.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+# The visible character that byte-level BPE writes for each byte (Radford et al., 2019). Printable
+# Latin-1 bytes stand for themselves; all others map to U+0100 and up, in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_SYMBOL = {
+    **{chr(byte): byte for byte in _PRINTABLE},
+    **{chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)},
+}
 
 PROSE = (
     "The harbour was quiet that morning, and the only boats that moved were the small ones which "
@@ -35,11 +38,22 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = backend
         # Use the Rust tokenizer itself if there is one: it takes a tenth of the wrapper's time.
         self._decode: Callable[[Sequence[int]], str] = (
-            backend.decode if backend is not None else self._decode_slowly
+            self._decode_slowly if backend is None else self._decode_fast
         )
+        self._special = frozenset(
+            getattr(tokenizer, "all_special_ids", ())
+            if backend is None
+            else (i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        )
+        self._byte_of: dict[int, int] = {}  # of tokens that the decoder takes for bytes
+        decoder = getattr(backend, "decoder", None)
+        if decoder is not None and b"ByteFallback" in decoder.__getstate__():
+            ids = ((byte, backend.token_to_id(f"<0x{byte:02X}>")) for byte in range(256))
+            self._byte_of = {token_id: byte for byte, token_id in ids if token_id is not None}
         # The fast call of the Rust tokenizer, without offsets and masks, which are not used here.
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
@@ -115,8 +129,24 @@ class Tokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token that is a part of a character. None: the tokenizer has none.
+
+        `token_text` shows such a token as a replacement character.
+        """
+        name = (
+            self._backend.id_to_token(token_id)
+            if self._backend is not None
+            else getattr(self._tokenizer, "convert_ids_to_tokens", str)(token_id)
+        )
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        if BYTE_OF_SYMBOL.keys() >= set(name):
+            return bytes(BYTE_OF_SYMBOL[char] for char in name)
+        return None
+
     def text_stream(self) -> "TextStream":
-        return TextStream(self._decode)
+        return TextStream(self._decode, self._special)
 
     @cached_property
     def chars_per_token(self) -> float:
@@ -141,6 +171,32 @@ class Tokenizer:
         token_ids: list[int] = encoded.ids
         return token_ids
 
+    def _decode_fast(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(token_ids)
+        if self._byte_of and REPLACEMENT in text:
+            text = self._backend.decoder.decode(self._with_whole_characters(token_ids))
+        return text
+
+    def _with_whole_characters(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the tokens, with replacements for bytes that are in no whole character.
+
+        The decoder would replace each byte of a run that is not valid as a whole, its beginning
+        too, which was perhaps sent already.
+        """
+        tokens: list[str] = []
+        run = bytearray()
+        for token_id in token_ids:
+            token = None if token_id in self._special else self._backend.id_to_token(token_id)
+            if token is None:
+                continue
+            if (byte := self._byte_of.get(token_id)) is not None:
+                run.append(byte)
+                continue
+            tokens += _byte_tokens(run)
+            run.clear()
+            tokens.append(token)
+        return tokens + _byte_tokens(run)
+
     def _decode_slowly(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -154,48 +210,8 @@ class Tokenizer:
         return text
 
 
-class TextStream:
-    """Decodes the tokens of one request as they arrive.
-
-    The texts that it returns, joined, are the text of all tokens. A character is returned once it
-    is complete. Decoding uses a short window of tokens, because some tokenizers decode a token
-    differently at the start of a text than inside it.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._num_context = 0  # first tokens of the window whose text was returned completely
-        self._num_given = 0  # characters of the window's text that were returned
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add the next tokens, and return the text that is now certain; may be empty."""
-        self._window.extend(token_ids)
-        text = self._decode(self._window)
-        certain = text.rstrip(REPLACEMENT)
-        if len(text) - len(certain) > LONGEST_RUN:
-            certain = text[:-UNFINISHED]
-        piece = certain[self._num_given :]
-        self._num_given = max(self._num_given, len(certain))
-        num_held = len(text) - self._num_given
-        if text and num_held == 0:
-            self._drop(self._num_context, num_held)
-        elif len(self._window) > LONGEST_WINDOW:
-            self._drop(len(self._window) - KEPT_WINDOW, num_held)
-        return piece
-
-    def finish(self) -> str:
-        """Return the text that was held back; an unfinished character as replacement characters."""
-        piece = self._decode(self._window)[self._num_given :]
-        self._window.clear()
-        self._num_context = self._num_given = 0
-        return piece
-
-    def _drop(self, num_tokens: int, num_held: int) -> None:
-        """Drop the oldest `num_tokens` of the window, whose text was returned.
-
-        The last `num_held` characters of the window's text remain to be returned.
-        """
-        del self._window[:num_tokens]
-        self._num_context = len(self._window)
-        self._num_given = max(0, len(self._decode(self._window)) - num_held)
+def _byte_tokens(run: bytes | bytearray) -> list[str]:
+    tokens: list[str] = []
+    for char in run.decode(errors="replace"):
+        tokens += [char] if char == REPLACEMENT else [f"<0x{byte:02X}>" for byte in char.encode()]
+    return tokens

@@ -171,7 +171,7 @@ def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
             ChatTokenLogprob(
                 token=position.chosen.text,
                 logprob=position.chosen.logprob,
-                bytes=list(position.chosen.text.encode()),
+                bytes=_bytes(position.chosen),
                 top_logprobs=[_top(token) for token in position.top],
             )
             for position in positions
@@ -180,4 +180,8 @@ def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
 
 
 def _top(token: TokenLogprob) -> ChatTopLogprob:
-    return ChatTopLogprob(token=token.text, logprob=token.logprob, bytes=list(token.text.encode()))
+    return ChatTopLogprob(token=token.text, logprob=token.logprob, bytes=_bytes(token))
+
+
+def _bytes(token: TokenLogprob) -> list[int]:
+    return list(token.text.encode() if token.utf8 is None else token.utf8)

@@ -125,6 +125,8 @@ class CompletionWriter:
         offsets = []
         tops = []
         for position in positions:
+            if position.text_offset is not None:
+                offset = position.text_offset
             offsets.append(offset)
             offset += len(position.chosen.text)
             # The first of two tokens with the same text is the likelier one.

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from stepscope.engine.simulation.simulated import VOCAB_SIZE
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 CHARS_PER_TOKEN = 4
 
