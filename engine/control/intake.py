@@ -4,7 +4,7 @@ Runs outside the engine's thread, because tokenising a long prompt takes longer 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -18,8 +18,8 @@ from stepscope.engine.text.text_stream import TextStream
 
 def num_chars(command: Submit) -> int:
     """Return the number of characters of the command's text that must be tokenised."""
-    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
-    return sum(map(len, texts))
+    texts = (text for turn in command.messages or () for text in turn.texts)
+    return len(command.prompt or "") + sum(map(len, texts))
 
 
 class TextCodec(Protocol):
@@ -34,7 +34,7 @@ class TextCodec(Protocol):
         ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
     ) -> list[int]:
         """Return the token ids of a conversation.
 

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.text.chat_prompt import render
 from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
 from stepscope.engine.text.token_bound import TokenBound
 
-# Longest part of a chat template's own error message that is passed on.
-LONGEST_REASON = 300
 # A token that stands for one byte, of tokenizers that write unknown characters as bytes.
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 # The visible character that byte-level BPE writes for each byte (Radford et al., 2019). Printable
@@ -77,7 +76,7 @@ class Tokenizer:
         return self._encode(text, most, add_special_tokens=True)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
     ) -> list[int]:
         """Return token ids of a conversation in the model's chat template, ready for the answer.
 
@@ -87,28 +86,22 @@ class Tokenizer:
         the special tokens at the beginning, so the tokenizer adds none.
 
         Args:
-            messages: turns with `role` and `content`.
+            messages: turns with `role` and `content`: a text, or the texts of its parts.
             most: as in `encode`.
 
         Raises:
             ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation
-                (`bad_messages`), or the text has certainly more than `most` tokens.
+                or leaves a part of it out (`bad_messages`), or the text has certainly more than
+                `most` tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
                 "no_chat_template", "messages: this model has no chat template; send a prompt"
             )
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:
-            # Put on one line, because a template may raise any message.
-            detail = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
-            raise ConfigError(
-                "bad_messages", f"messages: the model's chat template does not take them: {detail}"
-            ) from error
-        return self._encode(text, most, add_special_tokens=False)
+        template = partial(
+            self._tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
+        )
+        return self._encode(render(template, messages), most, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens and without ids that have no token."""

@@ -71,7 +71,7 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
         if part.type != "text" or part.text is None:
             raise not_supported(f"{where}.content[{number}].type", part.type)
         texts.append(part.text)
-    return ChatMessage(role=turn.role, content="\n".join(texts))
+    return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
