@@ -160,16 +160,20 @@ class Intake:
         return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        # litellm and others know a prompt that is too long by these words.
+        context = (
+            f"this model's maximum context length is {self._max_model_len} tokens, prompt and "
+            "output together (max_model_len)"
+        )
         if num_prompt_tokens >= self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",
-                f"the prompt has {num_prompt_tokens} tokens, max_model_len is "
-                f"{self._max_model_len} for prompt and output together",
+                f"{context}; the prompt has {num_prompt_tokens}",
             )
         if num_prompt_tokens + max_tokens > self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",
-                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} exceed "
-                f"max_model_len={self._max_model_len}; at most "
-                f"{self._max_model_len - num_prompt_tokens} can be asked for",
+                f"{context}; the prompt has {num_prompt_tokens}, so at most "
+                f"{self._max_model_len - num_prompt_tokens} of output can be asked for, got "
+                f"max_tokens={max_tokens}",
             )

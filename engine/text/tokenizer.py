@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
@@ -48,11 +49,8 @@ class Tokenizer:
             if backend is None
             else (i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         )
-        self._byte_of: dict[int, int] = {}  # of tokens that the decoder takes for bytes
         decoder = getattr(backend, "decoder", None)
-        if decoder is not None and b"ByteFallback" in decoder.__getstate__():
-            ids = ((byte, backend.token_to_id(f"<0x{byte:02X}>")) for byte in range(256))
-            self._byte_of = {token_id: byte for byte, token_id in ids if token_id is not None}
+        self._falls_back = decoder is not None and b"ByteFallback" in decoder.__getstate__()
         # The fast call of the Rust tokenizer, without offsets and masks, which are not used here.
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
@@ -154,8 +152,8 @@ class Tokenizer:
             if at_least > most:
                 raise ConfigError(
                     "prompt_too_long",
-                    f"the prompt has at least {at_least} tokens; max_model_len leaves room for "
-                    f"{most} and one of output",
+                    f"this model's maximum context length is {most + 1} tokens, prompt and output "
+                    f"together (max_model_len); the prompt has at least {at_least}",
                 )
         if self._encode_batch is None:
             how = {} if add_special_tokens else {"add_special_tokens": False}
@@ -166,29 +164,22 @@ class Tokenizer:
 
     def _decode_fast(self, token_ids: Sequence[int]) -> str:
         text: str = self._backend.decode(token_ids)
-        if self._byte_of and REPLACEMENT in text:
-            text = self._backend.decoder.decode(self._with_whole_characters(token_ids))
-        return text
-
-    def _with_whole_characters(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the tokens, with replacements for bytes that are in no whole character.
-
-        The decoder would replace each byte of a run that is not valid as a whole, its beginning
-        too, which was perhaps sent already.
-        """
+        if not self._falls_back or REPLACEMENT not in text:
+            return text
+        # The decoder replaces a whole run of bytes that is not valid, also its beginning, which was
+        # perhaps sent already. So give it those bytes only that are in whole characters.
+        ids = [each for each in token_ids if each not in self._special]
+        names = [name for name in map(self._backend.id_to_token, ids) if name is not None]
         tokens: list[str] = []
-        run = bytearray()
-        for token_id in token_ids:
-            token = None if token_id in self._special else self._backend.id_to_token(token_id)
-            if token is None:
+        for is_bytes, run in groupby(names, lambda name: bool(_BYTE_TOKEN.fullmatch(name))):
+            if not is_bytes:
+                tokens += run
                 continue
-            if (byte := self._byte_of.get(token_id)) is not None:
-                run.append(byte)
-                continue
-            tokens += _byte_tokens(run)
-            run.clear()
-            tokens.append(token)
-        return tokens + _byte_tokens(run)
+            for char in bytes(int(name[3:5], 16) for name in run).decode(errors="replace"):
+                utf8 = char.encode()
+                tokens += [char] if char == REPLACEMENT else [f"<0x{byte:02X}>" for byte in utf8]
+        decoded: str = self._backend.decoder.decode(tokens)
+        return decoded
 
     def _decode_slowly(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
@@ -201,10 +192,3 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
-
-
-def _byte_tokens(run: bytes | bytearray) -> list[str]:
-    tokens: list[str] = []
-    for char in run.decode(errors="replace"):
-        tokens += [char] if char == REPLACEMENT else [f"<0x{byte:02X}>" for byte in char.encode()]
-    return tokens

@@ -203,6 +203,26 @@ def test_logprobs_name_every_token_of_the_answer(client: "openai.OpenAI") -> Non
         offset += len(token_text)
 
 
+def test_newer_fields_of_the_client_that_change_no_answer_are_taken(
+    library: Any, client: "openai.OpenAI"
+) -> None:
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 3}
+    chunks = client.chat.completions.create(
+        **asked,
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        prompt_cache_key="a",
+        safety_identifier="b",
+        metadata={"c": "d"},
+    )
+    assert list(chunks)[-1].usage.completion_tokens == 3
+    done = client.completions.create(
+        model="tiny", prompt="abc", extra_body={"max_completion_tokens": 3.0, "ignore_eos": True}
+    )
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 3
+
+
 async def _collect(stream: AsyncIterator[Any]) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
@@ -226,6 +246,8 @@ def test_errors_become_the_openai_clients_own_exceptions(
     with pytest.raises(library.BadRequestError) as too_long:
         client.completions.create(model="tiny", prompt="x" * 600)
     assert too_long.value.code == "context_length_exceeded"
+    # litellm and others know the error by these words (litellm#10793).
+    assert "this model's maximum context length is 512 tokens" in str(too_long.value)
     with pytest.raises(library.BadRequestError) as tools:
         client.chat.completions.create(
             model="tiny",
