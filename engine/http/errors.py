@@ -101,9 +101,7 @@ def from_validation(error: Exception) -> ApiError:
     return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
 
 
-def not_supported(
-    name: str, value: Any, reason: str = "a message is a role and a text"
-) -> ApiError:
+def not_supported(name: str, value: Any, reason: str) -> ApiError:
     shown = msgspec.json.encode(value).decode()
     if len(shown) > 60:
         shown = shown[:60] + "..."

@@ -78,7 +78,7 @@ def render(
                 for at, form in enumerate(as_sent)
             ]
         )
-    forms, shown = tried[-1]
+    chosen, shown = tried[-1]
     for number, (role, is_shown) in enumerate(zip(roles, shown, strict=True)):
         # A template may leave out what the model itself said earlier.
         if not is_shown and role != "assistant":
@@ -87,7 +87,7 @@ def render(
                 f"messages: the model's chat template leaves out the text of messages[{number}] "
                 f"(role {role[:40]!r}); send a conversation without it, or a prompt",
             )
-    return rendered(forms, texts)
+    return rendered(chosen, texts)
 
 
 def _is_read(mark: str, prompt: str) -> bool:

@@ -137,10 +137,9 @@ def test_the_new_name_of_max_tokens_holds_for_both_kinds(ask: Any) -> None:
 
 
 def test_what_a_stream_cannot_do_is_refused() -> None:
-    for options, param in (
-        ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
-        ({"include_usage": True}, "stream_options"),
-    ):
-        with pytest.raises(ApiError) as refused:
-            check_choices(chat(stream_options=options), 1)
-        assert refused.value.error.param == param
+    with pytest.raises(ApiError) as refused:
+        chat(stream_options={"include_obfuscation": True})
+    assert refused.value.error.param == "stream_options.include_obfuscation"
+    with pytest.raises(ApiError) as refused:
+        check_choices(chat(stream_options={"include_usage": True}), 1)
+    assert refused.value.error.param == "stream_options"

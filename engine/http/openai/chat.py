@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from stepscope.engine.http.errors import ApiError, not_supported
 from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.job import Head, Job, make_job
-from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn, ContentPart
+from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn
 from stepscope.engine.http.openai.responses import (
     ChatAnswer,
     ChatChoice,
@@ -42,7 +42,6 @@ def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
 
 def _message(index: int, turn: ChatTurn) -> ChatMessage:
     where = f"messages[{index}]"
-    _refuse_others(where, turn, 2)  # after role and content
     if isinstance(turn.content, str):
         return ChatMessage(role=turn.role, content=turn.content)
     if turn.content is None:
@@ -55,17 +54,10 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
     texts = []
     for number, part in enumerate(turn.content):
         if part.type != "text" or part.text is None:
-            raise not_supported(f"{where}.content[{number}].type", part.type)
-        _refuse_others(f"{where}.content[{number}]", part, 4)
+            param = f"{where}.content[{number}].type"
+            raise not_supported(param, part.type, "text is all that goes in and out")
         texts.append(part.text)
     return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
-
-
-def _refuse_others(where: str, value: ChatTurn | ContentPart, num_used: int) -> None:
-    """Raise ApiError if a field after the first `num_used` has a value that asks for something."""
-    for name in value.__struct_fields__[num_used:]:
-        if other := getattr(value, name):
-            raise not_supported(f"{where}.{name}", other)
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

@@ -23,10 +23,9 @@ AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1, le=10_000_000)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
-class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # only false: no chunk is padded
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -60,43 +59,18 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message's content.
-
-    Only type `text` is supported. The first fields after `text` do not change the answer; the
-    others exist so that errors can name them.
-    """
+class ContentPart(Struct, frozen=True, kw_only=True):
+    """A part of a message's content. Only type `text` is supported."""
 
     type: str
     text: str | None = None
-    cache_control: Any = None
-    prompt_cache_breakpoint: Any = None
-    refusal: Any = None
-    image_url: Any = None
-    video_url: Any = None
-    audio_url: Any = None
-    input_audio: Any = None
-    file: Any = None
 
 
-class ChatTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation.
-
-    Fields after `content` must be empty. They are declared because clients send earlier answers
-    back, which have these fields as null.
-    """
+class ChatTurn(Struct, frozen=True, kw_only=True):
+    """One message of a conversation."""
 
     role: Annotated[str, Meta(min_length=1, max_length=256)]
     content: str | list[ContentPart] | None = None
-    name: Any = None
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -117,41 +91,43 @@ def _decode(body: bytes, kind: type[_T]) -> _T:
     """Decode a request. Raises ApiError, which names the field, if one cannot be honoured."""
     try:
         fields = _decoder.decode(body)
-        if isinstance(fields, dict):
-            fields = _used(fields, kind)
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(_used(fields, kind, ""), kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise from_validation(error) from error
 
 
-def _used(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """Return the fields that `kind` has. Raises ApiError if another one asks for something."""
+def _used(value: Any, kind: type[Struct], where: str) -> Any:
+    """Return an object with the fields that `kind` has. Anything else is returned as it is.
+
+    Args:
+        where: the object's path, with a dot at its end.
+
+    Raises:
+        ApiError: another field asks for something.
+    """
+    if not isinstance(value, dict):
+        return value
     used: dict[str, Any] = {}
-    for name, value in fields.items():
+    for name, each in value.items():
         if name in kind.__struct_fields__:
-            used[name] = _without_nulls(value) if name in _NESTED else value
-        elif value is None:
+            inner = _NESTED.get(name)
+            if inner is not None and isinstance(each, list):
+                each = [_used(one, inner, f"{where}{name}[{at}].") for at, one in enumerate(each)]
+            used[name] = each if inner is None else _used(each, inner, f"{where}{name}.")
+        elif each is None:
             continue
-        elif name == "add_special_tokens" and value is (kind is CompletionRequest):
+        elif name == "add_special_tokens" and each is (kind is CompletionRequest):
             continue  # a chat template writes them itself
         elif (unused := UNUSED_FIELDS.get(name)) is None:
             raise ApiError(
                 400,
-                f"{name}: there is no such field, or this server does not know it",
-                param=name,
+                f"{where}{name}: there is no such field, or this server does not know it",
+                param=f"{where}{name}",
                 code="unknown_parameter",
             )
-        elif unused.values is not None and value not in unused.values:
-            raise not_supported(name, value, unused.reason)
+        elif unused.values is not None and each not in unused.values:
+            raise not_supported(f"{where}{name}", each, unused.reason)
     return used
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return value
 
 
 def _number(literal: str) -> int | float:
@@ -160,5 +136,9 @@ def _number(literal: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
 
-_NESTED = ("messages", "stream_options")
+_NESTED: dict[str, type[Struct]] = {
+    "messages": ChatTurn,
+    "content": ContentPart,
+    "stream_options": StreamOptions,
+}
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=_number)

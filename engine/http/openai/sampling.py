@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stepscope.engine.http.errors import ApiError, not_supported
+from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
@@ -70,7 +70,7 @@ def check_choices(request: GenerationRequest, num_prompts: int) -> int:
     """Return the number of choices for each prompt.
 
     Raises:
-        ApiError: too many choices in total, or stream options that cannot be honoured.
+        ApiError: too many choices in total, or stream options without a stream.
     """
     num_choices = request.n or 1
     if num_prompts * num_choices > MAX_CHOICES:
@@ -82,8 +82,6 @@ def check_choices(request: GenerationRequest, num_prompts: int) -> int:
             code="invalid_value",
         )
     options = request.stream_options
-    if options is not None and options.include_obfuscation:
-        raise not_supported("stream_options.include_obfuscation", True, "no chunk is padded")
     if options is not None and options.include_usage and not request.stream:
         raise ApiError(
             400,

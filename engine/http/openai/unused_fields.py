@@ -19,6 +19,7 @@ _Row: TypeAlias = tuple[str, tuple[Any, ...] | None, str]
 _SAME = "it does not change the answer"
 _TOOLS = "models here call no tools"
 _FORM = "nothing here makes the text keep to a form"
+_MESSAGE = "a message is a role and a text"
 _MEDIA = "text is all that goes in and out"
 _TEMPLATE = "the prompt is made of the messages, by the model's own chat template"
 _THOUGHTS = "the model alone decides how long it thinks, and its thoughts are part of the text"
@@ -77,6 +78,12 @@ _ROWS: tuple[_Row, ...] = (
     ("vllm_xargs lora", ({}, []), "there is no extension to read it"),
     ("stream_interval", (1,), "the tokens of each step are sent at once"),
     ("t_max_predict_ms", (-1, 0), "a time limit is the client's"),
+    # Of messages, their parts, and the options of streams.
+    ("name refusal annotations reasoning reasoning_content", ("", []), _MESSAGE),
+    ("tool_call_id tool_calls", ("", []), _MESSAGE),
+    ("image_url video_url audio_url input_audio file", ({}, ""), _MEDIA),
+    ("cache_control prompt_cache_breakpoint", None, _SAME),
+    ("include_obfuscation", (False,), "no chunk is padded"),
     # Other names of what there is.
     ("n_predict", (), "its name is max_tokens"),
     ("n_cmpl", (1,), "its name is n"),
