@@ -38,7 +38,7 @@ class OutputText:
         if self._stream is None:
             self._stream = tokenizer.text_stream()
         stream, token_ids, logprobs = self._stream, output.token_ids, output.logprobs
-        if output.finish_reason == "stop" and not self._include_stop:
+        if output.text is None and output.finish_reason == "stop" and not self._include_stop:
             token_ids = token_ids[:-1]  # the token that ended the request is not in its text
         if logprobs is None:
             text = stream.push(token_ids)

@@ -88,6 +88,8 @@ def test_fields_of_messages_parts_and_stream_options_may_be_null_or_ask_for_noth
     assert check_choices(request, 1) == 1
     assert check_choices(chat(stream_options={"include_usage": False}), 1) == 1
     assert check_choices(chat(stream_options={}), 1) == 1
+    assert chat(response_format={"type": "text", "json_schema": None}) == chat()
+    assert chat(structured_outputs={"json": None, "regex": None}) == chat()
 
 
 @pytest.mark.parametrize("name", UNUSED_FIELDS)

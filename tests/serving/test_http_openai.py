@@ -203,6 +203,36 @@ def test_logprobs_name_every_token_of_the_answer(client: "openai.OpenAI") -> Non
         offset += len(token_text)
 
 
+def test_the_bytes_of_all_tokens_are_the_text_and_their_offsets_are_places_in_it(
+    client: "openai.OpenAI",
+) -> None:
+    """The model is untrained: its text is full of parts of characters."""
+    asked: Any = {"model": "tiny", "max_tokens": 40, "seed": 5, "temperature": 1.5}
+    more: Any = {"extra_body": {"ignore_eos": True}}
+    chat: Any = {**asked, "messages": MESSAGES, "logprobs": True, "top_logprobs": 3, **more}
+    whole = client.chat.completions.create(**chat).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**chat, stream=True)]
+    tokens = [token for chunk in chunks for token in chunk.logprobs.content]
+    assert tokens == whole.logprobs.content
+    text = "".join(chunk.delta.content or "" for chunk in chunks)
+    assert text == whole.message.content
+    data = b"".join(bytes(each.bytes) for each in tokens if not each.token.startswith("<|"))
+    assert data.decode(errors="replace") == text
+    assert "\ufffd" in text
+    assert all(bytes(top.bytes) for each in tokens for top in each.top_logprobs if top.token)
+
+    prompt: Any = {**asked, "prompt": "abc", "logprobs": 3, **more}
+    done = client.completions.create(**prompt).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**prompt, stream=True)]
+    assert [at for part in parts for at in part.logprobs.text_offset] == done.logprobs.text_offset
+    assert "".join(part.text for part in parts) == done.text
+    for token, at in zip(done.logprobs.tokens, done.logprobs.text_offset, strict=True):
+        if token.startswith("<|"):
+            assert at <= len(done.text)
+        elif token:
+            assert done.text[at] == token[0] or token == "\ufffd"
+
+
 def test_newer_fields_of_the_client_that_change_no_answer_are_taken(
     library: Any, client: "openai.OpenAI"
 ) -> None:

@@ -125,9 +125,15 @@ def _used(value: Any, kind: type[Struct], where: str) -> Any:
                 param=f"{where}{name}",
                 code="unknown_parameter",
             )
-        elif unused.values is not None and each not in unused.values:
+        elif unused.values is not None and _present(each) not in unused.values:
             raise not_supported(f"{where}{name}", each, unused.reason)
     return used
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: each for key, each in value.items() if each is not None}
+    return value
 
 
 def _number(literal: str) -> int | float:
