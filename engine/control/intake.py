@@ -4,7 +4,7 @@ Runs outside the engine's thread, because tokenising a long prompt takes longer 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -13,13 +13,13 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.text.stop_strings import StopText
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 
 def num_chars(command: Submit) -> int:
     """Return the number of characters of the command's text that must be tokenised."""
-    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
-    return sum(map(len, texts))
+    texts = (text for turn in command.messages or () for text in turn.texts)
+    return len(command.prompt or "") + sum(map(len, texts))
 
 
 class TextCodec(Protocol):
@@ -34,7 +34,7 @@ class TextCodec(Protocol):
         ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
     ) -> list[int]:
         """Return the token ids of a conversation.
 
@@ -160,16 +160,20 @@ class Intake:
         return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        # litellm and others know a prompt that is too long by these words.
+        context = (
+            f"this model's maximum context length is {self._max_model_len} tokens, prompt and "
+            "output together (max_model_len)"
+        )
         if num_prompt_tokens >= self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",
-                f"the prompt has {num_prompt_tokens} tokens, max_model_len is "
-                f"{self._max_model_len} for prompt and output together",
+                f"{context}; the prompt has {num_prompt_tokens}",
             )
         if num_prompt_tokens + max_tokens > self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",
-                f"{num_prompt_tokens} prompt tokens and max_tokens={max_tokens} exceed "
-                f"max_model_len={self._max_model_len}; at most "
-                f"{self._max_model_len - num_prompt_tokens} can be asked for",
+                f"{context}; the prompt has {num_prompt_tokens}, so at most "
+                f"{self._max_model_len - num_prompt_tokens} of output can be asked for, got "
+                f"max_tokens={max_tokens}",
             )

@@ -30,7 +30,10 @@ MAX_OVERTAKEN_S = 30.0
 
 def text_bytes(command: Submit) -> int:
     """Return the memory of a prompt's text in bytes."""
-    texts = [command.prompt or "", *(turn.content for turn in command.messages or ())]
+    texts = [
+        command.prompt or "",
+        *(text for each in command.messages or () for text in each.texts),
+    ]
     return sum(map(sys.getsizeof, texts))
 
 

@@ -101,13 +101,13 @@ def from_validation(error: Exception) -> ApiError:
     return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
 
 
-def not_supported(name: str, value: Any) -> ApiError:
+def not_supported(name: str, value: Any, reason: str) -> ApiError:
     shown = msgspec.json.encode(value).decode()
     if len(shown) > 60:
         shown = shown[:60] + "..."
     return ApiError(
         400,
-        f"{name}: {shown} cannot be honoured by this server; leave the field out",
+        f"{name}: {shown} cannot be honoured: {reason}; leave the field out",
         param=name,
         code="unsupported_parameter",
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.engine.models.cache import cached_folder
 from stepscope.engine.models.cache.cached_folder import Check
+from stepscope.engine.text.tokenizer import BYTE_OF_SYMBOL
 
 # Part of the folder's name; change it with the shape, the seed or the tokenizer.
 VERSION = "demo-v1"
@@ -111,8 +112,7 @@ def byte_tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_SYMBOL, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL_TOKENS])
@@ -124,13 +124,3 @@ def byte_tokenizer() -> Any:
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
-
-
-def _byte_symbols() -> list[str]:
-    """Return the visible character that byte-level BPE writes for each byte (Radford et al., 2019).
-
-    Printable Latin-1 bytes stand for themselves; all others map to U+0100 and up, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(NUM_BYTES)]

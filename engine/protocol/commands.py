@@ -34,7 +34,11 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One turn of a conversation, for the model's chat template."""
 
     role: Name
-    content: str
+    content: str | list[str]  # a text, or the texts of its parts
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.content] if isinstance(self.content, str) else self.content
 
 
 class Command(

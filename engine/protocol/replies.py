@@ -55,6 +55,7 @@ class TokenLogprob(Struct, array_like=True, frozen=True):
     token_id: int
     logprob: float  # always finite: -9999 for an impossible token
     text: str = ""  # of this token alone; "" also when the client wants no text
+    utf8: bytes | None = None  # if it is a part of a character; None: as `text`, or unknown
 
 
 class PositionLogprobs(Struct, array_like=True, frozen=True):
@@ -66,6 +67,7 @@ class PositionLogprobs(Struct, array_like=True, frozen=True):
     chosen: TokenLogprob
     rank: int  # of the chosen token; 1 is the most likely
     top: list[TokenLogprob]  # the most likely tokens, best first; as many as the request asked for
+    text_offset: int | None = None  # characters of the output's text before the chosen token
 
 
 class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):

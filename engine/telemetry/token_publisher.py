@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stepscope.engine.protocol.wire import Transcript
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 # Rough limit of all transcripts in one snapshot; those that do not fit are left out.
 SNAPSHOT_BYTES = 4 * 1024 * 1024

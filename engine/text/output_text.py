@@ -8,7 +8,8 @@ import msgspec
 
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-from stepscope.engine.text.tokenizer import TextStream, Tokenizer
+from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
+from stepscope.engine.text.tokenizer import Tokenizer
 
 
 class OutputText:
@@ -32,30 +33,36 @@ class OutputText:
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output if output.text is None else msgspec.structs.replace(output, text=None)
-        text = output.text
-        if text is None:
-            text = self._decode(output, tokenizer)
-        logprobs = output.logprobs
-        if logprobs is not None:
-            logprobs = [_spelled(position, tokenizer) for position in logprobs]
-        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
-
-    def _decode(self, output: Output, tokenizer: Tokenizer) -> str:
+        if output.text is not None and output.logprobs is None:
+            return output
         if self._stream is None:
             self._stream = tokenizer.text_stream()
-        token_ids = output.token_ids
-        if output.finish_reason == "stop" and not self._include_stop:
+        stream, token_ids, logprobs = self._stream, output.token_ids, output.logprobs
+        if output.text is None and output.finish_reason == "stop" and not self._include_stop:
             token_ids = token_ids[:-1]  # the token that ended the request is not in its text
-        text = self._stream.push(token_ids)
+        if logprobs is None:
+            text = stream.push(token_ids)
+        else:
+            pieces = [stream.push_token(token_id) for token_id in token_ids]
+            text = "".join(piece for piece, _ in pieces)
+            begins = [*(begin for _, begin in pieces), stream.num_chars]
+            logprobs = [
+                _spelled(position, begin, tokenizer)
+                for position, begin in zip(logprobs, begins, strict=False)
+            ]
         if output.finish_reason is not None:
-            text += self._stream.finish()
-        return text
+            text += stream.finish()
+        if output.text is not None:
+            text = output.text
+        return msgspec.structs.replace(output, text=text, logprobs=logprobs)
 
 
-def _spelled(position: PositionLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
+def _spelled(position: PositionLogprobs, begin: int, tokenizer: Tokenizer) -> PositionLogprobs:
     def named(token: TokenLogprob) -> TokenLogprob:
-        return TokenLogprob(token.token_id, token.logprob, tokenizer.token_text(token.token_id))
+        text = tokenizer.token_text(token.token_id)
+        utf8 = tokenizer.token_bytes(token.token_id) if REPLACEMENT in text else None
+        return TokenLogprob(token.token_id, token.logprob, text, utf8)
 
     return PositionLogprobs(
-        named(position.chosen), position.rank, [named(token) for token in position.top]
+        named(position.chosen), position.rank, [named(token) for token in position.top], begin
     )

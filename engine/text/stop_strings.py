@@ -10,7 +10,7 @@ Decoding drops special tokens, so stop strings never match them; use `stop_token
 from collections import deque
 from collections.abc import Sequence
 
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 
 class StopMatcher:

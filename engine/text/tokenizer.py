@@ -1,23 +1,26 @@
-"""`Tokenizer`: text to token ids and back; `TextStream`: decodes tokens as they arrive."""
+"""`Tokenizer`: text to token ids and back."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.text.chat_prompt import render
+from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
 from stepscope.engine.text.token_bound import TokenBound
 
-# Stands in decoded text for bytes that are not (yet) valid UTF-8.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A longer run of replacements is not an unfinished character.
-LONGEST_RUN = 8
-# Most bytes of an unfinished character: three of four.
-UNFINISHED = 3
-# Longest part of a chat template's own error message that is passed on.
-LONGEST_REASON = 300
-# Tokens that a window may grow to, and tokens that are kept of a larger one.
-LONGEST_WINDOW = 32
-KEPT_WINDOW = 16
+# A token that stands for one byte, of tokenizers that write unknown characters as bytes.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+# The visible character that byte-level BPE writes for each byte (Radford et al., 2019). Printable
+# Latin-1 bytes stand for themselves; all others map to U+0100 and up, in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_SYMBOL = {
+    **{chr(byte): byte for byte in _PRINTABLE},
+    **{chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)},
+}
 
 PROSE = (
     "The harbour was quiet that morning, and the only boats that moved were the small ones which "
@@ -35,11 +38,19 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = backend
         # Use the Rust tokenizer itself if there is one: it takes a tenth of the wrapper's time.
         self._decode: Callable[[Sequence[int]], str] = (
-            backend.decode if backend is not None else self._decode_slowly
+            self._decode_slowly if backend is None else self._decode_fast
         )
+        self._special = frozenset(
+            getattr(tokenizer, "all_special_ids", ())
+            if backend is None
+            else (i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        )
+        decoder = getattr(backend, "decoder", None)
+        self._falls_back = decoder is not None and b"ByteFallback" in decoder.__getstate__()
         # The fast call of the Rust tokenizer, without offsets and masks, which are not used here.
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
@@ -68,7 +79,7 @@ class Tokenizer:
         return self._encode(text, most, add_special_tokens=True)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
     ) -> list[int]:
         """Return token ids of a conversation in the model's chat template, ready for the answer.
 
@@ -78,28 +89,22 @@ class Tokenizer:
         the special tokens at the beginning, so the tokenizer adds none.
 
         Args:
-            messages: turns with `role` and `content`.
+            messages: turns with `role` and `content`: a text, or the texts of its parts.
             most: as in `encode`.
 
         Raises:
             ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation
-                (`bad_messages`), or the text has certainly more than `most` tokens.
+                or leaves a part of it out (`bad_messages`), or the text has certainly more than
+                `most` tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
                 "no_chat_template", "messages: this model has no chat template; send a prompt"
             )
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:
-            # Put on one line, because a template may raise any message.
-            detail = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
-            raise ConfigError(
-                "bad_messages", f"messages: the model's chat template does not take them: {detail}"
-            ) from error
-        return self._encode(text, most, add_special_tokens=False)
+        template = partial(
+            self._tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=False
+        )
+        return self._encode(render(template, messages), most, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens and without ids that have no token."""
@@ -120,8 +125,24 @@ class Tokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token that is a part of a character. None: the tokenizer has none.
+
+        `token_text` shows such a token as a replacement character.
+        """
+        name = (
+            self._backend.id_to_token(token_id)
+            if self._backend is not None
+            else getattr(self._tokenizer, "convert_ids_to_tokens", str)(token_id)
+        )
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        if BYTE_OF_SYMBOL.keys() >= set(name):
+            return bytes(BYTE_OF_SYMBOL[char] for char in name)
+        return None
+
     def text_stream(self) -> "TextStream":
-        return TextStream(self._decode)
+        return TextStream(self._decode, self._special)
 
     @cached_property
     def chars_per_token(self) -> float:
@@ -136,8 +157,8 @@ class Tokenizer:
             if at_least > most:
                 raise ConfigError(
                     "prompt_too_long",
-                    f"the prompt has at least {at_least} tokens; max_model_len leaves room for "
-                    f"{most} and one of output",
+                    f"this model's maximum context length is {most + 1} tokens, prompt and output "
+                    f"together (max_model_len); the prompt has at least {at_least}",
                 )
         if self._encode_batch is None:
             how = {} if add_special_tokens else {"add_special_tokens": False}
@@ -145,6 +166,25 @@ class Tokenizer:
         (encoded,) = self._encode_batch([text], add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoded.ids
         return token_ids
+
+    def _decode_fast(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(token_ids)
+        if not self._falls_back or REPLACEMENT not in text:
+            return text
+        # The decoder replaces a whole run of bytes that is not valid, also its beginning, which was
+        # perhaps sent already. So give it those bytes only that are in whole characters.
+        ids = [each for each in token_ids if each not in self._special]
+        names = [name for name in map(self._backend.id_to_token, ids) if name is not None]
+        tokens: list[str] = []
+        for is_bytes, run in groupby(names, lambda name: bool(_BYTE_TOKEN.fullmatch(name))):
+            if not is_bytes:
+                tokens += run
+                continue
+            for char in bytes(int(name[3:5], 16) for name in run).decode(errors="replace"):
+                utf8 = char.encode()
+                tokens += [char] if char == REPLACEMENT else [f"<0x{byte:02X}>" for byte in utf8]
+        decoded: str = self._backend.decoder.decode(tokens)
+        return decoded
 
     def _decode_slowly(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
@@ -157,50 +197,3 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
-
-
-class TextStream:
-    """Decodes the tokens of one request as they arrive.
-
-    The texts that it returns, joined, are the text of all tokens. A character is returned once it
-    is complete. Decoding uses a short window of tokens, because some tokenizers decode a token
-    differently at the start of a text than inside it.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._num_context = 0  # first tokens of the window whose text was returned completely
-        self._num_given = 0  # characters of the window's text that were returned
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add the next tokens, and return the text that is now certain; may be empty."""
-        self._window.extend(token_ids)
-        text = self._decode(self._window)
-        certain = text.rstrip(REPLACEMENT)
-        if len(text) - len(certain) > LONGEST_RUN:
-            certain = text[:-UNFINISHED]
-        piece = certain[self._num_given :]
-        self._num_given = max(self._num_given, len(certain))
-        num_held = len(text) - self._num_given
-        if text and num_held == 0:
-            self._drop(self._num_context, num_held)
-        elif len(self._window) > LONGEST_WINDOW:
-            self._drop(len(self._window) - KEPT_WINDOW, num_held)
-        return piece
-
-    def finish(self) -> str:
-        """Return the text that was held back; an unfinished character as replacement characters."""
-        piece = self._decode(self._window)[self._num_given :]
-        self._window.clear()
-        self._num_context = self._num_given = 0
-        return piece
-
-    def _drop(self, num_tokens: int, num_held: int) -> None:
-        """Drop the oldest `num_tokens` of the window, whose text was returned.
-
-        The last `num_held` characters of the window's text remain to be returned.
-        """
-        del self._window[:num_tokens]
-        self._num_context = len(self._window)
-        self._num_given = max(0, len(self._decode(self._window)) - num_held)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.openai.requests import NO_OP_VALUES, ChatRequest, CompletionRequest
+from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest
+from stepscope.engine.http.openai.unused_fields import UNUSED_FIELDS
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.replies import Error
@@ -104,7 +105,7 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
             '{"prompt": "x", "stream": true, "stream_options": {"colour": 1}}',
             "stream_options.colour",
         ),
-        ('{"prompt": "x", "frobnicate": null}', "frobnicate"),
+        ('{"prompt": "x", "frobnicate": 1}', "frobnicate"),
         ('{"prompt": "x", "echo": true}', "echo"),
         ('{"prompt": "x", "best_of": 2}', "best_of"),
         ('{"prompt": "x", "suffix": "y"}', "suffix"),
@@ -181,7 +182,10 @@ def test_an_invalid_chat_is_refused_naming_the_field(
 
 
 def test_fields_with_values_that_have_no_effect_are_accepted(client: httpx.Client) -> None:
-    nothing = {name: values[0] if values else None for name, values in NO_OP_VALUES.items()}
+    nothing = {
+        name: "x" if field.values is None else field.values[0] if field.values else None
+        for name, field in UNUSED_FIELDS.items()
+    }
     chat = {
         "messages": [{"role": "user", "content": "x", "name": None, "tool_calls": None}],
         "max_tokens": 2,
@@ -378,7 +382,7 @@ async def test_a_web_page_of_another_origin_cannot_use_the_server() -> None:
 
 
 NAMES = st.sampled_from(
-    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *NO_OP_VALUES, "other"]
+    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *UNUSED_FIELDS, "other"]
 )
 VALUES = st.recursive(
     st.none()

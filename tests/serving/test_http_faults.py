@@ -65,6 +65,36 @@ def open_stream(url: str, body: object, receive_buffer: int | None = None) -> so
     return connection
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_http_1_0_client_gets_an_answer_without_chunks_that_ends_with_the_connection(
+    served_model: Any, stream: bool
+) -> None:
+    """As of nginx before `proxy_http_version 1.1`, and of `ab`."""
+    asked = {"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    payload = json.dumps({**asked, "stream": stream}).encode()
+    where = urlsplit(served_model.url)
+    with socket.create_connection((where.hostname, where.port), timeout=30) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n"
+            b"content-length: %d\r\n\r\n" % len(payload) + payload
+        )
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    if stream:
+        events = body.decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-2])
+        assert len(events) == 7
+    else:
+        assert b"content-length: %d" % len(body) in head
+        assert json.loads(body)["usage"]["completion_tokens"] == 5
+
+
 @pytest.fixture
 def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
     """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""

@@ -203,6 +203,56 @@ def test_logprobs_name_every_token_of_the_answer(client: "openai.OpenAI") -> Non
         offset += len(token_text)
 
 
+def test_the_bytes_of_all_tokens_are_the_text_and_their_offsets_are_places_in_it(
+    client: "openai.OpenAI",
+) -> None:
+    """The model is untrained: its text is full of parts of characters."""
+    asked: Any = {"model": "tiny", "max_tokens": 40, "seed": 5, "temperature": 1.5}
+    more: Any = {"extra_body": {"ignore_eos": True}}
+    chat: Any = {**asked, "messages": MESSAGES, "logprobs": True, "top_logprobs": 3, **more}
+    whole = client.chat.completions.create(**chat).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**chat, stream=True)]
+    tokens = [token for chunk in chunks for token in chunk.logprobs.content]
+    assert tokens == whole.logprobs.content
+    text = "".join(chunk.delta.content or "" for chunk in chunks)
+    assert text == whole.message.content
+    data = b"".join(bytes(each.bytes) for each in tokens if not each.token.startswith("<|"))
+    assert data.decode(errors="replace") == text
+    assert "\ufffd" in text
+    assert all(bytes(top.bytes) for each in tokens for top in each.top_logprobs if top.token)
+
+    prompt: Any = {**asked, "prompt": "abc", "logprobs": 3, **more}
+    done = client.completions.create(**prompt).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**prompt, stream=True)]
+    assert [at for part in parts for at in part.logprobs.text_offset] == done.logprobs.text_offset
+    assert "".join(part.text for part in parts) == done.text
+    for token, at in zip(done.logprobs.tokens, done.logprobs.text_offset, strict=True):
+        if token.startswith("<|"):
+            assert at <= len(done.text)
+        elif token:
+            assert done.text[at] == token[0] or token == "\ufffd"
+
+
+def test_newer_fields_of_the_client_that_change_no_answer_are_taken(
+    library: Any, client: "openai.OpenAI"
+) -> None:
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 3}
+    chunks = client.chat.completions.create(
+        **asked,
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        prompt_cache_key="a",
+        safety_identifier="b",
+        metadata={"c": "d"},
+    )
+    assert list(chunks)[-1].usage.completion_tokens == 3
+    done = client.completions.create(
+        model="tiny", prompt="abc", extra_body={"max_completion_tokens": 3.0, "ignore_eos": True}
+    )
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 3
+
+
 async def _collect(stream: AsyncIterator[Any]) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
@@ -226,6 +276,8 @@ def test_errors_become_the_openai_clients_own_exceptions(
     with pytest.raises(library.BadRequestError) as too_long:
         client.completions.create(model="tiny", prompt="x" * 600)
     assert too_long.value.code == "context_length_exceeded"
+    # litellm and others know the error by these words (litellm#10793).
+    assert "this model's maximum context length is 512 tokens" in str(too_long.value)
     with pytest.raises(library.BadRequestError) as tools:
         client.chat.completions.create(
             model="tiny",

@@ -21,7 +21,7 @@ from stepscope.engine.http.openai.responses import (
     ChatTopLogprob,
     Usage,
 )
-from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
+from stepscope.engine.http.openai.sampling import requested_tokens, sampling_params
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 
@@ -31,32 +31,17 @@ _encoder = msgspec.json.Encoder()
 def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
     """Convert a chat request to a job. Raises ApiError if the request is invalid."""
     messages = [_message(index, turn) for index, turn in enumerate(request.messages)]
-    num_choices = check_choices(request, 1)
-    max_tokens = _max_tokens(request)
+    max_tokens = requested_tokens(request)
     sampling = sampling_params(
         request, max_model_len if max_tokens is None else max_tokens, _num_logprobs(request)
     )
-    submits = [
-        Submit(
-            client_id=request.user or head.id,
-            messages=messages,
-            sampling=msgspec.structs.replace(sampling, seed=seed_of_choice(sampling.seed, choice)),
-            # Without max_tokens, generate until the model stops or the context is full.
-            fit_max_tokens=max_tokens is None,
-            priority=request.priority or 0,
-            stream=bool(request.stream),
-        )
-        for choice in range(num_choices)
-    ]
-    return make_job(request, submits, num_choices, ChatWriter(head))
+    # Without max_tokens, generate until the model stops or the context is full.
+    prompt = Submit(messages=messages, sampling=sampling, fit_max_tokens=max_tokens is None)
+    return make_job(request, head, [prompt], ChatWriter(head))
 
 
 def _message(index: int, turn: ChatTurn) -> ChatMessage:
     where = f"messages[{index}]"
-    for name in turn.__struct_fields__[2:]:  # after role and content
-        value = getattr(turn, name)
-        if value is not None and value != []:
-            raise not_supported(f"{where}.{name}", value)
     if isinstance(turn.content, str):
         return ChatMessage(role=turn.role, content=turn.content)
     if turn.content is None:
@@ -69,25 +54,10 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
     texts = []
     for number, part in enumerate(turn.content):
         if part.type != "text" or part.text is None:
-            raise not_supported(f"{where}.content[{number}].type", part.type)
+            param = f"{where}.content[{number}].type"
+            raise not_supported(param, part.type, "text is all that goes in and out")
         texts.append(part.text)
-    return ChatMessage(role=turn.role, content="\n".join(texts))
-
-
-def _max_tokens(request: ChatRequest) -> int | None:
-    """Return the requested limit of output tokens. None if there is none.
-
-    `max_tokens` is the old name of `max_completion_tokens`.
-    """
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise ApiError(
-            400,
-            f"max_tokens: {old} contradicts max_completion_tokens={new}; send one of them",
-            param="max_tokens",
-            code="invalid_value",
-        )
-    return old if new is None else new
+    return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
@@ -107,7 +77,7 @@ class ChatWriter:
     """Writes the JSON of chat answers and their chunks. Implements `Writer`."""
 
     def __init__(self, head: Head) -> None:
-        self._head = head
+        self._head = head._asdict()
         self._begun: set[int] = set()  # choices whose role was sent
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
@@ -128,13 +98,9 @@ class ChatWriter:
         return self._write([], usage)
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        head = self._head
         return _encoder.encode(
             ChatCompletion(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
+                **self._head,
                 choices=[
                     ChatChoice(
                         index=index,
@@ -150,17 +116,7 @@ class ChatWriter:
         )
 
     def _write(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-        head = self._head
-        return _encoder.encode(
-            ChatChunk(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
-                choices=choices,
-                usage=usage,
-            )
-        )
+        return _encoder.encode(ChatChunk(**self._head, choices=choices, usage=usage))
 
 
 def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
@@ -171,7 +127,7 @@ def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
             ChatTokenLogprob(
                 token=position.chosen.text,
                 logprob=position.chosen.logprob,
-                bytes=list(position.chosen.text.encode()),
+                bytes=_bytes(position.chosen),
                 top_logprobs=[_top(token) for token in position.top],
             )
             for position in positions
@@ -180,4 +136,8 @@ def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
 
 
 def _top(token: TokenLogprob) -> ChatTopLogprob:
-    return ChatTopLogprob(token=token.text, logprob=token.logprob, bytes=list(token.text.encode()))
+    return ChatTopLogprob(token=token.text, logprob=token.logprob, bytes=_bytes(token))
+
+
+def _bytes(token: TokenLogprob) -> list[int]:
+    return list(token.text.encode() if token.utf8 is None else token.utf8)

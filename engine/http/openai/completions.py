@@ -15,10 +15,9 @@ from stepscope.engine.http.openai.responses import (
     CompletionLogprobs,
     Usage,
 )
-from stepscope.engine.http.openai.sampling import check_choices, sampling_params, seed_of_choice
+from stepscope.engine.http.openai.sampling import requested_tokens, sampling_params
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
@@ -28,28 +27,13 @@ _encoder = msgspec.json.Encoder()
 def completion_job(request: CompletionRequest, head: Head) -> Job:
     """Convert a completion request to a job. Raises ApiError if the request is invalid."""
     prompts = _prompts(request.prompt)
-    num_choices = check_choices(request, len(prompts))
-    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = requested_tokens(request) or DEFAULT_MAX_TOKENS
     sampling = sampling_params(request, max_tokens, request.logprobs)
-    submits = []
-    for text, token_ids in prompts:
-        for choice in range(num_choices):
-            seed = seed_of_choice(sampling.seed, choice)
-            submits.append(
-                Submit(
-                    client_id=request.user or head.id,
-                    prompt=text,
-                    prompt_token_ids=token_ids,
-                    sampling=_with_seed(sampling, seed),
-                    priority=request.priority or 0,
-                    stream=bool(request.stream),
-                )
-            )
-    return make_job(request, submits, num_choices, CompletionWriter(head))
-
-
-def _with_seed(sampling: SamplingParams, seed: int | None) -> SamplingParams:
-    return sampling if seed is None else msgspec.structs.replace(sampling, seed=seed)
+    submits = [
+        Submit(prompt=text, prompt_token_ids=token_ids, sampling=sampling)
+        for text, token_ids in prompts
+    ]
+    return make_job(request, head, submits, CompletionWriter(head))
 
 
 def _prompts(
@@ -82,7 +66,7 @@ class CompletionWriter:
     """Writes the JSON of completions and their chunks. Implements `Writer`."""
 
     def __init__(self, head: Head) -> None:
-        self._head = head
+        self._head = head._asdict()
         self._num_chars: dict[int, int] = {}  # sent so far, by choice; only with logprobs
 
     def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
@@ -96,17 +80,7 @@ class CompletionWriter:
         return self._write(choices, usage)
 
     def _write(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
-        head = self._head
-        return _encoder.encode(
-            Completion(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
-                choices=choices,
-                usage=usage,
-            )
-        )
+        return _encoder.encode(Completion(**self._head, choices=choices, usage=usage))
 
     def _choice(self, index: int, output: Output) -> CompletionChoice:
         logprobs = None
@@ -125,6 +99,8 @@ class CompletionWriter:
         offsets = []
         tops = []
         for position in positions:
+            if position.text_offset is not None:
+                offset = position.text_offset
             offsets.append(offset)
             offset += len(position.chosen.text)
             # The first of two tokens with the same text is the likelier one.

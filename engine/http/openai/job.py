@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.requests import GenerationRequest
 from stepscope.engine.http.openai.responses import PromptTokensDetails, Usage
+from stepscope.engine.http.openai.sampling import check_choices, sampling_of_choice
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output
 
@@ -49,8 +51,21 @@ class Job(NamedTuple):
 
 
 def make_job(
-    request: GenerationRequest, submits: list[Submit], num_choices: int, writer: Writer
+    request: GenerationRequest, head: Head, prompts: Sequence[Submit], writer: Writer
 ) -> Job:
+    """Return the job of a request. Raises ApiError if it asks for too many choices."""
+    num_choices = check_choices(request, len(prompts))
+    submits = [
+        msgspec.structs.replace(
+            prompt,
+            client_id=request.user or head.id,
+            sampling=sampling_of_choice(prompt.sampling, choice),
+            priority=request.priority or 0,
+            stream=bool(request.stream),
+        )
+        for prompt in prompts
+        for choice in range(num_choices)
+    ]
     options = request.stream_options
     include_usage = options is not None and bool(options.include_usage)
     return Job(

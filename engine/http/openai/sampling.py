@@ -1,5 +1,7 @@
 """Converts the fields of a request to the engine's sampling parameters."""
 
+import msgspec
+
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -38,12 +40,30 @@ def sampling_params(
     )
 
 
-def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """Return the seed of one choice, derived from the request's seed.
+def requested_tokens(request: GenerationRequest) -> int | None:
+    """Return the requested limit of output tokens. None if there is none.
+
+    `max_tokens` is the old name of `max_completion_tokens`.
+    """
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ApiError(
+            400,
+            f"max_tokens: {old} contradicts max_completion_tokens={new}; send one of them",
+            param="max_tokens",
+            code="invalid_value",
+        )
+    return old if new is None else new
+
+
+def sampling_of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Return the parameters of one choice, with a seed derived from the request's seed, if any.
 
     Choices of a request get different seeds. The same request gets the same seeds again.
     """
-    return None if seed is None else (seed + choice) & _LARGEST_SEED
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) & _LARGEST_SEED)
 
 
 def check_choices(request: GenerationRequest, num_prompts: int) -> int:
@@ -61,7 +81,8 @@ def check_choices(request: GenerationRequest, num_prompts: int) -> int:
             param="n",
             code="invalid_value",
         )
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and options.include_usage and not request.stream:
         raise ApiError(
             400,
             "stream_options: they belong to stream=true",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from stepscope.engine.http.errors import ApiError, unavailable
@@ -135,6 +135,8 @@ class Connection(HttpToolsProtocol):
             raise _TooMuch
         super().on_headers_complete()
         self._has_head = True
+        if self.parser.get_http_version() == "1.0" and self.cycle is not None:
+            _send_plainly(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._was_heard = True
@@ -251,6 +253,19 @@ class Connection(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         lines += [name + b": " + value for name, value in headers]
         return b"\r\n".join([*lines, b"", body])
+
+
+def _send_plainly(cycle: RequestResponseCycle) -> None:
+    """Let the answer to an HTTP/1.0 client, which knows no chunks, end with the connection."""
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.waiting_for_100_continue = False
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def _head_too_large() -> ApiError:

@@ -2,9 +2,10 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stepscope.engine.simulation.simulated import VOCAB_SIZE
-from stepscope.engine.text.tokenizer import TextStream
+from stepscope.engine.text.text_stream import TextStream
 
 CHARS_PER_TOKEN = 4
 
@@ -17,9 +18,11 @@ class MadeUpCodec:
         return [zlib.crc32(piece.encode()) % VOCAB_SIZE for piece in pieces]
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
     ) -> list[int]:
-        return self.encode("\n".join(turn["content"] for turn in messages), most)
+        contents = (turn["content"] for turn in messages)
+        texts = (each if isinstance(each, str) else "\n".join(each) for each in contents)
+        return self.encode("\n".join(texts), most)
 
     def text_stream(self) -> TextStream:
         return TextStream(lambda token_ids: "".join(f" {each}" for each in token_ids))
