@@ -26,9 +26,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.models import checkpoint
+from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
+from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -88,8 +89,9 @@ def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
     """Write the checkpoint in `folder` as a GGUF file; returns the weights as the file has them.
 
-    `changes` replace fields of the metadata.
+    `changes` replace fields of the metadata; `keys` are added to it.
     """
+    keys = changes.pop("keys", {})
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, changes.pop("architecture", "llama"))
     writer.add_block_count(config["num_hidden_layers"])
@@ -97,10 +99,18 @@ def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tens
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    num_kv_heads = config["num_key_value_heads"]
+    writer.add_head_count_kv(changes.pop("num_kv_heads", num_kv_heads))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     add_tokenizer(writer, **changes)
+    for key, value in keys.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)
     weights = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         new_name, kind = renamed(name)
@@ -121,12 +131,13 @@ def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tens
     return weights
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, model: str = "gpt2", pre: str = "smollm") -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, model: str = "gpt2", pre: str | None = "smollm") -> None:
     """Add the demo's tokens, then one that 't' and 'h' merge to and one that digits merge to."""
     ids = byte_tokenizer().get_vocab()
     tokens = [*sorted(ids, key=ids.__getitem__), "th", "19"]
     writer.add_tokenizer_model(model)
-    writer.add_tokenizer_pre(pre)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in SPECIAL_TOKENS else 1 for token in tokens])
     writer.add_token_merges(["t h", "1 9"])
@@ -251,14 +262,72 @@ def test_a_truncated_gguf_file_is_refused(
         ({"architecture": "mamba"}, "its architecture is 'mamba'; only 'llama' is converted"),
         ({"model": "llama"}, "its tokenizer is of the kind 'llama'; only 'gpt2' is converted"),
         ({"pre": "jais"}, "its tokenizer splits text by 'jais'"),
+        ({"pre": None}, "does not say how its tokenizer splits text (tokenizer.ggml.pre)"),
+        ({"num_kv_heads": [2, 1]}, "its layers differ in llama.attention.head_count_kv: [2, 1]"),
+        ({"keys": {"llama.rope.dimension_count": 8}}, "llama.rope.dimension_count is 8"),
+        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled by 'yarn'"),
+        ({"keys": {"llama.attention.sliding_window": 8}}, "llama.attention.sliding_window=8"),
+        ({"keys": {"llama.expert_count": 4}}, "llama.expert_count=4"),
+        ({"keys": {"llama.logit_scale": 2.0}}, "llama.logit_scale=2.0"),
+        ({"keys": {"split.count": 3, "split.no": 1}}, "is part 2 of 3 of a model"),
     ],
 )
 def test_unsupported_parts_of_a_gguf_file_are_refused_by_name(
-    changes: dict[str, str], message: str, cache: Path, tmp_path: Path, tiny: Path
+    changes: dict[str, Any], message: str, cache: Path, tmp_path: Path, tiny: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny, **changes)
     assert message in refusal(tmp_path / "tiny.gguf")
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": [2, 2]},
+        {"keys": {"llama.rope.dimension_count": 16, "llama.expert_count": 0}},
+    ],
+    ids=str,
+)
+def test_keys_that_say_what_is_so_anyway_change_nothing(
+    changes: dict[str, Any], cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    configs = []
+    for name, given in (("plain", {}), ("told", changes)):
+        write_gguf(tmp_path / f"{name}.gguf", tiny, **given)
+        folder = checkpoint.locate(str(tmp_path / f"{name}.gguf"), quiet)
+        configs.append(json.loads((folder / "config.json").read_text()))
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"llama.rope.scale_linear": 4.0},
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    ],
+    ids=str,
+)
+def test_scaled_positions_of_a_gguf_file_are_those_of_the_config_of_transformers(
+    keys: dict[str, Any], cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", tiny, keys=keys)
+    folder = checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"] == {"rope_theta": 10_000.0, "rope_type": "linear",
+                                         "factor": 4.0}  # fmt: skip
+    given = loader.load_config(folder, "it")
+    assert longest_request(given, "it", 0) == 512  # the file's context length
+
+
+def test_every_end_token_of_a_gguf_file_ends_an_answer(
+    cache: Path, tmp_path: Path, tiny: Path
+) -> None:
+    turn = byte_tokenizer().get_vocab()["<|im_end|>"]
+    write_gguf(tmp_path / "tiny.gguf", tiny, keys={"tokenizer.ggml.eot_token_id": 65})
+    folder = checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet)
+    tokenizer = checkpoint.load_tokenizer(folder)
+    config = loader.load_config(folder, "it")
+    assert loader.eos_token_ids(config, folder, tokenizer) == {EOS_TOKEN_ID, turn, 65}
 
 
 def test_a_missing_gguf_file_and_a_folder_with_one_are_refused(tmp_path: Path, tiny: Path) -> None:

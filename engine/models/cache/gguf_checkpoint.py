@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope.engine.models.cache.cached_folder import Check, ensure
-from stepscope.engine.models.cache.gguf_tokenizer import write_tokenizer
+from stepscope.engine.models.cache.gguf_tokenizer import end_tokens, write_tokenizer
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
 SUFFIX = ".gguf"
-VERSION = "v1"  # part of the folder's name; change it with the conversion
+VERSION = "v2"  # part of the folder's name; change it with the conversion
 
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -39,6 +39,18 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# What is read of the file, and what changes no result.
+_READ = frozenset(
+    f"llama.{key}"
+    for key in (
+        "attention.head_count", "attention.head_count_kv", "attention.key_length",
+        "attention.layer_norm_rms_epsilon", "attention.value_length", "block_count",
+        "context_length", "embedding_length", "feed_forward_length", "rope.dimension_count",
+        "rope.freq_base", "rope.scale_linear", "rope.scaling.factor", "rope.scaling.finetuned",
+        "rope.scaling.original_context_length", "rope.scaling.type", "tensor_data_layout",
+        "vocab_size",
+    )
+)  # fmt: skip
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
@@ -80,6 +92,13 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # noqa: BLE001 - a damaged file may cause any error
         _refuse(f"{file} is no GGUF file, or was cut short", error)
+    if (number := fields.get("split.count", 1)) > 1:
+        part = fields.get("split.no", 0) + 1
+        raise ConfigError(
+            "gguf_split",
+            f"{file} is part {part} of {number} of a model: join them with "
+            "'llama-gguf-split --merge'",
+        )
     try:
         config = _config(fields, reader.tensors)
         folder.mkdir()
@@ -119,32 +138,65 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         raise ConfigError(
             "gguf_architecture", f"its architecture is {architecture!r}; only 'llama' is converted"
         )
-    if fields.get("llama.rope.scaling.type", "none") != "none":
-        raise ConfigError("gguf_rope", "its positions are scaled, which is not converted")
+    unread = [key for key in fields if key.startswith("llama.") and key not in _READ]
+    told = [key for key in unread if fields[key] not in (None, False, 0, "", "none")]
+    if told:
+        raise ConfigError("gguf_key", f"its key {told[0]}={fields[told[0]]!r} is not converted")
     shapes = {tensor.name: tensor.shape.tolist() for tensor in tensors}
-    hidden_size, num_heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+    hidden_size = fields["llama.embedding_length"]
+    num_heads = _of_all_layers(fields, "llama.attention.head_count")
+    head_dim = fields.get("llama.attention.key_length", hidden_size // num_heads)
+    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        if fields.get(key, head_dim) != head_dim:
+            raise ConfigError("gguf_key", f"its {key} is {fields[key]}, and its heads {head_dim}")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": hidden_size,
-        "intermediate_size": fields["llama.feed_forward_length"],
+        "intermediate_size": _of_all_layers(fields, "llama.feed_forward_length"),
         "num_hidden_layers": fields["llama.block_count"],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": fields.get("llama.attention.head_count_kv", num_heads),
-        "head_dim": fields.get("llama.attention.key_length", hidden_size // num_heads),
+        "num_key_value_heads": _of_all_layers(fields, "llama.attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
         "rope_parameters": {
-            "rope_type": "default",
             "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
+            **_scaling(fields),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "vocab_size": shapes["token_embd.weight"][1],  # GGUF names the innermost size first
     }
-    for name in ("bos", "eos"):
-        config[f"{name}_token_id"] = fields.get(f"tokenizer.ggml.{name}_token_id")
+    if config["rope_parameters"]["rope_type"] == "linear":
+        length = fields["llama.context_length"] / config["rope_parameters"]["factor"]
+        config["max_position_embeddings"] = round(length)
+    config["bos_token_id"] = fields.get("tokenizer.ggml.bos_token_id")
+    config["eos_token_id"] = end_tokens(fields)
     return config
+
+
+def _of_all_layers(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return a number that a file may give once, or once for each layer."""
+    found = fields.get(key, default) if default is not None else fields[key]
+    each = found if isinstance(found, list) else [found]
+    if len(set(each)) != 1:
+        raise ConfigError("gguf_key", f"its layers differ in {key}: {found}")
+    return int(each[0])
+
+
+def _scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how positions are scaled. Files from before `rope.scaling` have `rope.scale_linear`.
+
+    The context length of a GGUF file counts the scaled positions.
+    """
+    kind = fields.get("llama.rope.scaling.type", "linear")
+    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {"rope_type": "default"}
+    if kind != "linear":
+        raise ConfigError("gguf_rope", f"its positions are scaled by {kind!r}; only by 'linear'")
+    return {"rope_type": "linear", "factor": factor}
 
 
 def _write_weights(

@@ -8,6 +8,7 @@ from typing import Any
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
 _PREFIX = "tokenizer.ggml."
+_END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
 
 
 class _TokenType(IntEnum):
@@ -30,7 +31,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre", "gpt-2")
+    kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre")
     if kind != "gpt2":
         raise ConfigError(
             "gguf_tokenizer", f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted"
@@ -67,11 +68,31 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _pre_tokenizer(splits: str) -> Any:
+def end_tokens(fields: Mapping[str, Any]) -> list[int]:
+    """Return every token that ends a text or a turn, as llama.cpp does.
+
+    Those that the file names, and control tokens whose text says so.
+    """
+    named = (fields.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom"))
+    found = {token_id for token_id in named if token_id is not None}
+    for token_id, text in enumerate(fields[f"{_PREFIX}tokens"]):
+        is_control = fields[f"{_PREFIX}token_type"][token_id] == _TokenType.CONTROL
+        if is_control and text in _END_TEXTS:
+            found.add(token_id)
+    return sorted(found)
+
+
+def _pre_tokenizer(splits: str | None) -> Any:
     """Return the pre-tokenizer, which cuts text into words, for a value of `tokenizer.ggml.pre`."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if splits is None:
+        raise ConfigError(
+            "gguf_tokenizer",
+            f"it does not say how its tokenizer splits text ({_PREFIX}pre): convert the model "
+            "again with a newer llama.cpp",
+        )
     if splits == "gpt-2":
         return words
     if splits == "smollm":
