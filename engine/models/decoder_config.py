@@ -36,7 +36,7 @@ class DecoderConfig:
         attention_bias = bool(own(config, "attention_bias"))
         sliding = sliding_layers(config)
         return cls(
-            architecture=(config.architectures or [f"{kind} decoder"])[0],
+            architecture=_first(config.architectures) or f"{kind} decoder",
             num_layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -102,6 +102,10 @@ def misfit(config: Any) -> str | None:
     if _head_dim(config) % 2:
         return f"its heads have an odd number of dimensions ({_head_dim(config)})"
     return None
+
+
+def _first(names: Any) -> str | None:
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
 def _head_dim(config: Any) -> int:

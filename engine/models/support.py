@@ -12,7 +12,8 @@ _SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
-_MAX_SIZE = 1 << 31
+_ROPE_NUMBERS = ("factor", "rope_theta", "original_max_position_embeddings")
+_MAX_SIZE = 1 << 40
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 # The `layer_types` that we serve: softmax attention over all keys, or over a window of them.
 SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -50,9 +51,13 @@ def check_config(config: Any, name: str) -> None:
         if kind not in _ROPE_TYPES:
             known = ", ".join(_ROPE_TYPES)
             _refuse(name, f"its RoPE is of the type {kind!r}; there are {known}")
+        for key in _ROPE_NUMBERS:
+            number = rope.get(key)
+            if number is not None and not _is_positive(number):
+                _refuse(name, f"its config says {key}={number!r} of its RoPE")
     for key in _SIZES:
         size = getattr(text, key, None)
-        if size is not None and (type(size) is not int or not 0 < size < _MAX_SIZE):
+        if size is not None and not (type(size) is int and _is_positive(size)):
             _refuse(name, f"its config says {key}={size!r}")
 
 
@@ -128,6 +133,10 @@ def _rope_parameters(text: Any) -> list[dict[str, Any]]:
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return nested or [found]
+
+
+def _is_positive(number: object) -> bool:
+    return type(number) in (int, float) and 0 < number < _MAX_SIZE  # type: ignore[operator]
 
 
 def _refuse(name: str, reason: str) -> None:

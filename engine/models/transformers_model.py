@@ -281,18 +281,17 @@ class TransformersModel:
         So a model is refused that counts positions by itself: it would count each chunk from 0.
         """
         tokens = (torch.arange(_TRIAL_TOKENS, device=self.device) * 7 + 1) % self.vocab_size
-        self._model.set_attn_implementation("eager")
+        ways = {"whole": (_TRIAL_TOKENS,), "in chunks": (7, 1, _TRIAL_TOKENS - 8)}
         try:
+            self._model.set_attn_implementation("eager")
             expected = self._model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            self._model.set_attn_implementation(ATTENTION)
+            found = {how: self._over_pages(tokens, sizes).float() for how, sizes in ways.items()}
         except Exception as error:  # noqa: BLE001 - the library's code may raise anything
             refuse_file("unsupported_model", f"{self.name} fails on a trial prompt", error)
-        finally:
-            self._model.set_attn_implementation(ATTENTION)
-        for sizes in ((_TRIAL_TOKENS,), (7, 1, _TRIAL_TOKENS - 8)):
-            got = self._over_pages(tokens, sizes).float()
+        for how, got in found.items():
             apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
             if not apart < _TRIAL_ERROR[self.dtype.itemsize]:
-                how = "whole" if len(sizes) == 1 else "in chunks"
                 self._refuse(
                     f"over a paged KV cache its logits of a prompt {how} are {apart:.0%} apart "
                     "from those of its own forward pass"

@@ -461,3 +461,39 @@ def test_a_cache_folder_that_cannot_be_written_is_named(cache: Path) -> None:
     message = refusal(lambda: demo.ensure(quiet, checkpoint.check))
     assert str(cache) in message
     assert "XDG_CACHE_HOME" in message
+
+
+# --- absurd configs
+
+ABSURD: tuple[object, ...] = (0, -1, 1.5, "x", None, [], {}, [1], 1 << 40, True, float("nan"))
+ROPES = [
+    {"rope_type": kind, "rope_theta": 1e4, **changes}
+    for kind in ("nonsense", "yarn", "linear", "dynamic", "default", None, 3)
+    for changes in (
+        {}, {"factor": 0}, {"factor": "x"}, {"factor": -2.0}, {"factor": float("nan")},
+        {"factor": 2.0, "rope_theta": "x"}, {"factor": 2.0, "rope_theta": 0.0},
+        {"factor": 4.0, "original_max_position_embeddings": "x"},
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_whatever_a_config_says_the_model_loads_or_is_refused_in_one_line(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_checkpoint(family), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    cases = [(key, value) for key in config for value in ABSURD]
+    cases += [("rope_parameters", rope_) for rope_ in ROPES]
+    num_refused = 0
+    for key, value in cases:
+        (folder / "config.json").write_text(json.dumps({**config, key: value}))
+        try:
+            given = loader.load_config(folder, "it")
+            length = min(64, longest_request(given, "it", 0))
+            device = torch.device("cpu")
+            loader.load_model(folder, "it", given, "auto", length, torch.float32, device, quiet)
+        except ConfigError as error:
+            num_refused += 1
+            assert "\n" not in str(error), key
+    assert num_refused > 50
