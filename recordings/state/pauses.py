@@ -1,7 +1,6 @@
 """Leaves an operator's pauses, and waits from before they are known, out of latencies."""
 
 from stepscope.engine.protocol.pause_trail import MAX_SPANS
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
@@ -19,14 +18,15 @@ def known_since(told: Snapshot | SessionState) -> int:
     return spans[0].start_ns if len(spans) >= MAX_SPANS else 0
 
 
-def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
+def leave_out_pauses(outcome: Outcome, state: SessionState, now_ns: int) -> None:
     """Subtract paused time from the waits for tokens that ended in a step.
 
     Args:
         state: the state right after the step.
         now_ns: when the tokens of the step were known.
     """
-    if not pauses.has_any:
+    pauses = state.pauses
+    if not pauses.spans:
         return
     longest_ns = max(outcome.max_gap_ns or 0, *(ns for _, ns in outcome.ttft_ns), 0)
     if pauses.within(now_ns - longest_ns, now_ns):
@@ -55,17 +55,14 @@ def leave_out_pauses(outcome: Outcome, pauses: Pauses, state: SessionState, now_
                 outcome.tpot_ns[index] = request_id, tpot_ns - share_ns
 
 
-def leave_out(
-    outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int, since_ns: int
-) -> None:
+def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
     """Correct the outcome of a step for pauses. The tokens of the step were known at `now_ns`.
 
     First drops waits that began before `since_ns` (unless that is 0), then subtracts paused time.
     """
     if since_ns:
         leave_out_begun(outcome, state, now_ns, since_ns)
-    if pauses.has_any:
-        leave_out_pauses(outcome, pauses, state, now_ns)
+    leave_out_pauses(outcome, state, now_ns)
 
 
 def leave_out_begun(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:

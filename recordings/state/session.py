@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.audit_fold import latest
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.pauses import pauses_in
 from stepscope.engine.protocol.wire import (
     Admitted,
     Audited,
@@ -126,7 +125,7 @@ class SessionState:
             waiting_reasons=self.waiting_reasons,
             control=self.control,
             audit=self.audit or None,
-            pauses=None if self.pauses.spans is None else list(self.pauses.spans),
+            pauses=None if self.pauses.spans is None else self.pauses.published(),
             in_flight=self.in_flight,
             leased=self.leased,
         )
@@ -158,7 +157,7 @@ class SessionState:
             totals=snapshot.totals,
             control=snapshot.control,
             audit=snapshot.audit or [],
-            pauses=pauses_in(snapshot),
+            pauses=PauseTrail.of(snapshot),
             in_flight=snapshot.in_flight,
             leased=snapshot.leased,
         )
@@ -221,7 +220,7 @@ class SessionState:
             self.in_flight = None
         self.time_ns = max(self.time_ns, status.time_ns)
         self.state = status.state
-        self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
+        self.pauses = self.pauses.after(status)
         outcome = Outcome()
         for event in status.events:
             self.table.take_event(event, self.step, status.time_ns, outcome)
@@ -247,8 +246,7 @@ class SessionState:
         last_ns, self.time_ns = self.time_ns, max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
             self.state = "running"
-        if self.pauses.is_on:
-            self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
+        self.pauses = self.pauses.after(record)
         outcome.paused_ns = self.pauses.last_since(last_ns)
         ends: list[RequestEvent] = []
         for event in record.events:
@@ -313,6 +311,7 @@ class SessionState:
             fresh.table.keep_ended(self.table, snapshot.step)
             fresh.table.longest_gaps = self.table.longest_gaps
             fresh.table.late_ns = self.table.late_ns
+            fresh.pauses = fresh.pauses.joined(self.pauses)
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:

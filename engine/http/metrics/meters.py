@@ -57,7 +57,7 @@ _HISTOGRAMS = {
     "vllm:request_time_per_output_token_seconds": (
         "Mean time of a token after the first, by request.",
         _TOKEN_SECONDS,
-    ),  # fmt: skip
+    ),
     "vllm:e2e_request_latency_seconds": ("Arrival to end.", _REQUEST_SECONDS),
     "vllm:request_queue_time_seconds": ("Arrival to first step.", _REQUEST_SECONDS),
     "vllm:request_inference_time_seconds": ("First step to last token.", _REQUEST_SECONDS),

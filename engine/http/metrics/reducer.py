@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.meters import Meters
-from stepscope.engine.protocol.pauses import Pauses, pauses_in
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
@@ -73,7 +73,7 @@ class EngineMetrics:
         self.token_budget: int | None = None
         self.max_num_seqs: int | None = None
         self._lives: dict[int, _Life] = {}
-        self._pauses = Pauses()
+        self._pauses = PauseTrail()
         self._now_ns: int | None = None  # of the last message, on the engine's clock
 
     def join(self, snapshot: Snapshot) -> None:
@@ -84,7 +84,7 @@ class EngineMetrics:
         self.num_waiting = snapshot.num_waiting or 0
         self.waiting_reasons = snapshot.waiting_reasons or {}
         self.kv = snapshot.kv
-        self._pauses, self._now_ns = Pauses(pauses_in(snapshot)), snapshot.time_ns
+        self._pauses, self._now_ns = PauseTrail.of(snapshot), snapshot.time_ns
         self._lives = {
             view.request_id: _Life(
                 arrival_ns=view.arrival_ns,
@@ -113,7 +113,7 @@ class EngineMetrics:
     def leave(self) -> None:
         """Clear the current values and requests, because the engine is gone."""
         self._lives.clear()
-        self._pauses, self._now_ns = Pauses(), None
+        self._pauses, self._now_ns = PauseTrail(), None
         self.goodput.restart()
         self.num_running = self.num_waiting = 0
         self.waiting_reasons = {}
@@ -137,7 +137,7 @@ class EngineMetrics:
     def _go_on(self, message: StepRecord | EngineStatus, now_ns: int) -> None:
         """Go on to the time of a message, and count the operator's pauses up to it."""
         was_on = self._pauses.is_on
-        self._pauses.take(message)
+        self._pauses = self._pauses.after(message)
         self.meters.count("stepscope_pauses", self._pauses.is_on and not was_on)
         before_ns = self._now_ns or now_ns
         self._now_ns = now_ns = max(before_ns, now_ns)
