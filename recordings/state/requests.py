@@ -84,7 +84,7 @@ class RequestTable:
                 num_tokens = row.num_tokens  # several if drafts were accepted
             else:
                 outcome.num_attended += row.num_tokens * end
-                outcome.num_cached_tokens += row.num_hit_tokens
+                outcome.num_cached_tokens += 0 if view.num_output_tokens else row.num_hit_tokens
                 outcome.num_recomputed_tokens += _num_again(row, view)
                 if view.is_partial and end > view.num_prompt_tokens:
                     view.num_prompt_tokens = end

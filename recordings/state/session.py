@@ -272,26 +272,20 @@ class SessionState:
 
     def _count_lookups(self, record: StepRecord, outcome: Outcome) -> None:
         """Set the tokens looked up in the prefix cache. Call it before the rows are applied."""
-        kv = record.kv
-        if kv is None:
+        if (kv := record.kv) is None:
             totals = record.totals or Totals()
             outcome.num_queried_tokens = totals.num_queried_tokens
             outcome.num_hit_tokens = totals.num_cached_tokens
             return
         outcome.num_queried_tokens, outcome.num_hit_tokens = kv.queried_tokens, kv.hit_tokens
-        if not kv.queried_tokens:
-            return
-        admitted = [
-            (event, self.requests[event.request_id])
-            for event in record.events
-            if isinstance(event, Admitted)
-        ]
-        new = [each for each in admitted if not comes_back(each[1])]
-        # An older engine counts requests that come back, too.
-        if len(new) < len(admitted) and not any(view.is_partial for _, view in new):
-            num_queried = sum(view.num_prompt_tokens for _, view in new)
-            num_hit = sum(event.num_cached_tokens for event, _ in new)
+        admitted = [each for each in record.events if isinstance(each, Admitted)]
+        views = [self.requests[each.request_id] for each in admitted]
+        if any(map(comes_back, views)) and not any(view.is_partial for view in views):
+            # An older engine counts requests that come back, too.
+            new = [view for view in views if not comes_back(view)]
+            num_queried = sum(view.num_prompt_tokens for view in new)
             outcome.num_queried_tokens = min(kv.queried_tokens, num_queried)
+            num_hit = sum(view.num_cached_tokens for view in new)
             outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:

@@ -143,6 +143,9 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         brings = f"{row.num_tokens:,} tokens"
     if not brings:
         brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
+    if row.flags & RowFlag.RESUMED:
+        again = row.num_cached_tokens
+        brings = f"resumed{f' with {again:,} still cached' if again else ''}, {brings}"
     prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
     taken = _taken(frame, row)
     return [
@@ -154,17 +157,9 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         (f"{row.num_hit_tokens:,}" if row.num_hit_tokens else "", "cached"),
         (f"{end:,}", "text"),
         (f"{row.num_blocks:,}{taken:>5}", "text"),
-        (_resumed(row) + brings, "muted"),
+        (brings, "muted"),
         (clean("" if view is None else view.client_id, 40), "muted"),
     ]
-
-
-def _resumed(row: BatchRow) -> str:
-    """Return a text on a request that runs again, and how many of its own tokens it still had."""
-    if not row.flags & RowFlag.RESUMED:
-        return ""
-    kept = row.num_cached_tokens
-    return f"resumed with {kept:,} still cached, " if kept else "resumed, "
 
 
 def _taken(frame: Frame, row: BatchRow) -> str:
