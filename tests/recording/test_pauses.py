@@ -7,10 +7,17 @@ import pytest
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import PauseSpan, RequestView, Snapshot
+from stepscope.engine.protocol.wire import (
+    EngineStatus,
+    PauseSpan,
+    RequestView,
+    Snapshot,
+    StepRecord,
+)
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.meter import num_stalled, queue_age_s
+from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.export.moments import StepRange, moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 from stepscope.recordings.file.reader import Recording
@@ -88,6 +95,20 @@ def test_the_measured_side_of_a_forecast_is_without_pauses(tmp_path: Path) -> No
         found = recorded_work(recording).figures
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
         assert getattr(found, name) == pytest.approx(getattr(plain, name))
+
+
+def test_a_pause_makes_no_token_late_to_the_autopilot() -> None:
+    loads = []
+    for messages in ([*PLAIN], paused([*PLAIN])):
+        load = Load(level_ns=50_000_000)
+        for _, message in messages:
+            if isinstance(message, StepRecord):
+                load.add(message)
+            elif isinstance(message, EngineStatus):
+                load.pauses = load.pauses.after(message)
+        loads.append(load)
+    assert (loads[1].num_late, loads[1].num_gaps) == (loads[0].num_late, loads[0].num_gaps)
+    assert loads[0].num_gaps > 100
 
 
 def test_a_pause_ages_no_queue_and_stalls_no_stream() -> None:
