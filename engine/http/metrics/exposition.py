@@ -14,17 +14,8 @@ from stepscope.engine.protocol.silence import publishes
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _ENGINE = "0"
-_PATHS = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/models",
-        "/health",
-        "/metrics",
-        "/version",
-        "/reset_prefix_cache",
-    }
-)
+_TOKEN_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models")
+_PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache"}
 
 
 class Exposition(Collector):

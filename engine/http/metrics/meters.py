@@ -84,6 +84,8 @@ class Meters:
         self._histograms: dict[str, Histogram] = {}
         for reason in ("stop", "length", "abort"):
             self.count("vllm:request_success", 0, reason)
+        for phase in ("prefill", "decode"):
+            self.count("stepscope_scheduled_tokens", 0, phase)
         self.size(None)
 
     def count(self, name: str, number: float = 1, *labels: str) -> None:
