@@ -17,7 +17,7 @@ class Rates(NamedTuple):
     seconds: float
     num_steps: int
     steps_per_s: float | None
-    prefill_tokens_per_s: float | None
+    in_tokens_per_s: float | None  # of prompts, not recomputed ones
     output_tokens_per_s: float | None
     num_preempted: int | None  # over the last minute, whatever the window
     preempted_s: float  # how many seconds of that minute are in memory
@@ -44,12 +44,15 @@ def rates_of(columns: StepColumns, start_ns: int, end_ns: int) -> Rates:
         return Rates(0.0, last - first, *(None,) * 3, *preempted, *(None,) * 7)
     queried = columns.total("num_queried_tokens", first, last)
     hit = columns.total("num_hit_tokens", first, last)
+    num_in = columns.num_in_tokens(first, last)
+    if num_in is None:
+        num_in = columns.known_total("num_prefill_tokens", first, last)
     busy_ns = _spent(columns, "schedule_start_ns", "tokens_ns", first, last)
     return Rates(
         seconds=seconds,
         num_steps=last - first,
         steps_per_s=per(last - first, seconds),
-        prefill_tokens_per_s=per(columns.known_total("num_prefill_tokens", first, last), seconds),
+        in_tokens_per_s=per(num_in, seconds),
         output_tokens_per_s=per(columns.total("num_output_tokens", first, last), seconds),
         num_preempted=preempted[0],
         preempted_s=preempted[1],
@@ -71,10 +74,10 @@ def rates_of_totals(rates: Rates, state: SessionState) -> Rates:
     if not state.is_summed_up:
         return rates
     totals = state.totals or Totals()
-    prefill = None if totals.num_prompt_tokens is None else rates.prefill_tokens_per_s
+    prompts = None if totals.num_prompt_tokens is None else rates.in_tokens_per_s
     return rates._replace(
         steps_per_s=None,
-        prefill_tokens_per_s=prefill,
+        in_tokens_per_s=prompts,
         mixed_share=None,
         model_share=None,
         schedule_share=None,

@@ -25,7 +25,6 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         return columns.known_total(name, first, last) if has_steps else 0
 
     prefill = known("num_prefill_tokens")
-    recomputed, cached = total("num_recomputed_tokens"), total("num_cached_tokens")
     begin_ns, tokens_ns = total("schedule_start_ns"), total("tokens_ns")
     kv = [total(name) for name in ("kv_used", "kv_cached", "kv_empty")]
     has_kv = has_steps and None not in kv
@@ -37,15 +36,13 @@ def step_sums(columns: StepColumns, start_ns: int, end_ns: int) -> Sums:
         kept=KeptLevels(0, 0),
         num_finished=total("num_finished"),
         num_arrived=total("num_arrived"),
-        num_in_tokens=None
-        if recomputed is None or cached is None
-        else prefill - recomputed + cached,
+        num_in_tokens=columns.num_in_tokens(first, last) if has_steps else None,
         num_out_tokens=total("num_output_tokens"),
         num_queried_tokens=total("num_queried_tokens"),
         num_hit_tokens=total("num_hit_tokens"),
         num_preempted=total("num_preempted"),
         num_prefill_tokens=prefill,
-        num_recomputed_tokens=recomputed,
+        num_recomputed_tokens=total("num_recomputed_tokens"),
         recompute_ns=columns.recompute_ns(first, last) if has_steps else None,
         num_evicted=total("num_evicted"),
         num_waiting=total("num_waiting") or 0,

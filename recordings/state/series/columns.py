@@ -251,6 +251,14 @@ class StepColumns:
 
         return self._sums.total(f"known {name}", first, last, measure) or 0
 
+    def num_in_tokens(self, first: int, last: int) -> int | None:
+        """Prompt tokens in the places [first, last): computed for the first time, or cached."""
+        recomputed = self.total("num_recomputed_tokens", first, last)
+        cached = self.total("num_cached_tokens", first, last)
+        if recomputed is None or cached is None:
+            return None
+        return self.known_total("num_prefill_tokens", first, last) - recomputed + cached
+
     def num_mixed(self, first: int, last: int) -> int:
         """Number of steps in the places [first, last) that had both prefill and decode."""
         prefill, decode = self.column("num_prefill_tokens"), self.column("num_decode_tokens")
