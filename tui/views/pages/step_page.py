@@ -143,9 +143,6 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         brings = f"{row.num_tokens:,} tokens"
     if not brings:
         brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
-    if row.flags & RowFlag.RESUMED:
-        again = row.num_cached_tokens
-        brings = f"resumed{f' with {again:,} still cached' if again else ''}, {brings}"
     prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
     taken = _taken(frame, row)
     return [
@@ -157,7 +154,7 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         (f"{row.num_hit_tokens:,}" if row.num_hit_tokens else "", "cached"),
         (f"{end:,}", "text"),
         (f"{row.num_blocks:,}{taken:>5}", "text"),
-        (brings, "muted"),
+        (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
         (clean("" if view is None else view.client_id, 40), "muted"),
     ]
 
