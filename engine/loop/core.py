@@ -427,5 +427,5 @@ class EngineCore:
             transcripts=None
             if self.token_publisher is None
             else self.token_publisher.transcripts(),
-            pauses=list(self.pauses.spans or ()),
+            pauses=self.pauses.published(),
         )

@@ -16,7 +16,6 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.protocol.pause_trail import PauseSpan as PauseSpan
 from stepscope.engine.protocol.wire_events import Aborted as Aborted
 from stepscope.engine.protocol.wire_events import Admitted as Admitted
 from stepscope.engine.protocol.wire_events import Arrived as Arrived
@@ -280,6 +279,13 @@ class Audited(Telemetry, frozen=True, kw_only=True):
     detail: str = ""
     code: str = ""  # the error code of a refusal; empty if the change was made
     count: int = 1  # commands that this entry stands for
+
+
+class PauseSpan(Struct, frozen=True, array_like=True):
+    """A stretch of engine time without a step because of a pause."""
+
+    start_ns: int
+    end_ns: int | None = None  # None while the pause lasts
 
 
 class Snapshot(Telemetry, frozen=True, kw_only=True):

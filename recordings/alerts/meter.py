@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.latency import SLO
@@ -66,7 +65,7 @@ def queue_age_s(state: SessionState) -> float:
     arrivals = [each.arrival_ns for each in waiting if not each.is_partial]
     if not arrivals:
         return 0.0
-    paused_ns = Pauses(state.pauses).within(min(arrivals), state.time_ns)
+    paused_ns = state.pauses.within(min(arrivals), state.time_ns)
     return max(0, state.time_ns - min(arrivals) - paused_ns) / 1e9
 
 
@@ -74,7 +73,6 @@ def num_stalled(state: SessionState, slo: SLO) -> int:
     """Number of requests whose next token is later than the service level allows."""
     if state.state == "paused":
         return 0
-    pauses = Pauses(state.pauses)
     num_late = 0
     for each in state.requests.values():
         if each.status == "finished" or each.is_partial:
@@ -83,5 +81,5 @@ def num_stalled(state: SessionState, slo: SLO) -> int:
         since_ns = each.arrival_ns if each.last_token_ns is None else each.last_token_ns
         bound_ms = slo.ttft_ms if is_first else slo.itl_ms
         late_ns = state.time_ns - since_ns - bound_ms * 1e6
-        num_late += late_ns > 0 and late_ns > pauses.within(since_ns, state.time_ns)
+        num_late += late_ns > 0 and late_ns > state.pauses.within(since_ns, state.time_ns)
     return num_late

@@ -8,7 +8,7 @@ Requests that decode in every step cost almost nothing, because only waits above
 examined.
 """
 
-from stepscope.engine.protocol.pauses import Pauses, pauses_in
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Arrived,
     BatchRow,
@@ -91,7 +91,7 @@ class Explainer:
         if state is not None:
             self._engine_id = None if state.info is None else state.info.engine_id
             self._step, self._end_ns = state.step, state.time_ns
-            self._pauses = Pauses(state.pauses)
+            self._pauses = state.pauses
             self._known_since(state.time_ns if since_ns is None else since_ns)
             self._request_waits.adopt(state.requests.values())
             self._request_waits.cover_pauses(self._pauses, state.time_ns, state.step)
@@ -104,7 +104,7 @@ class Explainer:
         self._step = None
         self._end_ns = None
         self._request_waits.forget()
-        self._pauses = Pauses()
+        self._pauses = PauseTrail()
         self._since_ns = 0  # nothing before this is known
         self._is_lost = False
         self._needs_snapshot = True
@@ -120,11 +120,11 @@ class Explainer:
         if lost:
             self._is_lost = self._needs_snapshot = True
         if isinstance(message, StepRecord):
-            self._pauses.take(message)
+            self._pauses = self._pauses.after(message)
             self._take_step(message)
             self._is_lost = False
         elif isinstance(message, EngineStatus):
-            self._pauses.take(message)
+            self._pauses = self._pauses.after(message)
             if self._step is None:  # an engine publishes its status between two steps
                 self._step, self._end_ns = message.step, message.time_ns
             time_ns = max(message.time_ns, self._end_ns or 0)
@@ -134,11 +134,11 @@ class Explainer:
             self._had_work = message.num_running + message.num_waiting > 0
         elif isinstance(message, Snapshot):
             self._meet(message.info)
-            self._pauses.take(message)
+            self._pauses = self._pauses.after(message)
             if self._needs_snapshot:
                 if self._step is None:  # nothing came before it
                     self._known_since(known_since(message))
-                    self._pauses = Pauses(pauses_in(message))
+                    self._pauses = PauseTrail.of(message)
                     self._step, self._end_ns = message.step, message.time_ns
                     self._had_work = any(view.status != "finished" for view in message.requests)
                 self._request_waits.adopt(message.requests)

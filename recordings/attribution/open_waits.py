@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.pauses import Pauses
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.baseline import SlowStep
 from stepscope.recordings.attribution.causes import Piece
@@ -202,7 +202,7 @@ def wait_of(view: RequestView) -> Wait:
 
 
 def without_step(
-    pauses: Pauses, begin_ns: int, end_ns: int, step: int, *, had_work: bool
+    pauses: PauseTrail, begin_ns: int, end_ns: int, step: int, *, had_work: bool
 ) -> list[Piece]:
     """Pieces for the time before `step` in which no step ran.
 
@@ -211,7 +211,7 @@ def without_step(
     """
     cause: Literal["between", "idle"] = "between" if had_work else "idle"
     spans = []
-    for pause_ns, resume_ns in pauses.spans(begin_ns, end_ns):
+    for pause_ns, resume_ns in pauses.parts(begin_ns, end_ns):
         if pause_ns > begin_ns:
             spans.append(Piece(cause, begin_ns, pause_ns - begin_ns, step))
         spans.append(Piece("paused", pause_ns, resume_ns - pause_ns, step))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from stepscope.engine.protocol.pauses import Pauses
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
@@ -132,16 +132,16 @@ class RequestWaits:
                 self.running[request_id] = known
             self.requests[request_id] = known
 
-    def cover_pauses(self, pauses: Pauses, until_ns: int, step: int) -> None:
+    def cover_pauses(self, pauses: PauseTrail, until_ns: int, step: int) -> None:
         """Account for an operator's pauses in waits that began before they were observed.
 
         Of that time, only the pauses are known.
         """
-        if not pauses.has_any:
+        if not pauses.spans:
             return
         for wait in self.requests.values():
             if wait.start_ns is not None:
-                for start_ns, end_ns in pauses.spans(wait.covered_ns, until_ns):
+                for start_ns, end_ns in pauses.parts(wait.covered_ns, until_ns):
                     wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
 
     def _prune(self) -> None:

@@ -10,7 +10,13 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, Snapshot
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    KnobValue,
+    Snapshot,
+)
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move
 from stepscope.recordings.autopilot.step_feed import StepFeed
@@ -140,6 +146,8 @@ class LivePilot:
                 if message.command == SetKnobs.__name__ and not message.code and not message.new:
                     self._end(f"{message.who} has ended it")  # its command changed nothing
                     self.held = {}
+            elif isinstance(message, EngineStatus):
+                self._pilot.take_status(message)
             else:
                 self._pilot.take_step(message)
                 self._newest_ns = message.tokens_ns

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.step_time import StepShape
 
@@ -45,20 +46,24 @@ class Load:
     """The load of an engine, from its steps of the last `WINDOW_S` seconds.
 
     Args:
-        level_ns: the ITL level. A longer gap between two tokens of a request is late.
+        level_ns: the ITL level. A longer gap between two tokens of a request is late, without the
+            operator's pauses.
 
     Attributes:
         num_gaps, num_late: gaps between tokens, and late ones, since the start (not only in the
             window).
+        pauses: the operator's; must be fed every status. Steps end them, too.
     """
 
     def __init__(self, level_ns: int) -> None:
         self.num_gaps = self.num_late = 0
+        self.pauses = PauseTrail()
         self._level_ns = level_ns
         self._steps: deque[_SeenStep] = deque()
         self._last_token_ns: dict[int, int] = {}
 
     def add(self, step: StepRecord) -> None:
+        self.pauses = self.pauses.after(step)
         now_ns = step.tokens_ns
         num_gaps = num_late = num_decodes = num_context = prompt_end = 0
         for row in step.batch or ():
@@ -72,7 +77,8 @@ class Load:
                 self._last_token_ns[row.request_id] = now_ns
                 if before_ns is not None:
                     num_gaps += 1
-                    num_late += now_ns - before_ns > self._level_ns
+                    late_ns = now_ns - before_ns - self._level_ns
+                    num_late += late_ns > self.pauses.within(before_ns, now_ns)
         self.num_gaps += num_gaps
         self.num_late += num_late
         num_tokens, budget = step.num_prefill_tokens + step.num_decode_tokens, step.token_budget

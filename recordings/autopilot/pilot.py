@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue, StepRecord
+from stepscope.engine.protocol.wire import EngineStatus, KnobSpec, KnobValue, StepRecord
 from stepscope.engine.simulation.fitted import FittedModel
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.autopilot.step_samples import StepSamples
@@ -77,6 +77,10 @@ class Autopilot:
             self._load.add(step)
             self._samples.add(seen_step(step, self._before))
         self._before = step
+
+    def take_status(self, status: EngineStatus) -> None:
+        """Note whether an operator has paused the engine."""
+        self._load.pauses = self._load.pauses.after(status)
 
     def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client.

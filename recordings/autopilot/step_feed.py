@@ -1,24 +1,32 @@
-"""`StepFeed`: a journal that hands steps and knob changes to another thread."""
+"""`StepFeed`: a journal that hands steps, statuses and knob changes to another thread."""
 
 from collections import deque
+from typing import TypeAlias
 
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.history.journal import Journal
 
+_Taken: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
 
 
 class StepFeed(Journal):
-    """A queue of steps, knob changes and audit messages.
+    """A queue of steps, statuses, knob changes and audit messages.
 
     The source's thread fills it, and one other thread empties it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[StepRecord | KnobsChanged | Audited] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[_Taken] = deque(maxlen=_MAX_WAITING)
 
-    def take_new(self) -> list[StepRecord | KnobsChanged | Audited]:
+    def take_new(self) -> list[_Taken]:
         """Return the messages that came since the last call.
 
         Of very many, the oldest are dropped.
@@ -27,5 +35,5 @@ class StepFeed(Journal):
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
         super()._take(sequence, message, payload)
-        if isinstance(message, StepRecord | KnobsChanged | Audited):
+        if isinstance(message, StepRecord | EngineStatus | KnobsChanged | Audited):
             self._waiting.append(message)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.recordings.file.loaded_chunk import KEYFRAME
@@ -34,7 +33,6 @@ class Moment(NamedTuple):
     Attributes:
         outcome: for a step, the tokens it gave and how long each was waited for, without the
             operator's pauses and waits that began before `since_ns`; None for other messages.
-        pauses: the operator's, up to this message.
         offset_ns: wall-clock time minus engine time.
         since_ns: engine time since when all pauses by the operator are known.
         after_gap: whether messages were lost right before this message.
@@ -44,7 +42,6 @@ class Moment(NamedTuple):
     sequence: int
     state: SessionState
     outcome: Outcome | None
-    pauses: Pauses
     offset_ns: int
     since_ns: int
     after_gap: bool
@@ -63,7 +60,6 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     before = recording.find_step(first - 1) if first > 0 else None
     snapshot, position = recording.keyframe_before(before or Position(0, 0))
     state = SessionState.from_snapshot(snapshot)
-    pauses = Pauses(state.pauses)
     offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
     since_ns = recording.known_since_ns
     begun = snapshot.step >= first - 1
@@ -84,20 +80,16 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
             # Keyframes that the recorder added contain nothing new.
             if isinstance(message, Snapshot) and after_gap:
                 state.apply(message)
-                pauses.take(message)
             continue
         if isinstance(message, StepRecord):
             if message.step <= last_step:
                 continue  # the publisher repeats steps under new numbers
             last_step = message.step
         outcome = state.apply(message)
-        pauses.take(message)
         if begun:
             if outcome is not None and isinstance(message, StepRecord):
-                leave_out(outcome, pauses, state, message.tokens_ns, since_ns)
-            yield Moment(
-                message, frame.sequence, state, outcome, pauses, offset_ns, since_ns, after_gap
-            )
+                leave_out(outcome, state, message.tokens_ns, since_ns)
+            yield Moment(message, frame.sequence, state, outcome, offset_ns, since_ns, after_gap)
         elif place == before:
             begun = True
 

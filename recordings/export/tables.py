@@ -197,7 +197,7 @@ def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
 
     Latencies are without the operator's pauses; None if they began before `moment.since_ns`.
     """
-    offset_ns, since_ns, paused = moment.offset_ns, moment.since_ns, moment.pauses
+    offset_ns, since_ns, paused = moment.offset_ns, moment.since_ns, moment.state.pauses
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     is_known = not view.is_partial
     ttft_ms = tpot_ms = None

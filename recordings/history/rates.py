@@ -15,7 +15,7 @@ class Rates(NamedTuple):
     seconds: float
     num_steps: int
     steps_per_s: float | None
-    prefill_tokens_per_s: float | None
+    in_tokens_per_s: float | None  # of prompts, not recomputed ones
     output_tokens_per_s: float | None
     num_preempted: int | None  # over the last minute, whatever the window
     preempted_s: float  # how many seconds of that minute are in memory
@@ -36,12 +36,14 @@ def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) 
     seconds = sums.seconds
     if seconds <= 0:
         return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 7)
-    is_prefill_known = not state.is_summed_up or sums.num_in_tokens is not None
+    num_in = sums.num_in_tokens
+    if num_in is None and not state.is_summed_up:
+        num_in = sums.num_prefill_tokens
     return Rates(
         seconds=seconds,
         num_steps=sums.num_records,
         steps_per_s=per(sums.num_steps, seconds),
-        prefill_tokens_per_s=per(sums.num_prefill_tokens if is_prefill_known else None, seconds),
+        in_tokens_per_s=per(num_in, seconds),
         output_tokens_per_s=per(sums.num_out_tokens, seconds),
         num_preempted=last_minute[0],
         preempted_s=last_minute[1],

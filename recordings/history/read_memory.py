@@ -93,7 +93,7 @@ class ReadMemory:
         """
         columns = self._timeline.columns
         end_ns = columns.tokens_ns[index]
-        if self._timeline.pauses.within(0, end_ns):
+        if self._timeline.state.pauses.within(0, end_ns):
             return None
         for kind in ("itl", "ttft"):
             if columns.column(f"max_{kind}_request_id")[index] == request_id:

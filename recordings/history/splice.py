@@ -46,7 +46,7 @@ def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     later.lanes.prepend(earlier.lanes)
     later.latencies = latencies
     later.log.prepend(earlier.log)
-    later.pauses.prepend(earlier.pauses)
+    later.state.pauses = later.state.pauses.joined(earlier.state.pauses)
     later.gaps.prepend(earlier.gaps)
     later.wall_clock.prepend(earlier.wall_clock)
     later.knob_changes[:0] = earlier.knob_changes

@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from stepscope.engine.protocol.pauses import Pauses
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Audited,
     EngineInfo,
@@ -77,7 +77,6 @@ class Timeline:
         self.knob_changes: list[KnobsChanged] = []
         self.stall_steps = array("q")  # steps in which a gap above the ITL bound ended
         self.knob_steps: set[int] = set()
-        self.pauses = Pauses(state.pauses)
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
         self._mark_steps: set[int] = set()
@@ -100,11 +99,11 @@ class Timeline:
         if step is not None and not self.columns.steps:
             self.lanes = LaneBoard(state, step)
         self.lanes.extend(message)
-        flying = state.in_flight
+        flying, pauses = state.in_flight, state.pauses
         outcome = state.apply(message)
         if state.in_flight is not None and isinstance(message, StepInFlight):
             self._notes.in_flight(message, flying, max(state.step, 0))
-        self._note_pause(message)
+        self._note_pause(message, pauses)
         if isinstance(message, StepRecord):
             assert outcome is not None
             self._note_step(message, outcome)
@@ -151,9 +150,9 @@ class Timeline:
             )
             taken = []
             for sequence, record, _ in part:
+                pauses = self.state.pauses
                 outcome = forward.advance(record)
-                if self.pauses.has_any:
-                    self._note_pause(record)
+                self._note_pause(record, pauses)
                 self._note_step(record, outcome)
                 taken.append(AppliedStep(sequence, record, outcome, forward.num_rows))
             self.columns.extend(taken)
@@ -210,7 +209,6 @@ class Timeline:
         self.lanes.forget_after(self.state)
         self.columns.forget_after(step)
         self.latencies.forget_after(self.columns.tokens_ns[-1])
-        self.pauses.forget_after(self.columns.tokens_ns[-1])
         self.log.forget_after(step)
         self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
@@ -276,18 +274,19 @@ class Timeline:
         step, now_ns = record.step, record.tokens_ns
         if self.gaps.found:
             self.gaps.end(step)
-        leave_out(outcome, self.pauses, self.state, now_ns, self.known_since_ns)
+        leave_out(outcome, self.state, now_ns, self.known_since_ns)
         if outcome.ttft_ns or outcome.late_gaps or outcome.e2e_ns:
-            self._watch.take(outcome, self.pauses, self.state, now_ns)
+            self._watch.take(outcome, self.state, now_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
         if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:
             self.stall_steps.append(step)
 
-    def _note_pause(self, message: Telemetry) -> None:
-        before_ns = self.pauses.since_ns
-        self.pauses.take(message)
-        since_ns, step = self.pauses.since_ns, max(self.state.step, 0)
+    def _note_pause(self, message: Telemetry, before: PauseTrail) -> None:
+        if self.state.pauses is before:
+            return
+        before_ns = before.since_ns
+        since_ns, step = self.state.pauses.since_ns, max(self.state.step, 0)
         if before_ns is None and since_ns is not None:
             self._notes.pause(step, since_ns)
         elif before_ns is not None and since_ns is None:

@@ -136,7 +136,7 @@ class PlotSeries:
         self.last_step = record.step
         self.num_output_tokens += outcome.num_output_tokens
         self.num_preempted += outcome.num_preempted
-        for start_ns, end_ns in moment.pauses.spans(self._last_ns, record.schedule_start_ns):
+        for start_ns, end_ns in moment.state.pauses.parts(self._last_ns, record.schedule_start_ns):
             self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
             self._keep("pause", start_ns, f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s")
         if moment.after_gap and self.num_steps > 1:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord
 from stepscope.recordings.attribution.baseline import StepWork, work_with
 from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk
@@ -88,7 +87,6 @@ class _ChunkReader:
         # Blocks do not matter for waits.
         self._state = SessionState.from_snapshot(msgspec.structs.replace(snapshot, blocks=None))
         self._forward = FastForward(self._state)
-        self._pauses = Pauses(self._state.pauses)
         self._sequence = snapshot.sequence
         self._step, self._tokens_ns = snapshot.step, 0
         self._start_ns, self._end_ns = 0, snapshot.time_ns  # of the last step
@@ -140,8 +138,6 @@ class _ChunkReader:
         if isinstance(message, StepRecord):
             assert outcome is not None
             self._note(message, outcome)
-        else:
-            self._pauses.take(message)
 
     def _follow(self, sequence: int, message: wire.Telemetry) -> None:
         """Check that a message directly follows the previous one.
@@ -162,15 +158,13 @@ class _ChunkReader:
 
     def _note(self, record: StepRecord, outcome: Outcome) -> None:
         """Store the longest waits of a step, computed as in a timeline."""
-        pauses, now_ns = self._pauses, record.tokens_ns
-        if pauses.has_any:
-            pauses.take(record)
+        now_ns = record.tokens_ns
         if not self._is_wanted:
             return
         if record.batch is not None:
             ns = self._end_ns - self._start_ns
             self._found.steps.append((work_with(record, outcome.num_attended), ns))
-        leave_out(outcome, pauses, self._state, now_ns, self._recording.known_since_ns)
+        leave_out(outcome, self._state, now_ns, self._recording.known_since_ns)
         if (gaps_ns := outcome.gaps_ns) and (ns := max(gaps_ns)) > 0:
             request_id = outcome.gap_request_ids[ns]
             self._found.itl.append(StepWait(record.step, now_ns, ns, request_id, gaps_ns[ns]))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.pauses import Pauses
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -134,7 +134,7 @@ class _WorkReader:
                 self._arrived[event.request_id] = event
                 self.has_hashes |= event.prefix_hashes is not None
             elif isinstance(event, Finished):
-                self._end(event, moment.state.requests.get(event.request_id), moment.pauses)
+                self._end(event, moment.state.requests.get(event.request_id), moment.state.pauses)
         self._take_prefixes(message)
         if isinstance(message, StepRecord):
             self._take_step(message, moment)
@@ -208,7 +208,7 @@ class _WorkReader:
         assert longest is not None
         for request_id in outcome.longer_request_ids:
             gap_ns = longest[request_id]
-            net_ns = gap_ns - moment.pauses.within(now_ns - gap_ns, now_ns)
+            net_ns = gap_ns - moment.state.pauses.within(now_ns - gap_ns, now_ns)
             longest[request_id] = max(net_ns, self._worst_ns.get(request_id, 0))
             self._worst_ns[request_id] = longest[request_id]
 
@@ -228,7 +228,7 @@ class _WorkReader:
         for _ in range(outcome.num_preempted):
             figures.add_preemption()
 
-    def _end(self, event: Finished, view: RequestView | None, pauses: Pauses) -> None:
+    def _end(self, event: Finished, view: RequestView | None, pauses: PauseTrail) -> None:
         self._num_outputs[event.request_id] = event.num_output_tokens
         if event.prefix_hashes:
             self._output_hashes[event.request_id] = event.prefix_hashes
@@ -239,7 +239,7 @@ class _WorkReader:
             self.figures.add_finished(_without_pauses(view, pauses), worst_ns)
 
 
-def _without_pauses(view: RequestView, pauses: Pauses) -> RequestView:
+def _without_pauses(view: RequestView, pauses: PauseTrail) -> RequestView:
     """Return the view of a finished request with its times as if its pauses had come before it."""
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     if first_ns is None or last_ns is None or not pauses.within(view.arrival_ns, last_ns):

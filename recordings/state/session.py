@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.audit_fold import latest
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.pauses import pauses_in
 from stepscope.engine.protocol.wire import (
     Admitted,
     Audited,
@@ -129,7 +128,7 @@ class SessionState:
             waiting_reasons=self.waiting_reasons,
             control=self.control,
             audit=self.audit or None,
-            pauses=None if self.pauses.spans is None else list(self.pauses.spans),
+            pauses=None if self.pauses.spans is None else self.pauses.published(),
             in_flight=self.in_flight,
             leased=self.leased,
         )
@@ -161,7 +160,7 @@ class SessionState:
             totals=snapshot.totals,
             control=snapshot.control,
             audit=snapshot.audit or [],
-            pauses=pauses_in(snapshot),
+            pauses=PauseTrail.of(snapshot),
             in_flight=snapshot.in_flight,
             leased=snapshot.leased,
         )
@@ -224,7 +223,7 @@ class SessionState:
             self.in_flight = None
         self.time_ns = max(self.time_ns, status.time_ns)
         self.state = status.state
-        self.pauses = self.pauses.after_status(status.time_ns, is_paused=status.state == "paused")
+        self.pauses = self.pauses.after(status)
         if status.events:
             self.between = self.between or Outcome()
             for event in status.events:
@@ -251,8 +250,7 @@ class SessionState:
         last_ns, self.time_ns = self.time_ns, max(self.time_ns, record.tokens_ns)
         if self.state == "idle":
             self.state = "running"
-        if self.pauses.is_on:
-            self.pauses = self.pauses.after_step(record.schedule_start_ns, record.tokens_ns)
+        self.pauses = self.pauses.after(record)
         outcome.paused_ns = self.pauses.last_since(last_ns)
         ends: list[RequestEvent] = []
         for event in record.events:
@@ -278,26 +276,20 @@ class SessionState:
 
     def _count_lookups(self, record: StepRecord, outcome: Outcome) -> None:
         """Set the tokens looked up in the prefix cache. Call it before the rows are applied."""
-        kv = record.kv
-        if kv is None:
+        if (kv := record.kv) is None:
             totals = record.totals or Totals()
             outcome.num_queried_tokens = totals.num_queried_tokens
             outcome.num_hit_tokens = totals.num_cached_tokens
             return
         outcome.num_queried_tokens, outcome.num_hit_tokens = kv.queried_tokens, kv.hit_tokens
-        if not kv.queried_tokens:
-            return
-        admitted = [
-            (event, self.requests[event.request_id])
-            for event in record.events
-            if isinstance(event, Admitted)
-        ]
-        new = [each for each in admitted if not comes_back(each[1])]
-        # An older engine counts requests that come back, too.
-        if len(new) < len(admitted) and not any(view.is_partial for _, view in new):
-            num_queried = sum(view.num_prompt_tokens for _, view in new)
-            num_hit = sum(event.num_cached_tokens for event, _ in new)
+        admitted = [each for each in record.events if isinstance(each, Admitted)]
+        views = [self.requests[each.request_id] for each in admitted]
+        if any(map(comes_back, views)) and not any(view.is_partial for view in views):
+            # An older engine counts requests that come back, too.
+            new = [view for view in views if not comes_back(view)]
+            num_queried = sum(view.num_prompt_tokens for view in new)
             outcome.num_queried_tokens = min(kv.queried_tokens, num_queried)
+            num_hit = sum(view.num_cached_tokens for view in new)
             outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
     def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
@@ -316,6 +308,7 @@ class SessionState:
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
             fresh.table.longest_gaps = self.table.longest_gaps
+            fresh.pauses = fresh.pauses.joined(self.pauses)
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:

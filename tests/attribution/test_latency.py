@@ -332,7 +332,7 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
     rates = history.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
     assert (rates.num_steps, rates.mixed_share) == (5, 1.0)
     assert rates.steps_per_s == pytest.approx(10.0)
-    assert rates.prefill_tokens_per_s == pytest.approx(90.0)
+    assert rates.in_tokens_per_s == pytest.approx(90.0)
     assert rates.output_tokens_per_s == pytest.approx(10.0)
     assert rates.model_share == pytest.approx(5 * 78 / 500)
     assert rates.schedule_share == pytest.approx(5 * 1 / 500)

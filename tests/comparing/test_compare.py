@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
-    Arrived,
     EngineInfo,
-    EngineStatus,
     Mark,
     StepRecord,
     Telemetry,
@@ -51,6 +49,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
 from tests.support.sessions.history_steps import step as step_of
+from tests.support.sessions.paused import paused
 from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
@@ -91,33 +90,6 @@ def small_and_large() -> tuple[Messages, Messages]:
 
 
 # A side
-
-
-def paused(messages: Messages) -> Messages:
-    """The same run with an operator's pause of a second in the middle."""
-    found: Messages = []
-    shift_ns, number = 0, 0
-    for _, message in messages:
-        if isinstance(message, StepRecord) and message.step == 120:
-            begin_ns = message.schedule_start_ns
-            found.append((number, EngineStatus(
-                time_ns=begin_ns, state="paused", step=119, num_running=1, num_waiting=0
-            )))  # fmt: skip
-            number, shift_ns = number + 1, 1_000_000_000
-        if shift_ns and isinstance(message, StepRecord):
-            times = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns")
-            moved = {name: getattr(message, name) for name in times}
-            moved = {name: None if ns is None else ns + shift_ns for name, ns in moved.items()}
-            events = [
-                msgspec.structs.replace(event, time_ns=event.time_ns + shift_ns)
-                if isinstance(event, Arrived)
-                else event
-                for event in message.events
-            ]
-            message = msgspec.structs.replace(message, events=events, **moved)
-        found.append((number, message))
-        number += 1
-    return found
 
 
 @pytest.mark.parametrize("with_pause", [False, True])

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.goodput import GoodputRate
-from stepscope.engine.http.metrics.histogram import Histogram, request_tokens
+from stepscope.engine.http.metrics.meters import length_bounds
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom
@@ -100,6 +100,13 @@ def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
     return metrics
 
 
+def total(metrics: EngineMetrics, name: str, **labels: str) -> float:
+    """The value of a counter, or what another sample of a name with a suffix says."""
+    value = metrics.meters.registry.get_sample_value(name, labels)
+    assert value is not None, name
+    return value
+
+
 def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_lost_messages() -> None:
     goodput = GoodputRate()
     assert goodput.per_s is None
@@ -123,42 +130,49 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     events = [event for _, message in session for event in getattr(message, "events", [])]
     kv = [counts for _, m in session if isinstance(counts := getattr(m, "kv", None), KVCounts)]
     arrivals = {event.request_id: event for event in events if isinstance(event, Arrived)}
-    assert metrics.num_steps == len(steps) == 400
-    assert metrics.num_preemptions == sum(isinstance(event, Preempted) for event in events) > 0
-    assert metrics.prefix_queries == sum(each.queried_tokens for each in kv)
-    assert metrics.prefix_hits == sum(each.hit_tokens for each in kv) > 0
+    assert total(metrics, "stepscope_steps_total") == len(steps) == 400
+    num_preempted = sum(isinstance(event, Preempted) for event in events)
+    assert total(metrics, "vllm:num_preemptions_total") == num_preempted > 0
+    queries = total(metrics, "vllm:prefix_cache_queries_total")
+    assert queries == sum(each.queried_tokens for each in kv)
+    hits = total(metrics, "vllm:prefix_cache_hits_total")
+    assert hits == sum(each.hit_tokens for each in kv) > 0
     reasons = Counter(event.reason for event in events if isinstance(event, Finished))
-    assert {name: n for name, n in metrics.finished.items() if n} == dict(reasons)
+    for reason in ("stop", "length", "abort"):
+        counted = total(metrics, "vllm:request_success_total", finished_reason=reason)
+        assert counted == reasons[reason]
 
     tokens: dict[int, list[int]] = {}
     for step in steps:
         for row in step.batch or ():
             if row.flags & RowFlag.LAST_CHUNK:
                 tokens.setdefault(row.request_id, []).append(step.tokens_ns)
-    assert metrics.generation_tokens == sum(map(len, tokens.values()))
+    assert total(metrics, "vllm:generation_tokens_total") == sum(map(len, tokens.values()))
     kept = [
         times[0] - arrivals[key].time_ns <= 500e6
         and max((after - before for before, after in pairwise(times)), default=0) <= 50e6
         for key, times in tokens.items()
         if key in arrivals and any(isinstance(e, Finished) and e.request_id == key for e in events)
     ]
-    assert metrics.num_kept_levels == sum(kept) < len(kept)
+    num_kept = total(metrics, "stepscope_requests_within_levels_total")
+    assert num_kept == sum(kept) < len(kept)
     seconds = (steps[-1].tokens_ns - steps[0].tokens_ns) / 1e9
     assert metrics.goodput.per_s == pytest.approx(sum(kept) / seconds, rel=0.02)
     known = {key: times for key, times in tokens.items() if key in arrivals}
     assert len(known) > 20
-    first = metrics.first_token_seconds
+    first = "vllm:time_to_first_token_seconds"
     expected = sum(times[0] - arrivals[key].time_ns for key, times in known.items()) / 1e9
-    assert first.sum == pytest.approx(expected)
-    assert first.buckets()[-1] == ("+Inf", len(known))
+    assert total(metrics, f"{first}_sum") == pytest.approx(expected)
+    assert total(metrics, f"{first}_bucket", le="+Inf") == len(known)
     gaps = sum(times[-1] - times[0] for times in known.values()) / 1e9
-    assert metrics.inter_token_seconds.sum == pytest.approx(gaps)
+    assert total(metrics, "vllm:inter_token_latency_seconds_sum") == pytest.approx(gaps)
     done = {e.request_id: e for e in events if isinstance(e, Finished)}
     whole = sum(tokens[key][-1] - arrivals[key].time_ns for key in done if key in arrivals) / 1e9
-    assert metrics.e2e_seconds.sum == pytest.approx(whole)
-    parts = (metrics.queue_seconds, metrics.prefill_seconds, metrics.decode_seconds)
-    assert sum(part.sum for part in parts) == pytest.approx(whole)
-    assert metrics.request_generation_tokens.sum == sum(e.num_output_tokens for e in done.values())
+    assert total(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(whole)
+    parts = [f"vllm:request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode")]
+    assert sum(total(metrics, part) for part in parts) == pytest.approx(whole)
+    num_output = total(metrics, "vllm:request_generation_tokens_sum")
+    assert num_output == sum(e.num_output_tokens for e in done.values())
 
 
 def test_metric_names_labels_and_buckets_equal_those_of_vllm(
@@ -180,12 +194,14 @@ def test_metric_names_labels_and_buckets_equal_those_of_vllm(
 
 
 def test_a_histogram_counts_a_value_at_a_bound_in_the_lower_bucket() -> None:
-    histogram = Histogram((1.0, 2.0))
+    metrics, name = EngineMetrics(), "vllm:request_num_preemptions"
     for value in (0.5, 1.0, 1.5, 2.5):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
-    assert histogram.sum == 5.5
-    assert request_tokens(100) == (1, 2, 5, 10, 20, 50, 100)
+        metrics.meters.observe(name, value)
+    counts = [total(metrics, f"{name}_bucket", le=bound) for bound in ("1.0", "2.0", "3.0", "+Inf")]
+    assert counts == [2, 3, 4, 4]
+    assert total(metrics, f"{name}_sum") == 5.5
+    assert length_bounds(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert length_bounds(99) == (1, 2, 5, 10, 20, 50)
 
 
 def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telemetry]]) -> None:
@@ -200,11 +216,14 @@ def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telem
             if number == 200:
                 metrics.lose(50)
             metrics.apply(message)
-    assert metrics.num_lost_messages == 50
-    assert metrics.num_steps < whole.num_steps
-    # A gap that spans the loss would be longer than any real one.
-    assert metrics.inter_token_seconds.sum < whole.inter_token_seconds.sum
-    assert metrics.first_token_seconds.buckets()[-1] < whole.first_token_seconds.buckets()[-1]
+    assert total(metrics, "stepscope_telemetry_lost_total") == 50
+    for name in (
+        "stepscope_steps_total",
+        # A gap that spans the loss would be longer than any real one.
+        "vllm:inter_token_latency_seconds_sum",
+        "vllm:time_to_first_token_seconds_count",
+    ):
+        assert total(metrics, name) < total(whole, name)
 
 
 class RingEngine:
@@ -254,12 +273,13 @@ async def test_the_metrics_recover_a_gap_from_the_replay_ring_or_count_it_as_los
         if follower._wanted.is_set():
             await follower._catch_up()
             follower._wanted.clear()
+    names = ("telemetry_healed", "telemetry_lost", "steps")
+    healed, lost, num_steps = (total(metrics, f"stepscope_{name}_total") for name in names)
     if oldest == 0:
-        assert (metrics.num_healed_messages, metrics.num_lost_messages) == (30, 0)
-        assert metrics.num_steps == 400
+        assert (healed, lost, num_steps) == (30, 0, 400)
     else:
-        assert (metrics.num_healed_messages, metrics.num_lost_messages) == (0, 30)
-        assert metrics.num_steps < 400
+        assert (healed, lost) == (0, 30)
+        assert num_steps < 400
 
 
 def test_a_scrape_of_a_real_server_counts_its_requests(

@@ -166,7 +166,7 @@ class AttachedCore:
             control=self.control_tally.counts(),
             audit=self.audit.last(),
             leased=self.lease.published(),
-            pauses=list(self.pauses.spans or ()),
+            pauses=self.pauses.published(),
         )
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:

@@ -8,7 +8,7 @@ which the lowest rank counts. With SGLang's DP attention each `dp_rank` has anot
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -106,33 +106,26 @@ def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
 
 def _counted(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     """Return the samples that count, by name."""
-    lowest: dict[object, tuple[object, Sample]] = {}
-    totals = set()
+    lowest: dict[object, tuple[list[tuple[str, int, str]], Sample]] = {}
     for sample in samples:
         if not math.isfinite(sample.value):
             continue
-        labels = sample.labels.items()
-        ranks = {name: value for name, value in labels if _is_copied_over(name)}
-        rest = frozenset(each for each in labels if each[0] not in ranks)
-        key, rank = (sample.name, rest), _order(ranks)
-        if key not in lowest or rank < lowest[key][0]:
-            lowest[key] = rank, sample
-        if sample.labels.get("priority") == "":
-            totals.add(sample.name)
+        labels = sorted(sample.labels.items())
+        # In the order of numbers: 9 comes before 10.
+        ranks = [(name, len(value), value) for name, value in labels if _is_copied_over(name)]
+        rest = tuple(each for each in labels if not _is_copied_over(each[0]))
+        key = sample.name, rest
+        if key not in lowest or ranks < lowest[key][0]:
+            lowest[key] = ranks, sample
     found: dict[str, list[Sample]] = {}
     for _, sample in lowest.values():
-        if sample.name not in totals or not sample.labels.get("priority"):
-            found.setdefault(sample.name, []).append(sample)
+        found.setdefault(sample.name, []).append(sample)
     return found
 
 
 def _is_copied_over(label: str) -> bool:
-    return label.endswith("_rank") and not label.startswith(("dp_", "data_parallel_"))
-
-
-def _order(ranks: Mapping[str, str]) -> list[tuple[str, int, str]]:
-    """Return a key that sorts ranks by number: 9 comes before 10."""
-    return [(name, len(value), value) for name, value in sorted(ranks.items())]
+    is_rank = label.endswith("_rank") and not label.startswith(("dp_", "data_parallel_"))
+    return is_rank or label == "priority"
 
 
 def _values(samples: dict[str, list[Sample]], names: Iterable[str]) -> list[float] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
@@ -14,17 +14,8 @@ from stepscope.engine.protocol.silence import publishes
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _ENGINE = "0"
-_PATHS = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/models",
-        "/health",
-        "/metrics",
-        "/version",
-        "/reset_prefix_cache",
-    }
-)
+_TOKEN_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models")
+_PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache"}
 
 
 class Exposition(Collector):
@@ -40,29 +31,17 @@ class Exposition(Collector):
         self, metrics: EngineMetrics, served_model_name: str, others: Iterable[Collector] = ()
     ) -> None:
         self.is_engine_up = False
+        self._num_in_flight = 0
         self._metrics = metrics
         self._served_model_name = served_model_name
         self._registry = CollectorRegistry(auto_describe=False)
         for each in (self, *others):
             self._registry.register(each)
-        self._own = CollectorRegistry(auto_describe=False)
-        self._levels = Gauge(
-            "stepscope_service_level_seconds",
-            "Service levels that stepscope_requests_within_levels_total counts by.",
-            ("kind",),
-            registry=self._own,
-        )
-        self._up = Gauge("stepscope_engine_up", "Whether the engine answers.", registry=self._own)
-        self._in_flight = Gauge(
-            "stepscope_http_requests_in_flight",
-            "HTTP requests for tokens under way.",
-            registry=self._own,
-        )
         self._responses = Counter(
             "stepscope_http_responses",
             "HTTP responses; status 0 is a client that hung up before its response.",
             ("path", "status"),
-            registry=self._own,
+            registry=None,
         )
 
     def count_request(self, path: str, status: int) -> None:
@@ -70,14 +49,8 @@ class Exposition(Collector):
         self._responses.labels(path if path in _PATHS else "other", status).inc()
 
     def write(self, num_in_flight: int) -> bytes:
-        self._in_flight.set(num_in_flight)
-        self._up.set(self.is_engine_up)
-        self._levels.labels("ttft").set(self._metrics.ttft_s)
-        self._levels.labels("itl").set(self._metrics.itl_s)
+        self._num_in_flight = num_in_flight
         return generate_latest(self._registry)
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -97,26 +70,44 @@ class Exposition(Collector):
             }
             name, text = "vllm:cache_config_info", "How the KV cache is laid out."
             yield from _labelled([GaugeMetricFamily(name, text, 1)], config)
-        yield from _labelled(self._own.collect(), {})
+        name, text = "stepscope_http_requests_in_flight", "HTTP requests for tokens under way."
+        yield GaugeMetricFamily(name, text, self._num_in_flight)
+        yield GaugeMetricFamily(
+            "stepscope_engine_up", "Whether the engine answers.", self.is_engine_up
+        )
+        levels = GaugeMetricFamily(
+            "stepscope_service_level_seconds",
+            "Service levels that stepscope_requests_within_levels_total counts by.",
+            labels=("kind",),
+        )
+        levels.add_metric(["ttft"], metrics.ttft_s)
+        levels.add_metric(["itl"], metrics.itl_s)
+        yield levels
+        yield from _labelled(self._responses.collect(), {})
 
     def _gauges(self) -> Iterator[Metric]:
         """Yield the current values that are known."""
         metrics = self._metrics
+        text = (
+            "Requests per second that finished within their service levels, over the last minute."
+        )
         values: list[tuple[str, str, float | None]] = [
-            ("vllm:num_requests_running", "Requests in the batch.", metrics.num_running),
-            ("vllm:num_requests_waiting", "Requests that wait for admission.", metrics.num_waiting),
-            ("stepscope_token_budget", "Token budget of the latest step.", metrics.token_budget),
-            ("stepscope_max_num_seqs", "Most requests in the latest step.", metrics.max_num_seqs),
-            (
-                "stepscope_goodput_requests_per_second",
-                "Requests per second that finished within their service levels, over the last "
-                "minute.",
-                metrics.goodput.per_s,
-            ),
+            ("stepscope_goodput_requests_per_second", text, metrics.goodput.per_s)
         ]
-        if (kv := metrics.kv) is not None:
-            cached = "Free KV blocks whose content can still be hit."
+        if (step := metrics.step) is not None:
+            values += [
+                ("stepscope_token_budget", "Token budget of the latest step.", step.token_budget),
+                ("stepscope_max_num_seqs", "Most requests in the latest step.", step.max_num_seqs),
+            ]
+        latest = metrics.latest
+        if latest is not None:
+            values += [
+                ("vllm:num_requests_running", "Requests in the batch.", latest.num_running),
+                ("vllm:num_requests_waiting", "Requests that wait.", latest.num_waiting),
+            ]
+        if latest is not None and (kv := latest.kv) is not None:
             share = "Share of the KV blocks that requests hold; 1 is all of them."
+            cached = "Free KV blocks whose content can still be hit."
             num_blocks = max(1, kv.used + kv.cached + kv.empty)
             values += [
                 ("vllm:kv_cache_usage_perc", share, kv.used / num_blocks),
@@ -127,13 +118,11 @@ class Exposition(Collector):
         for name, text, value in values:
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
-        waiting = GaugeMetricFamily(
-            "stepscope_requests_waiting",
-            "Requests that wait, by what they wait for.",
-            labels=("reason",),
-        )
+        text = "Requests that wait, by what they wait for."
+        waiting = GaugeMetricFamily("stepscope_requests_waiting", text, labels=("reason",))
         for reason, count in metrics.waiting_reasons.items():
-            waiting.add_metric([reason], count)
+            if latest is not None and latest.num_waiting:
+                waiting.add_metric([reason], count)
         yield waiting
 
 

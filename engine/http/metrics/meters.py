@@ -8,6 +8,8 @@ Names and buckets are those of vLLM 0.32. Three things count slightly differentl
 - No latency includes the time in which an operator had paused the engine.
 """
 
+from bisect import bisect_left
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 _REQUEST_SECONDS = (
@@ -36,28 +38,24 @@ _COUNTERS = {
     "vllm:prompt_tokens": "Prompt tokens of requests past prefill.",
     "vllm:prompt_tokens_cached": "Prompt tokens that came from the prefix cache.",
     "vllm:generation_tokens": "Tokens generated.",
-    "stepscope_requests_within_levels": (
-        "Requests that finished with their first token within the TTFT level and each next one "
-        "within the ITL level."
-    ),
+    "vllm:request_success": "Requests that ended, by reason.",
+    "stepscope_requests_within_levels": "Requests that finished with their first token within the "
+    "TTFT level and each next one within the ITL level.",
+    "stepscope_scheduled_tokens": "Tokens computed, recomputed ones included, by phase.",
     "stepscope_steps": "Forward steps.",
     "stepscope_requests_rejected": "Requests that were turned away.",
     "stepscope_kv_blocks_evicted": "Cached blocks overwritten.",
     "stepscope_pauses": "Times that an operator paused the engine.",
     "stepscope_paused_seconds": "Time in which an operator had paused the engine.",
-    "stepscope_telemetry_lost": (
-        "Messages of the engine that were lost: the other metrics lack them."
-    ),
+    "stepscope_telemetry_lost": "Messages of the engine that were lost: other metrics lack them.",
     "stepscope_telemetry_healed": "Messages that came only when asked for again.",
 }
+_LABELS = {"vllm:request_success": ["finished_reason"], "stepscope_scheduled_tokens": ["phase"]}
 _HISTOGRAMS = {
     "vllm:iteration_tokens_total": ("Tokens computed in a step.", _STEP_TOKENS),
     "vllm:time_to_first_token_seconds": ("Arrival to first token.", _FIRST_TOKEN_SECONDS),
     "vllm:inter_token_latency_seconds": ("Between two tokens of a request.", _TOKEN_SECONDS),
-    "vllm:request_time_per_output_token_seconds": (
-        "Mean time of a token after the first, by request.",
-        _TOKEN_SECONDS,
-    ),  # fmt: skip
+    "vllm:request_time_per_output_token_seconds": ("Mean gap of a request.", _TOKEN_SECONDS),
     "vllm:e2e_request_latency_seconds": ("Arrival to end.", _REQUEST_SECONDS),
     "vllm:request_queue_time_seconds": ("Arrival to first step.", _REQUEST_SECONDS),
     "vllm:request_inference_time_seconds": ("First step to last token.", _REQUEST_SECONDS),
@@ -66,14 +64,11 @@ _HISTOGRAMS = {
     "vllm:request_num_preemptions": ("How often a request was preempted.", _PREEMPTIONS),
     "stepscope_step_seconds": ("Schedule to tokens of a step.", _STEP_SECONDS),
     "stepscope_schedule_seconds": ("Scheduling of a step.", _STEP_SECONDS),
-}
-_LENGTHS = {
-    "vllm:request_prompt_tokens": "Length of a prompt.",
-    "vllm:request_prefill_kv_computed_tokens": (
-        "Prompt tokens computed, without those from the cache."
-    ),
-    "vllm:request_generation_tokens": "Length of an output.",
-    "vllm:request_params_max_tokens": "What max_tokens requests ask for.",
+    # Lengths, with bounds up to the longest request.
+    "vllm:request_prompt_tokens": ("Length of a prompt.", ()),
+    "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", ()),
+    "vllm:request_generation_tokens": ("Length of an output.", ()),
+    "vllm:request_params_max_tokens": ("What max_tokens requests ask for.", ()),
 }
 
 
@@ -83,43 +78,42 @@ class Meters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._counters = {
-            name: Counter(name, text, registry=self.registry) for name, text in _COUNTERS.items()
+            name: Counter(name, text, _LABELS.get(name, ()), registry=self.registry)
+            for name, text in _COUNTERS.items()
         }
-        self._histograms = {
-            name: Histogram(name, text, buckets=bounds, registry=self.registry)
-            for name, (text, bounds) in _HISTOGRAMS.items()
-        }
-        self.finished = Counter(
-            "vllm:request_success",
-            "Requests that ended, by reason.",
-            ("finished_reason",),
-            registry=self.registry,
-        )
-        self.scheduled_tokens = Counter(
-            "stepscope_scheduled_tokens",
-            "Tokens computed, recomputed ones included, by phase.",
-            ("phase",),
-            registry=self.registry,
-        )
+        self._histograms: dict[str, Histogram] = {}
         for reason in ("stop", "length", "abort"):
-            self.finished.labels(reason)
+            self.count("vllm:request_success", 0, reason)
+        for phase in ("prefill", "decode"):
+            self.count("stepscope_scheduled_tokens", 0, phase)
         self.size(None)
 
-    def count(self, name: str, number: float = 1) -> None:
+    def count(self, name: str, number: float = 1, *labels: str) -> None:
         """Add to a counter."""
-        self._counters[name].inc(number)
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(number)
 
-    def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram."""
-        self._histograms[name].observe(value)
+    def observe(self, name: str, value: float, number: int = 1) -> None:
+        """Add `number` equal values to a histogram.
+
+        `Histogram.observe` adds one, at the same cost. There is one for each token of each step,
+        which would slow down the streams on the same core.
+        """
+        histogram = self._histograms[name]
+        histogram._sum.inc(value * number)
+        histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(number)
 
     def size(self, max_model_len: int | None) -> None:
         """Make the histograms of lengths anew, for requests of up to `max_model_len` tokens."""
-        bounds = length_bounds(max_model_len or _DEFAULT_LENGTH)
-        for name, text in _LENGTHS.items():
+        lengths = length_bounds(max_model_len or _DEFAULT_LENGTH)
+        for name, (text, bounds) in _HISTOGRAMS.items():
             if name in self._histograms:
+                if bounds:
+                    continue
                 self.registry.unregister(self._histograms[name])
-            self._histograms[name] = Histogram(name, text, buckets=bounds, registry=self.registry)
+            self._histograms[name] = Histogram(
+                name, text, buckets=bounds or lengths, registry=self.registry
+            )
 
 
 def length_bounds(max_model_len: int) -> tuple[float, ...]:

@@ -70,7 +70,7 @@ class Ledger:
         if isinstance(message, Mark):
             return
         self._needs_snapshot |= after_gap
-        self._waits.pauses.take(message)
+        self._waits.pauses = self._waits.pauses.after(message)
         info = message.info if isinstance(message, Snapshot) else message
         if isinstance(info, EngineInfo) and self._is_another(info):
             self._forget()

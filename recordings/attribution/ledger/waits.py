@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.engine.protocol.pauses import Pauses
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.recordings.attribution.ledger.queue import QueueWait
 from stepscope.recordings.state.session import SessionState
 
@@ -45,7 +45,7 @@ class QueueWaits:
 
     def __init__(self, state: SessionState) -> None:
         self.open: dict[int, OpenWait] = {}
-        self.pauses = Pauses(state.pauses)
+        self.pauses = state.pauses
         self.scheduled_ns = state.time_ns
         self._reason = ""  # what blocks the queue since `scheduled_ns`
         self._spent: dict[str, int] = {}  # what blocked the queue so far, in ns
@@ -93,7 +93,7 @@ class QueueWaits:
 
     def forget(self) -> None:
         """Forget the open waits, because another engine begins."""
-        self.open, self.pauses, self.scheduled_ns = {}, Pauses(), 0
+        self.open, self.pauses, self.scheduled_ns = {}, PauseTrail(), 0
 
     # Results
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.engine.protocol.wire import RequestView, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
@@ -28,7 +27,7 @@ class Past:
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
-        self.pauses = Pauses(state.pauses)
+        self.pauses = state.pauses
         baseline = Baseline()  # learns while it reads: a run is read once and may still grow
         self.explainer = Explainer(
             slo.itl_ms * 1e6,
@@ -41,7 +40,7 @@ class Past:
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
         """Process the next message from before the run."""
-        self.pauses.take(message)
+        self.pauses = self.pauses.after(message)
         self.explainer.take(message, after_gap)
         self.explainer.late.clear()  # these waits do not belong to the side
 

@@ -29,7 +29,7 @@ from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.pauses import leave_out_begun, leave_out_pauses
+from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
@@ -79,8 +79,9 @@ class Side:
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
         self._past = Past(slo, state) if past is None else past
-        self._pauses, self._explainer = self._past.pauses, self._past.explainer
+        self._explainer = self._past.explainer
         self._state = state.copy()
+        self._state.pauses = self._past.pauses
         self._state.table.longest_gaps = {}
         self._state.blocks = None  # block moves are not needed here
         self._watch = RequestWatch(slo.itl_ms)
@@ -143,7 +144,6 @@ class Side:
             self._watch.begin(self._state)
         outcome = self._state.apply(message)
         self._state.blocks = None
-        self._pauses.take(message)
         self._explainer.take(message, after_gap)
         self._count_causes()
         if isinstance(message, KnobsChanged):
@@ -161,8 +161,7 @@ class Side:
         now_ns = record.tokens_ns
         if self.origin_ns is None:
             self.origin_ns = record.schedule_start_ns
-        leave_out_begun(outcome, self._state, now_ns, self._past.since_ns)
-        leave_out_pauses(outcome, self._pauses, self._state, now_ns)
+        leave_out(outcome, self._state, now_ns, self._past.since_ns)
         self._take_waits(record, outcome)
         if outcome.longer_request_ids:
             self._take_longest(outcome, record.step, now_ns)
@@ -212,7 +211,7 @@ class Side:
             waits["e2e"].add(e2e_ns)
 
     def _take_finished(self, outcome: Outcome, now_ns: int, end_ns: int) -> None:
-        self._watch.take(outcome, self._pauses, self._state, now_ns)
+        self._watch.take(outcome, self._state, now_ns)
         slo, finished = self.slo, outcome.finished
         num_kept = sum(each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in finished)
         self.kept = KeptLevels(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
@@ -238,7 +237,7 @@ class Side:
             if now_ns - gap_ns < self._past.since_ns:
                 del longest[request_id]
                 continue
-            paused_ns = self._pauses.within(now_ns - gap_ns, now_ns)
+            paused_ns = self._state.pauses.within(now_ns - gap_ns, now_ns)
             run = self.requests.get(request_id)
             if run is None:
                 continue

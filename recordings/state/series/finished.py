@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from stepscope.engine.protocol.pauses import Pauses
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
 from stepscope.recordings.state.session import SessionState
 
@@ -127,7 +126,7 @@ class RequestWatch:
             self.begin(state)
         state.table.late_ns = floor_ns
 
-    def take(self, outcome: Outcome, pauses: Pauses, state: SessionState, now_ns: int) -> None:
+    def take(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
         """Process a step. Adds to `outcome` the requests that finished in it.
 
         Args:
@@ -137,7 +136,7 @@ class RequestWatch:
         for request_id, ns in outcome.ttft_ns:
             self._ttft_ns[request_id] = ns
         for request_id, gap_ns in outcome.late_gaps:
-            ns = gap_ns - pauses.within(now_ns - gap_ns, now_ns)
+            ns = gap_ns - state.pauses.within(now_ns - gap_ns, now_ns)
             if ns > self._worst_ns.get(request_id, self._floor_ns):
                 self._worst_ns[request_id] = ns
         for request_id, _ in outcome.e2e_ns:

@@ -11,10 +11,7 @@ def summary(history: History) -> Iterator[str]:
     rates = history.rates(window_s=None)
     latency = history.latency(window_s=None)
     yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
-    yield (
-        f"tokens     out {_rate(rates.output_tokens_per_s)}, "
-        f"prefill {_rate(rates.prefill_tokens_per_s)}"
-    )
+    yield (f"tokens     out {_rate(rates.output_tokens_per_s)}, in {_rate(rates.in_tokens_per_s)}")
     yield f"TTFT       {_percentiles(latency.ttft)}"
     yield f"ITL        {_percentiles(latency.itl)}"
     mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"

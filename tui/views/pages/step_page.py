@@ -154,17 +154,9 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         (f"{row.num_hit_tokens:,}" if row.num_hit_tokens else "", "cached"),
         (f"{end:,}", "text"),
         (f"{row.num_blocks:,}{taken:>5}", "text"),
-        (_resumed(row) + brings, "muted"),
+        (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
         (clean("" if view is None else view.client_id, 40), "muted"),
     ]
-
-
-def _resumed(row: BatchRow) -> str:
-    """Return a text on a request that runs again, and how many of its own tokens it still had."""
-    if not row.flags & RowFlag.RESUMED:
-        return ""
-    kept = row.num_cached_tokens
-    return f"resumed with {kept:,} still cached, " if kept else "resumed, "
 
 
 def _taken(frame: Frame, row: BatchRow) -> str:

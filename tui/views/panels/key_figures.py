@@ -107,7 +107,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             *_named("out ", _cut(frame, RATES_WINDOW_S)),
             (f"{fmt.count(rates.output_tokens_per_s)} tok/s", "text"),
             ("  in ", "muted"),
-            (f"{fmt.short(rates.prefill_tokens_per_s)} tok/s", "text"),
+            (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
         ),
         (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
