@@ -295,3 +295,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Pass a paste to the overlay that opened after it."""
+        if isinstance(self.screen, Overlay):
+            self.screen.post_message(events.Paste(event.text))
