@@ -17,10 +17,10 @@ from stepscope.tui.session.control.knob_change import KnobsNow
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views.theme import Skin
+from tests.screens.test_terminal import STEPSCOPE
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 from tests.support.screens.terminal import Terminal
-from tests.screens.test_terminal import STEPSCOPE
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.frame.fleet_desk import FleetDesk
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
@@ -84,6 +85,7 @@ class Dashboard(App[None], inherit_bindings=False):
         fleet: Fleet | None = None,
         rules: Sequence[Rule] = (),
     ) -> None:
+        forget_empty_no_color()
         super().__init__()
         self.title = title
         clock = clock or time.monotonic

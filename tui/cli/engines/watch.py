@@ -146,4 +146,4 @@ class _MessagePrinter:
             "unit": figure.unit,
             "shown": value_text(figure, value),
         }
-        say(json.dumps(document, ensure_ascii=False))
+        say(json.dumps(document))  # ASCII: JSON in any encoding of the output

@@ -1,10 +1,12 @@
 """Prints the output of commands, and one line about an error."""
 
+import codecs
 import errno
+import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
@@ -12,9 +14,42 @@ import typer
 from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
+from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def write_what_encodings_lack() -> None:
+    """Let output have an ASCII character for each glyph that its encoding lacks, `?` for others.
+
+    On a terminal without a UTF-8 locale, where Python may write UTF-8 all the same, no glyph is
+    written, as in the dashboard; other text, such as names and answers, is written as it is.
+    """
+    codecs.register_error("glyphs", _in_ascii("ascii"))
+    codecs.register_error("glyphs_alone", _in_ascii("utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="glyphs")
+    out = sys.stdout
+    is_utf8 = isinstance(out, io.TextIOWrapper) and out.encoding.lower() == "utf-8"
+    if is_utf8 and out.isatty() and only_ascii(said_environment()) is not None:
+        out.reconfigure(encoding="ascii", errors="glyphs_alone")
+
+
+def _in_ascii(others: str) -> Callable[[UnicodeError], tuple[bytes | str, int]]:
+    """Return a handler that writes glyphs in ASCII, and characters that are none in `others`."""
+
+    def handle(error: UnicodeError) -> tuple[bytes | str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        from stepscope.tui.views.theme import TO_ASCII  # takes long to import
+
+        text = error.object[error.start : error.end].translate(TO_ASCII)
+        encoded = text.encode(others, "replace")
+        return encoded.decode() if others == "ascii" else encoded, error.end
+
+    return handle
 
 
 @contextmanager
