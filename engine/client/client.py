@@ -81,7 +81,7 @@ class ControlClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SNDTIMEO, round(timeout_s * 1000))
         self._handshakes = Handshakes(self._socket, self.endpoint)
-        self._socket.connect(self.endpoint.control)
+        self._socket.connect(self.endpoint.here.control)
 
     def __enter__(self) -> "ControlClient":
         return self
