@@ -16,6 +16,7 @@ from stepscope.engine.client.errors import (
     EngineSilent,
     EngineStarting,
     EngineUnreachable,
+    KeyRefused,
     NoAnswer,
     NoEngine,
 )
@@ -184,7 +185,7 @@ class ControlClient:
             if received is None:
                 if (refusal := self._handshakes.refusal()) is not None:
                     self._given_up |= wanted
-                    raise EngineUnreachable(refusal)
+                    raise KeyRefused(refusal)
                 continue
             if received[0] not in wanted:
                 self._early.append(received)

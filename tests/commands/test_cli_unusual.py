@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("repair ok.mcap --strip-tokens -o no/a.mcap", 1, "no is not a folder"),
         ("repair ok.mcap --strip-tokens -o ok.mcap", 1, "is there already"),
         ("record nobody -o ", 2, "--output: expected the name of a file"),
-        (f"record nobody -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
+        (f"record nobody --no-wait -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
         ("serve --threads 99999", 2, "of at most 1024, got '99999'"),
         ("serve --name a\x07b", 2, "cannot name an engine"),
         ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),

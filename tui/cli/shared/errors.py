@@ -6,8 +6,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import typer
 
@@ -26,30 +27,23 @@ def write_what_encodings_lack() -> None:
     On a terminal without a UTF-8 locale, where Python may write UTF-8 all the same, no glyph is
     written, as in the dashboard; other text, such as names and answers, is written as it is.
     """
-    codecs.register_error("glyphs", _in_ascii("ascii"))
-    codecs.register_error("glyphs_alone", _in_ascii("utf-8"))
+    codecs.register_error("glyphs", partial(_in_ascii, "ascii"))
+    codecs.register_error("glyphs_alone", partial(_in_ascii, "utf-8"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="glyphs")
-    out = sys.stdout
-    is_utf8 = isinstance(out, io.TextIOWrapper) and out.encoding.lower() == "utf-8"
-    if is_utf8 and out.isatty() and only_ascii(said_environment()) is not None:
-        out.reconfigure(encoding="ascii", errors="glyphs_alone")
+            is_utf8 = stream is sys.stdout and stream.encoding == "utf-8" and stream.isatty()
+            if is_utf8 and only_ascii(said_environment()) is not None:
+                stream.reconfigure(encoding="ascii", errors="glyphs_alone")
 
 
-def _in_ascii(others: str) -> Callable[[UnicodeError], tuple[bytes | str, int]]:
-    """Return a handler that writes glyphs in ASCII, and characters that are none in `others`."""
+def _in_ascii(others: str, error: UnicodeError) -> tuple[bytes | str, int]:
+    """Handle an error of an encoder: write glyphs in ASCII, and other characters in `others`."""
+    assert isinstance(error, UnicodeEncodeError)
+    from stepscope.tui.views.theme import TO_ASCII  # takes long to import
 
-    def handle(error: UnicodeError) -> tuple[bytes | str, int]:
-        if not isinstance(error, UnicodeEncodeError):
-            raise error
-        from stepscope.tui.views.theme import TO_ASCII  # takes long to import
-
-        text = error.object[error.start : error.end].translate(TO_ASCII)
-        encoded = text.encode(others, "replace")
-        return encoded.decode() if others == "ascii" else encoded, error.end
-
-    return handle
+    encoded = error.object[error.start : error.end].translate(TO_ASCII).encode(others, "replace")
+    return encoded.decode() if others == "ascii" else encoded, error.end
 
 
 @contextmanager

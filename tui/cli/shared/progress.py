@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from stepscope.tui.settings.terminal import cannot_be_drawn_on
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii, said_environment
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -53,9 +53,10 @@ class Progress:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
 
+            has_blocks = only_ascii(said_environment()) is None
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
+                *((BarColumn(bar_width=24),) if has_blocks else ()),
                 TextColumn("{task.fields[detail]}", markup=False),
                 console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
                 transient=True,
