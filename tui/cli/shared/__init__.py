@@ -3,6 +3,6 @@
 May import: engine.adapters.metrics, engine.client, engine.protocol, engine.protocol.settings,
   engine.transport, recordings, recordings.compare.side, recordings.export, recordings.figures,
   recordings.file, recordings.file.mcap, recordings.samples, recordings.state.series,
-  tui.settings, tui.views.
+  tui.session, tui.settings, tui.views.
 Code that commands of different packages need goes here.
 """

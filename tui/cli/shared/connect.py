@@ -85,17 +85,12 @@ def wait_for_any(
 
     Args:
         find: called before each look, because ranks that have come have addresses of their own.
-        waits: whether to wait and say so on standard error; if not, the first failure is raised.
-        q_ends: whether q, typed on standard input, ends the command; Ctrl-C always does.
-
-    Raises:
-        EngineUnreachable, CommandFailed: see `check_any`; waiting would not help, or `waits` is
-            False.
-        typer.Exit: q was typed.
+        waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
+        q_ends: whether q, typed on the terminal, ends the command.
     """
-    began_s, since, said = time.monotonic(), time.strftime("%H:%M:%S"), ""
+    since, said = time.strftime("%H:%M:%S"), ""
     typed: Callable[[float], str] | None = None
-    with Progress() as progress, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         while True:
             found = find()
             try:
@@ -108,13 +103,11 @@ def wait_for_any(
                 return found
             if q_ends and typed is None:
                 typed = stack.enter_context(_typed())
-            what = f"waiting for {', '.join(each.name for each in found)}"
             if why != said and sys.stderr is not None:
-                progress.close()
-                ends = "q or Ctrl-C ends" if q_ends else "Ctrl-C ends"
-                print(f"{what} since {since} ({ends}): {why}", file=sys.stderr, flush=True)
+                names = ", ".join(each.name for each in found)
+                how = f"since {since} ({'q or ' if q_ends else ''}Ctrl-C ends)"
+                print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
                 said = why
-            progress(what, None, f"{time.monotonic() - began_s:.0f} s")
             if typed is None:
                 time.sleep(_LOOK_S)
             elif "q" in typed(_LOOK_S):
@@ -160,18 +153,11 @@ def hello(endpoint: Endpoint) -> ControlClient:
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()
-    except EngineStarting:
+    except BaseException as error:
         client.close()
-        raise
-    except EngineUnreachable as error:
-        client.close()
-        if isinstance(error, EngineGone):
-            raise EngineGone(f"{error}; {_who_runs()}") from error
-        if endpoint.path is None or endpoint.path.exists():
-            raise
-        raise EngineUnreachable(f"{error}; {_who_runs()}") from error
-    except BaseException:
-        client.close()
+        is_missing = endpoint.path is not None and not endpoint.path.exists()
+        if isinstance(error, EngineGone) or (type(error) is EngineUnreachable and is_missing):
+            raise type(error)(f"{error}; {_who_runs()}") from error
         raise
     client.timeout_s = _ANSWER_S
     return client
@@ -192,8 +178,7 @@ def check_any(endpoints: Sequence[Address]) -> None:
 
     Raises:
         EngineUnreachable: the only engine does not answer, and is not starting.
-        CommandFailed: none of several engines answers or is starting, or the only server exports no
-            metrics; `NotThere` if one may still come.
+        CommandFailed: none of several, or the only server, answers; `NotThere` if one may come.
     """
     answers: SimpleQueue[tuple[str, Exception | None]] = SimpleQueue()
 
