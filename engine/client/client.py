@@ -16,6 +16,7 @@ from stepscope.engine.client.errors import (
     EngineSilent,
     EngineStarting,
     EngineUnreachable,
+    KeyRefused,
     NoAnswer,
     NoEngine,
 )
@@ -81,7 +82,7 @@ class ControlClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SNDTIMEO, round(timeout_s * 1000))
         self._handshakes = Handshakes(self._socket, self.endpoint)
-        self._socket.connect(self.endpoint.control)
+        self._socket.connect(self.endpoint.here.control)
 
     def __enter__(self) -> "ControlClient":
         return self
@@ -184,7 +185,7 @@ class ControlClient:
             if received is None:
                 if (refusal := self._handshakes.refusal()) is not None:
                     self._given_up |= wanted
-                    raise EngineUnreachable(refusal)
+                    raise KeyRefused(refusal)
                 continue
             if received[0] not in wanted:
                 self._early.append(received)

@@ -29,6 +29,10 @@ class EngineGone(EngineUnreachable):
     """The engine has ended."""
 
 
+class KeyRefused(EngineUnreachable):
+    """The engine rejects our key, or asks for one; the message says what to do."""
+
+
 class NoEngine(EngineUnreachable):
     """The program at the endpoint is not a stepscope engine that this client can talk to."""
 

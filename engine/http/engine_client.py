@@ -123,7 +123,7 @@ class EngineClient:
         self._socket = socket
         self._reader = SocketReader(socket, self._take)
         try:
-            socket.connect(self.endpoint.control)
+            socket.connect(self.endpoint.here.control)
             info = await self._hello()
             if info is not None and self._closed_because is None:
                 self.info = info

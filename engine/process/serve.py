@@ -102,7 +102,8 @@ def open_engine(
     Raises:
         ConfigError: the reason why the engine cannot start, in one line.
     """
-    check_name(config.name)
+    if config.name:
+        check_name(config.name)
     check_settings(config, knobs)
     name = config.name or (free_name() if not config.endpoint else "")
     endpoint = Endpoint.parse(config.endpoint or name)

@@ -115,7 +115,11 @@ def is_compiled() -> bool:
 
 
 class InlineSender:
-    """A `Sender` without a thread: `add` sends the message itself."""
+    """A `Sender` without a thread: `add` sends the message itself.
+
+    The threads that publish pass the socket on by a lock: libzmq forbids two of them in a socket,
+    and asks for a memory barrier between one and the next.
+    """
 
     def __init__(
         self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
@@ -176,7 +180,8 @@ class InlineSender:
         while self._num_left:
             self._num_left -= 1
             try:
-                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+                with self._lock:
+                    frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._num_left = 0
                 break
@@ -188,7 +193,8 @@ class InlineSender:
         return None
 
     def stop(self) -> None:
-        self._socket = None
+        with self._lock:
+            self._socket = None
 
 
 def _functions() -> tuple[int, ...] | None:

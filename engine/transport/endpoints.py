@@ -11,6 +11,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import stat
 import time
 import warnings
@@ -26,6 +27,8 @@ MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 TELEMETRY_SUFFIX = ".telemetry"
 LOCK_SUFFIX = ".lock"
 _SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_TCP = re.compile(r"tcp://(?:\*|[\w.%-]+|\[[\w:.%]+\]):(\d{1,5})", re.ASCII)
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
 
 
@@ -62,13 +65,13 @@ class Endpoint:
         """Make an endpoint from `ipc://PATH`, `tcp://HOST:PORT`, a path, or a local engine's name.
 
         Raises:
-            WrongValue: `text` is none of these.
+            WrongValue: `text` is none of these, or the last part of the path cannot be a name.
             ConfigError: the path is too long.
         """
         text = text.strip()
         if text.startswith("tcp://"):
-            host, _, port = text.removeprefix("tcp://").rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+            match = _TCP.fullmatch(text)
+            if match is None or not 0 < int(match[1]) < 65535:
                 raise WrongValue(
                     "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
                 )
@@ -79,10 +82,16 @@ class Endpoint:
                 "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
             )
         full = Path(path).absolute() if "/" in path else runtime_dir() / path
-        if len(os.fsencode(full)) + len(TELEMETRY_SUFFIX) > MAX_IPC_PATH:
+        too_long = len(os.fsencode(full)) + len(TELEMETRY_SUFFIX) - MAX_IPC_PATH
+        if too_long > 0:
             raise ConfigError(
-                "bad_endpoint", f"{full} is too long for a socket; choose a shorter path"
+                "bad_endpoint",
+                f"{full} is too long for a socket: shorten the name or the path by {too_long} bytes"
+                + ("" if "/" in path else ", or set XDG_RUNTIME_DIR to a shorter one"),
             )
+        check_name(full.name if "/" in path else path)
+        if not path.isprintable():
+            raise WrongValue("bad_endpoint", f"{path!r} holds characters that cannot be printed")
         return cls(f"ipc://{full}")
 
     @property
@@ -214,10 +223,12 @@ class EndpointLock:
 
 
 def check_name(name: str) -> None:
-    """Raise WrongValue if `name` cannot be a file name in the runtime folder."""
-    if "/" in name or not name.isprintable() or name.startswith(".") or name.endswith(_SUFFIXES):
+    """Raise WrongValue if `name` cannot name an engine, and with it a file in a folder."""
+    if not _NAME.fullmatch(name) or name.endswith(_SUFFIXES):
         raise WrongValue(
-            "bad_name", f"{name!r} cannot name an engine: use letters, digits, '-', '_' and '.'"
+            "bad_name",
+            f"{name!r} cannot name an engine: use letters (a-z), digits, '-', '_' and '.', at most "
+            f"64, with no '-' or '.' at the start and no {' or '.join(_SUFFIXES)} at the end",
         )
 
 

@@ -40,14 +40,7 @@ def starting_pid(endpoint: Endpoint) -> int | None:
         return None
     if (path := endpoint.path) is not None:
         return None if path.exists() else pid
-    host, _, port = endpoint.here.control.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_S).close()
-    except ConnectionRefusedError:
-        return pid
-    except OSError:
-        return None
-    return None
+    return pid if _refuses(endpoint.here) else None
 
 
 def killed_pid(endpoint: Endpoint) -> int | None:
@@ -62,8 +55,10 @@ def is_refused(endpoint: Endpoint) -> bool:
 
     False for an engine of this user on this machine that still loads its model.
     """
-    if _key_file_fields(endpoint):
-        return False
+    return not _key_file_fields(endpoint) and _refuses(endpoint)
+
+
+def _refuses(endpoint: Endpoint) -> bool:
     try:
         if (path := endpoint.path) is not None:
             with socket.socket(socket.AF_UNIX) as unix:

@@ -154,7 +154,7 @@ class Subscriber:
             socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
             # No heartbeats: libzmq 4.3 aborts the process when one is due on a connection that was
             # lost while the receive queue was full. The engine's own signs of life serve as well.
-            socket.connect(self.endpoint.telemetry)
+            socket.connect(self.endpoint.here.telemetry)
             socket.subscribe(b"")
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
                 self._join(client)
@@ -172,8 +172,8 @@ class Subscriber:
                         self._probe()
                         if time.monotonic() >= self._next_reconnect_s:
                             # The engine answers but publishes nothing: the connection may be dead.
-                            socket.disconnect(self.endpoint.telemetry)
-                            socket.connect(self.endpoint.telemetry)
+                            socket.disconnect(self.endpoint.here.telemetry)
+                            socket.connect(self.endpoint.here.telemetry)
                             self._put_off_reconnecting()
                 for _ in range(RECEIVE_QUEUE // _BURST):  # bounded: an engine may send without end
                     if self._receive(socket, client):

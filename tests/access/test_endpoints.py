@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
 from stepscope.engine.transport.endpoints import (
     Endpoint,
     EndpointLock,
@@ -152,11 +153,86 @@ def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: P
     assert list(tmp_path.glob("*.lock")) == []
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "x.lock", "x.telemetry"])
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "x.lock", "x.telemetry", "x" * 65])
 def test_a_name_that_leads_out_of_the_runtime_dir_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_name(name)
     assert error.value.code == "bad_name"
+
+
+@pytest.mark.parametrize("name", ["e1", "vllm-0.dp3", "Night_2", "_x", "7", "x" * 50])
+@pytest.mark.parametrize("form", ["{}", "ipc://{}", "/tmp/{}", "ipc:///tmp/{}", " {}\n"])
+def test_a_name_of_letters_digits_and_three_signs_names_an_engine(
+    monkeypatch: pytest.MonkeyPatch, runtime_folder: Path, name: str, form: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    check_name(name)
+    assert Endpoint.parse(form.format(name)).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "héllo", "日本", "a:b", "a,b", "$x", "~e", "-x", ".x", "e\t1", "e\0", "e.lock"],
+)
+@pytest.mark.parametrize("form", ["{}", "ipc://{}", "/tmp/{}", "ipc:///tmp/{}"])
+def test_every_way_to_name_an_engine_follows_the_one_rule(
+    monkeypatch: pytest.MonkeyPatch, runtime_folder: Path, name: str, form: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    for parse in (check_name, lambda name: Endpoint.parse(form.format(name))):
+        with pytest.raises(WrongValue, match="cannot name an engine: use letters") as error:
+            parse(name)
+        assert error.value.code == "bad_name"
+
+
+def test_a_name_that_makes_a_socket_path_too_long_says_by_how_much(
+    monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
+) -> None:
+    folder = runtime_folder / ("x" * 40)
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert runtime_dir() == folder / "stepscope"
+    longest = "e" * (103 - len(".telemetry") - len(str(runtime_dir())) - 1)
+    assert Endpoint.parse(longest).name == longest
+    said = "shorten the name or the path by 1 bytes, or set XDG_RUNTIME_DIR"
+    with pytest.raises(ConfigError, match=said):
+        Endpoint.parse(longest + "e")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("tcp://a b:5", "tcp://a/b:5", "tcp://é:5", "tcp://[::1:5", "tcp://h:５", "tcp://:5"),
+        *("tcp://h", "tcp://h:0", "tcp://h:65535", "tcp://h:x", "/tmp/\x07/e1", "http://h:5"),
+    ],
+)
+def test_an_address_that_zeromq_would_refuse_is_refused_in_words(text: str) -> None:
+    with pytest.raises(WrongValue) as error:
+        Endpoint.parse(text)
+    assert error.value.code == "bad_endpoint"
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://*:5555", "tcp://[::1]:5", "tcp://gpu_3.lan:5", "tcp://1.2.3.4:5"]
+)
+def test_a_client_can_connect_to_every_tcp_address_that_is_accepted(text: str) -> None:
+    ControlClient(text).close()
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "control"),
+    [
+        (" /tmp/v0 ", 2, "ipc:///tmp/v0.dp2"),
+        ("tcp://127.0.0.1:5000", 2, "tcp://127.0.0.1:5004"),
+    ],
+)
+def test_a_rank_has_its_own_address(text: str, rank: int, control: str) -> None:
+    assert rank_endpoint(text, rank, 4).control == control
+
+
+def test_a_wrong_address_of_a_rank_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        rank_endpoint("tcp://127.0.0.1:x", 1, 2)
 
 
 def test_an_engine_that_locks_its_address_but_does_not_listen_yet_counts_as_starting(

@@ -20,6 +20,7 @@ from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards import top as top_command
+from stepscope.tui.cli.shared.connect import check_any
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.charts.fleet_columns import state_text
 
@@ -170,7 +171,7 @@ def test_named_engines_win_over_the_environment_and_the_environment_over_the_con
 def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> None:
     nobody = [Endpoint.parse(f"{runtime_folder}/{name}") for name in ("p", "q")]
     with pytest.raises(CommandFailed, match=r"none of 2 engines answers; p: no engine at .*; q: "):
-        top_command.check_any(nobody)
+        check_any(nobody)
 
 
 def test_leaving_a_fleet_of_dead_engines_stops_every_thread(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii
 
 REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at", "200")
@@ -102,6 +105,9 @@ def test_a_wrong_key_in_the_config_file_is_reported_in_one_line(
         ({"LANG": "en_US.UTF-8"}, None),
         ({"LANG": "de_DE.utf8"}, None),
         ({"LANG": "C", "LC_CTYPE": "en_GB.UTF-8"}, None),
+        ({"LANG": "ca_ES.UTF-8@valencia"}, None),
+        ({"LANG": "de_DE.ISO-8859-15@euro"}, "LANG=de_DE.ISO-8859-15@euro is not a UTF-8 locale"),
+        ({"LC_ALL": "", "LANG": "ja_JP.EUC-JP"}, "LANG=ja_JP.EUC-JP is not a UTF-8 locale"),
         ({"LANG": "C.UTF-8", "LC_ALL": "C"}, "LC_ALL=C is not a UTF-8 locale"),
         ({"LANG": "en_US.ISO-8859-1"}, "LANG=en_US.ISO-8859-1 is not a UTF-8 locale"),
         ({"LANG": "C"}, "LANG=C is not a UTF-8 locale"),
@@ -113,6 +119,57 @@ def test_locale_and_console_decide_between_ascii_and_blocks(
     environment: dict[str, str], why: str | None
 ) -> None:
     assert only_ascii({"TERM": "xterm-256color", **environment}) == why
+
+
+@pytest.mark.parametrize("locale", [{}, {"LANG": "C"}, {"LANG": "xx_XX.ISO-8859-1"}])
+def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
+    locale: dict[str, str],
+) -> None:
+    program = (
+        "import os\n"
+        "from stepscope.tui.settings.terminal import only_ascii, said_environment\n"
+        "assert os.environ['LC_CTYPE'] == 'C.UTF-8'\n"
+        "assert only_ascii(said_environment()) is not None"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("LANG", "LC_ALL", "LC_CTYPE")}
+    subprocess.run([sys.executable, "-c", program], env=environment | locale, check=True)
+
+
+@pytest.mark.parametrize("app", ["dashboard", "start screen"])
+@pytest.mark.parametrize(
+    ("variables", "mode"),
+    [
+        ({}, "dark"),
+        ({"NO_COLOR": ""}, "dark"),
+        ({"NO_COLOR": "0"}, "none"),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, "none"),
+        ({"FORCE_COLOR": "", "TTY_COMPATIBLE": "0"}, "dark"),
+        ({"COLORTERM": ""}, "dark"),
+        ({"COLORTERM": "", "TERM": "vt100"}, "ansi"),
+        ({"COLORTERM": "24bit", "TERM": "vt100"}, "dark"),
+    ],
+)
+def test_the_environment_decides_on_colours(
+    still_source: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    app: str,
+    variables: dict[str, str],
+    mode: str,
+) -> None:
+    """NO_COLOR counts if it is not empty (no-color.org); the screen is drawn on a terminal."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}.items():
+        monkeypatch.setenv(name, value)
+    if app == "dashboard":
+        source = still_source(5)
+        made: Any = Dashboard(source, source.history)
+        skin = made.main.skin
+    else:
+        made = StartApp(lambda choice: None, lambda: None)  # type: ignore[arg-type,return-value]
+        skin = made.skin
+    assert skin.mode == mode
+    assert made.no_color == (mode == "none")
 
 
 def test_only_terminals_without_cursor_control_are_refused() -> None:

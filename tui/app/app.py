@@ -33,6 +33,7 @@ from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.frame.fleet_desk import FleetDesk
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
@@ -84,6 +85,7 @@ class Dashboard(App[None], inherit_bindings=False):
         fleet: Fleet | None = None,
         rules: Sequence[Rule] = (),
     ) -> None:
+        forget_empty_no_color()
         super().__init__()
         self.title = title
         clock = clock or time.monotonic
@@ -212,7 +214,7 @@ class Dashboard(App[None], inherit_bindings=False):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:
             return  # typed while the application ends
-        if isinstance(event, events.Key) and not self.key_order.admits(event):
+        if isinstance(event, events.Key | events.Paste) and not self.key_order.admits(event):
             return
         await super().on_event(event)
         self.key_order.release_in_time()
@@ -229,6 +231,11 @@ class Dashboard(App[None], inherit_bindings=False):
             self.screen.post_message(events.Key(event.key, event.character))
         elif self.screen is self.main:
             self.main.explain(event.key)
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Pass a paste to the overlay that the key before it has opened."""
+        if isinstance(self.screen, Overlay):
+            self.screen.post_message(events.Paste(event.text))
 
     def close(self) -> None:
         """Stop threads, recordings and exports of all sessions, and save the preferences."""

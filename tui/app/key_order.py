@@ -1,4 +1,4 @@
-"""`KeyOrder`: handles keys in the order in which they were typed.
+"""`KeyOrder`: handles keys and pastes in the order in which they were typed.
 
 Textual passes a key first to the main screen, which then passes it on to the application; only
 there it takes effect. If it opens an overlay, keys typed after it must not reach the overlay while
@@ -25,9 +25,9 @@ class KeyOrder:
         self.num_under_way = 0  # keys that the main screen has not yet returned
         self._app = app
         self.main = main
-        self._held: list[events.Key] = []
+        self._held: list[events.Key | events.Paste] = []
 
-    def admits(self, event: events.Key) -> bool:
+    def admits(self, event: events.Key | events.Paste) -> bool:
         """Whether a key may be handled now. If not, the key is kept and handled later."""
         screen = self._app.screen
         if event.is_forwarded:

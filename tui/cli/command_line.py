@@ -1,6 +1,5 @@
 """The `stepscope` command: joins the commands of `stepscope.tui.cli.table` and reports errors."""
 
-import io
 import sys
 from functools import cache
 from typing import Annotated, Any
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from stepscope.tui.cli.shared.errors import report
+from stepscope.tui.cli.shared.errors import report, write_what_encodings_lack
 from stepscope.tui.cli.table import (
     bench,
     dashboard,
@@ -80,9 +79,7 @@ def run() -> int:
     Raises:
         KeyboardInterrupt: the command did not handle it.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal's encoding lacks must not end the command.
-        sys.stdout.reconfigure(errors="replace")
+    write_what_encodings_lack()
     try:
         result = command_tree()(prog_name="stepscope", standalone_mode=False)
     except BrokenPipeError:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
-_COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE for LANG=C
-_NO_LOCALE = frozenset({"", "c", "posix"})
+_COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
 
 
 def no_terminal() -> str | None:
@@ -38,24 +37,26 @@ def only_ascii(environment: Mapping[str, str]) -> str | None:
         value = environment.get(name, "")
         if not value:
             continue
-        if value.lower().replace("-", "").endswith("utf8"):
+        if value.lower().partition("@")[0].replace("-", "").endswith("utf8"):
             return None
         return f"{name}={value} is not a UTF-8 locale"
     return "no locale is set (LANG)"
 
 
+def forget_empty_no_color() -> None:
+    """Remove NO_COLOR from the environment if it is empty: only then Textual would heed it."""
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]
+
+
 def said_environment() -> Mapping[str, str]:
     """Return the environment that this process was started with.
 
-    If the locale is C, Python sets LC_CTYPE itself (PEP 538); that value is left out here.
+    If the locale is C, or not installed, Python sets LC_CTYPE itself (PEP 538); that value is left
+    out here.
     """
     environment = dict(os.environ)
-    is_coerced = (
-        environment.get("LC_CTYPE", "").lower() in _COERCED
-        and not environment.get("LC_ALL")
-        and environment.get("LANG", "").lower() in _NO_LOCALE
-    )
-    if not is_coerced:
+    if environment.get("LC_CTYPE", "").lower() not in _COERCED or environment.get("LC_ALL"):
         return environment
     try:
         started = Path("/proc/self/environ").read_bytes().split(b"\0")

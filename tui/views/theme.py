@@ -114,7 +114,7 @@ _ASCII = {
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
     **dict(zip("▏└◂▸≈≠", "|+<>~!", strict=True)),
 }
-_TO_ASCII = str.maketrans(_ASCII)
+TO_ASCII = str.maketrans(_ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class Skin:
         """
         if not self.ascii_only or text.isascii():
             return text
-        table = _KV_TO_ASCII if style.startswith("kv_") else _TO_ASCII
+        table = _KV_TO_ASCII if style.startswith("kv_") else TO_ASCII
         return text.translate(table).encode("ascii", "replace").decode()
 
 

@@ -21,13 +21,11 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
     Raises:
         ConfigError: `text` is not an endpoint, or other machines could reach it.
     """
-    if rank or size > 1:
-        if text.startswith("tcp://"):
-            address, _, port = text.rpartition(":")
-            text = f"{address}:{int(port) + 2 * rank}"
-        else:
-            text += f".dp{rank}"
     endpoint = Endpoint.parse(text)
+    if rank or size > 1:
+        address, _, port = endpoint.control.rpartition(":")
+        own = f"{port}.dp{rank}" if endpoint.is_ipc else f"{int(port) + 2 * rank}"
+        endpoint = Endpoint.parse(f"{address}:{own}")
     endpoint.check_private()
     return endpoint
 

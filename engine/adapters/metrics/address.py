@@ -66,7 +66,7 @@ def in_file(path: Path) -> list[MetricsAddress]:
         WrongValue: the file cannot be read, names no target, or does not have this form.
     """
     try:
-        groups = json.loads(path.read_text())
+        groups = json.loads(path.read_bytes())
         found = [
             MetricsAddress.parse(
                 f"{labels.get('__scheme__', 'http')}://{target}{labels.get('__metrics_path__', '')}"

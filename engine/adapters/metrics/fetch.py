@@ -14,6 +14,10 @@ class FetchError(Exception):
     """The download failed. The message says why."""
 
 
+class NoResponseError(FetchError):
+    """The server did not answer, broke off, or cannot serve yet (HTTP 503 and the like)."""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: a server may not send our request to another address."""
 
@@ -39,18 +43,21 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
                 if len(body) > MAX_BYTES:
                     raise FetchError(f"more than {MAX_BYTES >> 20} MiB at {url}")
                 if time.monotonic() > deadline_s:
-                    raise FetchError(f"{url} took longer than {timeout_s:g} s")
+                    raise NoResponseError(f"{url} took longer than {timeout_s:g} s")
     except urllib.error.HTTPError as error:
         error.close()
-        raise FetchError(f"HTTP {error.code} at {url}") from error
+        kind = NoResponseError if error.code >= 500 else FetchError
+        raise kind(f"HTTP {error.code} at {url}") from error
     except TimeoutError as error:
-        raise FetchError(f"{url} took longer than {timeout_s:g} s") from error
+        raise NoResponseError(f"{url} took longer than {timeout_s:g} s") from error
     except urllib.error.URLError as error:
         is_late = isinstance(error.reason, TimeoutError)
         why = f"took longer than {timeout_s:g} s" if is_late else "does not answer"
-        raise FetchError(f"{url} {why}{'' if is_late else f': {_plain(error.reason)}'}") from error
+        raise NoResponseError(
+            f"{url} {why}{'' if is_late else f': {_plain(error.reason)}'}"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise FetchError(f"{url} broke off: {_plain(error)}") from error
+        raise NoResponseError(f"{url} broke off: {_plain(error)}") from error
     return body.decode("utf-8", "replace")
 
 

@@ -53,7 +53,7 @@ class TelemetryFollower:
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
         reader = SocketReader(socket, self._take)
         try:
-            socket.connect(self._engine.endpoint.telemetry)
+            socket.connect(self._engine.endpoint.here.telemetry)
             socket.subscribe(b"")
             self._next_sequence = None
             self._held.clear()

@@ -29,7 +29,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "demo"
     name: Annotated[
         str,
-        Meta(description="name of this engine, and of its sockets (default: engine-N, first free)"),
+        Meta(
+            description="name of this engine and its sockets: letters, digits, '-', '_' and '.' "
+            "(default: engine-N, first free)"
+        ),
     ] = ""
     endpoint: Annotated[
         str,

@@ -26,6 +26,7 @@ from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.gate import Gate, local_key
 from tests.support.engines.core_ends import GivenWorkload
 from tests.support.engines.paced_runner import PacedRunner
 
@@ -71,12 +72,14 @@ class LiveEngine:
 
 
 @contextmanager
-def running_engine(folder: Path, *, with_tokens: bool, **options: Any) -> Iterator[LiveEngine]:
+def running_engine(
+    folder: Path, *, with_tokens: bool, gate: Gate | None = None, **options: Any
+) -> Iterator[LiveEngine]:
     endpoint = Endpoint.parse(f"{folder}/engine")
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
     cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
-    with EndpointLock(endpoint):
-        publisher = Publisher(endpoint.telemetry, ring_size=4096)
+    with EndpointLock(endpoint, local_key(gate)):
+        publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
         info = simulated_info(limits, 256, 16, seed=0, is_served=True)
         workload = GivenWorkload()
@@ -99,6 +102,7 @@ def running_engine(folder: Path, *, with_tokens: bool, **options: Any) -> Iterat
             Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len, with_tokens=with_tokens),
             None,
             publisher.replay,
+            gate,
         )
         control.start()
         thread = threading.Thread(target=core.run, name="engine")

@@ -8,14 +8,14 @@ from threading import Thread
 
 @contextmanager
 def metrics_server(
-    body: Callable[[], bytes], path: str = "/metrics", port: int = 0
+    body: Callable[[], bytes], path: str = "/metrics", port: int = 0, status: int = 200
 ) -> Iterator[str]:
     """Yields the server's address without the path; other paths are not found."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = body() if self.path == path else b""
-            self.send_response(200 if self.path == path else 404)
+            self.send_response(status if self.path == path else 404)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
 from stepscope.recordings.compare.comparer import Comparer
@@ -21,7 +19,7 @@ from stepscope.recordings.file.service_levels import Levels, levels_in, levels_t
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_document import document
 from stepscope.tui.cli.dashboards.compare_table import lines
-from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as
 from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
@@ -174,9 +172,7 @@ def _print(comparer: Comparer, align: Align | None, limit: int, as_json: bool) -
         if found is None or sides is None:
             raise CommandFailed("there is nothing to compare: no step could be read")
         if as_json:
-            encoded = msgspec.json.encode(document(found, sides, align))
-            with writing_output():
-                sys.stdout.buffer.write(msgspec.json.format(encoded, indent=2) + b"\n")
+            write_json(document(found, sides, align))
         else:
             say(*lines(found, sides, align, limit))
     finally:

@@ -98,8 +98,9 @@ def _of_file(choice: StartChoice, error: str | None) -> str | None:
 def _try(choice: StartChoice) -> None:
     if choice.kind == "engines":
         from stepscope.tui.cli.dashboards import top as top_command
+        from stepscope.tui.cli.shared.connect import check_any
 
-        top_command.check_any(top_command.engines_to_show(choice.names))
+        check_any(top_command.engines_to_show(choice.names))
     elif choice.kind == "file":
         from stepscope.recordings.file.reader import Recording
         from stepscope.tui.cli.shared.recording_path import find_recording

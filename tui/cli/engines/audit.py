@@ -1,6 +1,5 @@
 """`stepscope audit`: prints who changed an engine and when, from the engine or a recording."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import format as fmt
@@ -31,11 +30,7 @@ def audit(target: str | None, as_json: bool) -> None:
     is_file = target is not None and (target.endswith(_SUFFIXES) or _is_recording(target))
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
-        document = [_as_dict(entry, info) for entry in entries]
-        with writing_output():
-            sys.stdout.buffer.write(
-                msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-            )
+        write_json([_as_dict(entry, info) for entry in entries])
         return
     if missing:
         say(missing)

@@ -19,7 +19,7 @@ from stepscope.tui.cli.engines.alert_metrics import (
     TICK_S,
     serve_alert_metrics,
 )
-from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -39,6 +39,7 @@ def watch(
     slo_itl: str | None = None,
     slo_ttft: str | None = None,
     metrics: str | None = None,
+    waits: bool = False,
 ) -> int:
     """Watch an engine until a signal, and print a line when a rule begins or stops firing.
 
@@ -46,6 +47,7 @@ def watch(
 
     Args:
         metrics: address at which to serve the states of the rules to Prometheus.
+        waits: whether to wait for an engine that is not there yet; not with `once`.
 
     Returns:
         The exit code: 1 if a rule fired, else 0. With `once`, 3 if no rule fires and the state of
@@ -55,6 +57,7 @@ def watch(
     served_at = None if metrics is None else parse_address(metrics)
     slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
     chosen = choose(endpoint, "stepscope watch {}")
+    wait_for_any(lambda: [chosen], waits and not once)
     connect(chosen).close()
     source = Subscriber(chosen, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
@@ -146,4 +149,4 @@ class _MessagePrinter:
             "unit": figure.unit,
             "shown": value_text(figure, value),
         }
-        say(json.dumps(document, ensure_ascii=False))
+        say(json.dumps(document))  # ASCII: JSON in any encoding of the output

@@ -1,11 +1,11 @@
 """Commands that write, check and read recordings, without a screen.
 
-May import: engine.adapters.metrics, engine.adapters.sglang, engine.protocol, engine.transport,
-  recordings, recordings.alerts, recordings.attribution, recordings.attribution.ledger,
-  recordings.check, recordings.compare, recordings.compare.side, recordings.export,
-  recordings.figures, recordings.file, recordings.file.mcap, recordings.file.writing,
-  recordings.history, recordings.incidents, recordings.live, recordings.plot, recordings.replay,
-  recordings.state, recordings.state.series, tui.cli.shared, tui.session, tui.session.control,
-  tui.settings, tui.views.
+May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings,
+  recordings.alerts, recordings.attribution, recordings.attribution.ledger, recordings.check,
+  recordings.compare, recordings.compare.side, recordings.export, recordings.figures,
+  recordings.file, recordings.file.mcap, recordings.file.writing, recordings.history,
+  recordings.incidents, recordings.live, recordings.plot, recordings.replay, recordings.state,
+  recordings.state.series, tui.cli.shared, tui.session, tui.session.control, tui.settings,
+  tui.views.
 One module for each command.
 """

@@ -4,8 +4,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.compare.side.advice import advice
@@ -19,7 +17,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import read_side
-from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -74,9 +72,7 @@ def explain(
     side = None if wanted is not None or not found.num_steps else _side(file, found)
     if as_json:
         limits = {} if side is None else _limits(side)
-        with writing_output():
-            document = msgspec.json.encode({**_document(file, found), **limits})
-            sys.stdout.buffer.write(msgspec.json.format(document, indent=2) + b"\n")
+        write_json({**_document(file, found), **limits})
         return
     said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
     say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))

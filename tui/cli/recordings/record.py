@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
-from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.protocol.silence import publishes
-from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import (
@@ -21,10 +18,9 @@ from stepscope.recordings.file.writing.rotation import (
 )
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
-from stepscope.tui.cli.shared.connect import check_metrics, check_past, choose, connect
+from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.output_path import output_path
@@ -32,7 +28,7 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.variation import KnobRange, KnobVariation
 from stepscope.tui.session.control.who import who
-from stepscope.tui.session.live_source import LiveSource, receive
+from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
@@ -52,6 +48,7 @@ def record(
     past_s: float = 0.0,
     incidents: IncidentOptions | None = None,
     vary: str | None = None,
+    waits: bool = False,
 ) -> None:
     """Record an engine until a signal, until `seconds` have passed, or until the engine ends.
 
@@ -61,6 +58,7 @@ def record(
             next.
         incidents: record only the time around alert rules that fire.
         vary: KNOB=LOW..HIGH, a knob to move for some seconds of each minute.
+        waits: whether to wait for an engine that is not there yet.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -72,6 +70,7 @@ def record(
     if incidents is not None:
         if file is not None or rotate is not None or past_s or vary is not None:
             raise WrongUsage("--incidents: not with --output, --rotate, --past or --vary")
+        _engines(endpoint, waits)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
         incidents_command.keep_incidents(
@@ -86,11 +85,12 @@ def record(
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
-    ranks = _ranks(endpoint)
-    if ranks and vary is not None:
-        raise WrongUsage(f"--vary: name one rank, like {ranks[0].name}")
-    outputs = [output_path(each, is_new=limits is None) for each in _files(file, ranks)]
-    engines: list[Endpoint] | list[str | None] = ranks or [endpoint]
+    if waits:
+        output_path(file, is_new=False)  # its folder is there, before a wait
+    engines = _engines(endpoint, waits)
+    if len(engines) > 1 and vary is not None:
+        raise WrongUsage(f"--vary: name one rank, like {engines[0].name}")
+    outputs = [output_path(each, is_new=limits is None) for each in _files(file, len(engines))]
     sources = [_source(each, past_s) for each in engines]
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # Catch signals before the file exists, so that none can leave it unfinished.
@@ -110,18 +110,18 @@ def record(
         raise problems[0]
 
 
-def _ranks(endpoint: str | None) -> list[Endpoint]:
-    """Return the data-parallel ranks that a name stands for; empty if it names one engine."""
-    if endpoint is None or is_metrics_url(endpoint) or endpoint.startswith(PREFIX):
-        return []
-    ranks = ranks_of(endpoint)
-    return ranks if len(ranks) > 1 else []
+def _engines(endpoint: str | None, waits: bool) -> Sequence[Address]:
+    """Return the address that is meant, or those of the data-parallel ranks of one name."""
+    if endpoint is None:
+        return [choose(None, "stepscope record {} -o FILE")]
+    return wait_for_any(lambda: addresses(endpoint), waits)
 
 
-def _files(file: str, ranks: Sequence[Endpoint]) -> list[str]:
+def _files(file: str, num_engines: int) -> list[str]:
     """Return the file names: `run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
     path = Path(file)
-    return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(ranks))] or [file]
+    ranks = range(num_engines) if num_engines > 1 else ()
+    return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in ranks] or [file]
 
 
 class _RecordedEngine:
@@ -179,21 +179,13 @@ class _RecordedEngine:
         return None
 
 
-def _source(endpoint: str | Endpoint | None, past_s: float) -> LiveSource:
-    if isinstance(endpoint, Endpoint):
-        chosen = endpoint
-    else:
-        if endpoint is not None and is_metrics_url(endpoint):
-            check_metrics(MetricsAddress.parse(endpoint))
-            return receive(MetricsAddress.parse(endpoint), Journal())
-        if endpoint is not None and endpoint.startswith(PREFIX):
-            return receive(ForwardPassAddress.parse(endpoint), Journal())
-        chosen = choose(endpoint, "stepscope record {} -o FILE")
-    with connect(chosen) as client:
-        if not publishes(client.info()):
-            note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
-            print(f"stepscope: note: {chosen.name} {note}", file=sys.stderr)
-    return Subscriber(chosen, Journal(), past_s=past_s)
+def _source(address: Address, past_s: float) -> LiveSource:
+    if isinstance(address, Endpoint):
+        with connect(address) as client:
+            if not publishes(client.info()):
+                note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+                print(f"stepscope: note: {address.name} {note}", file=sys.stderr)
+    return receive(address, Journal(), past_s)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 May import: engine.adapters.metrics, engine.client, engine.protocol, engine.protocol.settings,
   engine.transport, recordings, recordings.compare.side, recordings.export, recordings.file,
-  recordings.file.mcap, recordings.samples, recordings.state.series, tui.settings, tui.views.
+  recordings.file.mcap, recordings.samples, recordings.state.series, tui.session, tui.settings,
+  tui.views.
 Code that commands of different packages need goes here.
 """

@@ -1,21 +1,45 @@
-"""Finds the engine that a command is meant for, and connects to it."""
+"""Finds the engine that a command is meant for, waits for it, and connects to it."""
 
+import contextlib
+import os
+import select
+import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from threading import Thread
+
+import typer
 
 from stepscope.engine.adapters.metrics.address import MetricsAddress
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.client.errors import (
+    EngineGone,
+    EngineStarting,
+    EngineUnreachable,
+    KeyRefused,
+    NoEngine,
+)
 from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
+from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli.shared.signals import ending_on_signals
+from stepscope.tui.session.live_source import Address
+from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
 _HELLO_S = 2.0  # a live engine answers a hello at once, even during a step
 _LOOK_S = 0.2  # between two tries to reach an engine that is starting
 _ANSWER_S = 60.0  # an engine answers all else between two steps, and a step may be long
+
+
+class NotThere(CommandFailed):
+    """No engine or server answers, but one may come."""
 
 
 def choose(endpoint: str | None, usage: str) -> Endpoint:
@@ -52,6 +76,42 @@ def called_text(endpoint: Endpoint) -> str:
     address = endpoint.name if endpoint.is_ipc else endpoint.control
     name = called(endpoint)
     return address if name == endpoint.name else f"{address} (called {name})"
+
+
+def wait_for_any(
+    find: Callable[[], Sequence[Address]], waits: bool, q_ends: bool = False
+) -> Sequence[Address]:
+    """Return what `find` returns, once at least one of the engines answers or is starting.
+
+    Args:
+        find: called before each look, because ranks that have come have addresses of their own.
+        waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
+        q_ends: whether q, typed on the terminal, ends the command.
+    """
+    since, said = time.strftime("%H:%M:%S"), ""
+    typed: Callable[[float], str] | None = None
+    with contextlib.ExitStack() as stack:
+        while True:
+            found = find()
+            try:
+                check_any(found)
+            except (EngineUnreachable, CommandFailed) as error:
+                if not waits or not _may_come(error):
+                    raise
+                why = str(error)
+            else:
+                return found
+            if q_ends and typed is None:
+                typed = stack.enter_context(_typed())
+            if why != said and sys.stderr is not None:
+                names = ", ".join(each.name for each in found)
+                how = f"since {since} ({'q or ' if q_ends else ''}Ctrl-C ends)"
+                print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
+                said = why
+            if typed is None:
+                time.sleep(_LOOK_S)
+            elif "q" in typed(_LOOK_S):
+                raise typer.Exit(DONE)
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
@@ -93,18 +153,11 @@ def hello(endpoint: Endpoint) -> ControlClient:
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()
-    except EngineStarting:
+    except BaseException as error:
         client.close()
-        raise
-    except EngineUnreachable as error:
-        client.close()
-        if isinstance(error, EngineGone):
-            raise EngineGone(f"{error}; {_who_runs()}") from error
-        if endpoint.path is None or endpoint.path.exists():
-            raise
-        raise EngineUnreachable(f"{error}; {_who_runs()}") from error
-    except BaseException:
-        client.close()
+        is_missing = endpoint.path is not None and not endpoint.path.exists()
+        if isinstance(error, EngineGone) or (type(error) is EngineUnreachable and is_missing):
+            raise type(error)(f"{error}; {_who_runs()}") from error
         raise
     client.timeout_s = _ANSWER_S
     return client
@@ -120,15 +173,82 @@ def _who_runs() -> str:
     return f"running here: {'; '.join(called_text(each) for each in found)}"
 
 
+def check_any(endpoints: Sequence[Address]) -> None:
+    """Check that at least one of the engines answers or is starting.
+
+    Raises:
+        EngineUnreachable: the only engine does not answer, and is not starting.
+        CommandFailed: none of several, or the only server, answers; `NotThere` if one may come.
+    """
+    answers: SimpleQueue[tuple[str, Exception | None]] = SimpleQueue()
+
+    def ask(endpoint: Address) -> None:
+        answers.put((endpoint.name, _failure(endpoint)))
+
+    for endpoint in endpoints:
+        Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
+    errors: list[tuple[str, Exception]] = []
+    while len(errors) < len(endpoints):
+        name, error = answers.get()
+        if error is None:
+            return
+        errors.append((name, error))
+    if len(errors) == 1:
+        raise errors[0][1]
+    said = sorted(f"{name}: {(expected(each) or (0, repr(each)))[1]}" for name, each in errors)
+    kind = NotThere if any(_may_come(each) for _, each in errors) else CommandFailed
+    raise kind(f"none of {len(errors)} engines answers; {'; '.join(said)}")
+
+
+def _failure(address: Address) -> Exception | None:
+    """Return why nothing answers at an address; None if an engine answers or is starting."""
+    try:
+        if isinstance(address, MetricsAddress):
+            check_metrics(address)
+        elif isinstance(address, Endpoint):
+            hello(address).close()
+    except EngineStarting:
+        return None  # good enough: its row, or the command, says that it is starting
+    except Exception as error:  # noqa: BLE001 - on any error, the caller still needs an answer
+        return error
+    return None
+
+
+def _may_come(error: Exception) -> bool:
+    """Whether an engine may answer later where this error was raised now."""
+    if isinstance(error, KeyRefused | NoEngine):
+        return False
+    return isinstance(error, EngineUnreachable | NotThere)
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[Callable[[float], str]]:
+    """Yield a function that waits some seconds for keys on the terminal, and returns them."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def typed(seconds: float) -> str:
+        is_typed = bool(select.select([descriptor], [], [], seconds)[0])
+        return os.read(descriptor, 1024).decode(errors="replace") if is_typed else ""
+
+    with ending_on_signals():
+        tty.setcbreak(descriptor)
+        try:
+            yield typed
+        finally:
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
 def check_metrics(address: MetricsAddress) -> None:
     """Raise CommandFailed unless the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
-    from stepscope.engine.adapters.metrics.fetch import FetchError
+    from stepscope.engine.adapters.metrics.fetch import FetchError, NoResponseError
 
     try:
         reading_of(address)
     except FetchError as error:
-        raise CommandFailed(str(error)) from error
+        kind = NotThere if isinstance(error, NoResponseError) else CommandFailed
+        raise kind(str(error)) from error
 
 
 def check_past(past_s: float) -> None:

@@ -1,8 +1,11 @@
 """`Progress`: a bar on a terminal, plain lines elsewhere. Written to stderr."""
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
+
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii, said_environment
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -19,7 +22,8 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._is_terminal = is_terminal and cannot_be_drawn_on(os.environ) is None
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
         self._last_what = ""
@@ -49,11 +53,12 @@ class Progress:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
 
+            has_blocks = only_ascii(said_environment()) is None
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
+                *((BarColumn(bar_width=24),) if has_blocks else ()),
                 TextColumn("{task.fields[detail]}", markup=False),
-                console=Console(stderr=True),
+                console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
                 transient=True,
             )
             self._task = self._bar.add_task("", total=None, detail="")

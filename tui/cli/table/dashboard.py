@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import As, AsJson, Like, RecordingFile, example, with_key
+from stepscope.tui.cli.table.shared import As, AsJson, Like, RecordingFile, Wait, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -136,12 +136,13 @@ def top(
         ),
     ] = 60.0,
     name: As = None,
+    wait: Wait = True,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
     from stepscope.tui.cli.dashboards import top as command
 
-    command.top(endpoints or (), flags, name, past)
+    command.top(endpoints or (), flags, name, past, wait)
 
 
 @commands.command(

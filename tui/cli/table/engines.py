@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import As, AsJson, Endpoint, Like, example, with_key
+from stepscope.tui.cli.table.shared import As, AsJson, Endpoint, Like, Wait, example, with_key
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -227,6 +227,7 @@ def watch(
         str | None,
         typer.Option(metavar="HOST:PORT", help="answer Prometheus here with how the rules stand"),
     ] = None,
+    wait: Wait = True,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
@@ -237,7 +238,9 @@ def watch(
     """
     from stepscope.tui.cli.engines import watch as command
 
-    return command.watch(endpoint, when or [], once, as_json, seconds, slo_itl, slo_ttft, metrics)
+    return command.watch(
+        endpoint, when or [], once, as_json, seconds, slo_itl, slo_ttft, metrics, wait
+    )
 
 
 @commands.command(

@@ -9,6 +9,7 @@ from stepscope.tui.cli.table.shared import (
     FirstStep,
     LastStep,
     RecordingFile,
+    Wait,
     example,
     with_key,
 )
@@ -114,6 +115,7 @@ def record(
             show_default=False,
         ),
     ] = None,
+    wait: Wait = True,
 ) -> None:
     """Record every step of an engine to a file, without a screen.
 
@@ -126,7 +128,9 @@ def record(
     options = None
     if incidents is not None:
         options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
-    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past, options, vary)
+    command.record(
+        endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past, options, vary, wait
+    )
 
 
 @commands.command(

@@ -37,6 +37,10 @@ As = Annotated[
         show_default=False,
     ),
 ]
+Wait = Annotated[
+    bool,
+    typer.Option("--wait/--no-wait", help="wait for an engine that is not there yet"),
+]
 RecordingFile = Annotated[
     str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
 ]

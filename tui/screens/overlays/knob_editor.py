@@ -224,8 +224,19 @@ class KnobEditor(Overlay[KnobChange]):
                 self._turn(-1 if key in ("left", "up") else 1)
         elif key == "backspace":
             self._draft = self._draft[:-1]
-        elif character is not None and character in "0123456789.-" and len(self._draft) < 12:
-            self._draft += character
+        elif character is not None and character in "0123456789.-":
+            self.insert(character)
+
+    def insert(self, text: str) -> None:
+        """Append text to the edited number, or turn the edited switch or choice to it."""
+        spec, text = self._specs[self._at], text.strip()
+        if self._draft is None or not text:
+            return
+        self._drop_forecast()
+        if spec.kind in ("int", "float"):
+            self._draft = (self._draft + text)[:12]
+        elif text in (spec.choices if spec.kind == "choice" else ("off", "on")):
+            self._draft = text
 
     def _holds_already(self, spec: KnobSpec) -> bool:
         """Whether the edited switch or choice has the value that the engine already has."""

@@ -19,6 +19,12 @@ log = logging.getLogger("stepscope.tui")
 _Result = TypeVar("_Result")
 
 
+def pasted_line(text: str) -> str:
+    """Return the first line of a pasted text that is not blank, without control characters."""
+    line = next((each for each in text.splitlines() if each.strip()), "")
+    return "".join(filter(str.isprintable, line))
+
+
 class Overlay(ModalScreen[_Result], Generic[_Result]):
     """A modal screen that shows `lines` in a box at `place`.
 
@@ -47,6 +53,9 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
     def pressed(self, key: str, character: str | None) -> None:
         """Handle a key other than Escape."""
         raise NotImplementedError
+
+    def insert(self, text: str) -> None:
+        """Append typed or pasted text to the text field. An overlay without one ignores it."""
 
     def clicked(self, x: int, y: int) -> None:
         """Handle a click on this cell of the box. (A click beside the box closes the overlay.)"""
@@ -82,6 +91,15 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
             return
         with self._failures_logged():
             self.pressed(event.key, event.character if event.is_printable else None)
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        if not self.is_current:
+            self.app.screen.post_message(events.Paste(event.text))
+            return
+        with self._failures_logged():
+            self.insert(pasted_line(event.text))
 
     def on_click(self, event: events.Click) -> None:
         event.stop()

@@ -76,8 +76,11 @@ class Palette(Overlay[str]):
             self._typed, self._at = self._typed[:-1], 0
         elif key == "ctrl+u":
             self._typed, self._at = "", 0
-        elif character is not None and len(self._typed) < 60:
-            self._typed, self._at = self._typed + character, 0
+        elif character is not None:
+            self.insert(character)
+
+    def insert(self, text: str) -> None:
+        self._typed, self._at = (self._typed + text)[:60], 0
 
     def clicked(self, x: int, y: int) -> None:
         found, room = self.found(), self._room()

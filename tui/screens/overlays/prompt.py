@@ -10,7 +10,7 @@ from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import Skin
 
-_MAX_LENGTH = 200
+_MAX_LENGTH = 4_096  # the longest path of Linux
 _MIN_ROOM = 22  # cells kept free for the typed text
 _LOOK_S = 0.2  # between two checks whether the engine still answers
 _MOST_BENEATH = 4  # lines of a note, or of an error that does not fit beside the text
@@ -141,9 +141,12 @@ class Prompt(Overlay[str]):
         elif key == "ctrl+u" or (key == "delete" and self._is_selected):
             self._become("")
         elif character is not None:
+            self.insert(character)
+
+    def insert(self, text: str) -> None:
+        if text:
             before = "" if self._is_selected else self._text
-            if len(before) < _MAX_LENGTH:
-                self._become(before + character)
+            self._become((before + text)[:_MAX_LENGTH])
 
     def _become(self, text: str) -> None:
         self._text, self._wrong, self._is_selected = text, None, False

@@ -121,8 +121,13 @@ class Stepper(Overlay[KnobChange]):
             self._value = max(self._low, min(self._high, moved))
         elif key == "backspace":
             self._type(self._typed[:-1])
-        elif character is not None and character.isascii() and character.isdigit():
-            self._type((self._typed + character)[:9])
+        elif character is not None:
+            self.insert(character)
+
+    def insert(self, text: str) -> None:
+        digits = text.strip().replace(",", "")  # screens write 2,048
+        if digits.isascii() and digits.isdigit():
+            self._type((self._typed + digits)[:9])
 
     def _type(self, text: str) -> None:
         self._typed = text

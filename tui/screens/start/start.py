@@ -26,6 +26,7 @@ from stepscope.tui.screens.start.start_screen import StartScreen
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.lines import Line, clean
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_list, start_page
@@ -82,6 +83,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        forget_empty_no_color()
         super().__init__()
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
@@ -295,3 +297,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if isinstance(self.screen, Overlay):
             event.prevent_default()
             self.screen.post_message(events.Key(event.key, event.character))
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Pass a paste to the overlay that opened after it."""
+        if isinstance(self.screen, Overlay):
+            self.screen.post_message(events.Paste(event.text))

@@ -16,7 +16,7 @@ _TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?",
     re.IGNORECASE,
 )
-_STRETCH = re.compile(r"([+-])(\d+(?:\.\d+)?)(ms|s|m|min)?")
+_STRETCH = re.compile(r"([+-])(\d{1,12}(?:\.\d+)?)(ms|s|m|min)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}
 _HALF_DAY_NS = 12 * 3600 * 10**9
 

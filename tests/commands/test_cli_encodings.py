@@ -1,0 +1,81 @@
+"""What commands print in an encoding that lacks their glyphs, and on terminals without a locale."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.tui.cli.shared.errors import write_what_encodings_lack
+from stepscope.tui.views.theme import TO_ASCII
+
+GLYPHS = "".join(map(chr, TO_ASCII))
+LEGACY = ["ascii", "latin-1", "cp1252", "iso8859-15", "koi8-r", "cp437", "euc_jp", "shift_jis"]
+
+
+class _Pipe(io.TextIOWrapper):
+    """An output stream that keeps what is written, and may claim to be a terminal."""
+
+    def __init__(self, encoding: str, is_terminal: bool = False) -> None:
+        self.file = io.BytesIO()
+        self._is_terminal = is_terminal
+        super().__init__(self.file, encoding=encoding)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def written(self) -> bytes:
+        self.flush()
+        return self.file.getvalue()
+
+
+@pytest.mark.parametrize("encoding", [*LEGACY, "gb2312", "big5", "utf-8", "utf-16"])
+def test_every_glyph_is_written_as_itself_or_as_its_ascii_character(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    out, err = _Pipe(encoding), _Pipe(encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    write_what_encodings_lack()
+    text = f"{GLYPHS}\udcff☃ 東京 Zürich"
+    for stream in (out, err):
+        print(text, file=stream, end="")
+        shown = stream.written().decode(encoding)
+        assert len(shown) == len(text)
+        for glyph, drawn in zip(text, shown, strict=True):
+            assert drawn in (glyph, glyph.translate(TO_ASCII) if glyph in GLYPHS else "?")
+
+
+@pytest.mark.parametrize(
+    ("locale", "is_terminal", "shown"),
+    [
+        ({"LANG": "en_US.UTF-8"}, True, "2→1 — 東京"),
+        ({"LANG": "C"}, True, "2>1 - 東京"),
+        ({"LANG": "de_DE.ISO-8859-1"}, True, "2>1 - 東京"),
+        ({}, True, "2>1 - 東京"),
+        ({}, False, "2→1 — 東京"),
+    ],
+)
+def test_a_terminal_without_a_utf8_locale_gets_no_glyph_and_keeps_names(
+    monkeypatch: pytest.MonkeyPatch, locale: dict[str, str], is_terminal: bool, shown: str
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **locale}.items():
+        monkeypatch.setenv(name, value)
+    out: Any = _Pipe("utf-8", is_terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    write_what_encodings_lack()
+    print("2→1 — 東京", end="")
+    assert out.written().decode() == shown
+
+
+def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "STEPSCOPE_CONFIG": "none"}
+    command = [sys.executable, "-m", "stepscope.tui.cli", "stats", f"{tmp_path}/nö→.mcap"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert "/nö>.mcap" in done.stderr.decode("latin-1")

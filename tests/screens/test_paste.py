@@ -1,0 +1,180 @@
+"""A paste goes into the text field that is open, as one line, and runs no command."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+
+from stepscope.engine.protocol.wire import KnobSpec
+from stepscope.tui.screens.overlays.knob_editor import KnobEditor
+from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
+from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.session.control.knob_change import KnobsNow
+from stepscope.tui.session.start_finder import Finder
+from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.views.theme import Skin
+from tests.screens.test_terminal import STEPSCOPE
+from tests.support.screens.screen_text import screen_text
+from tests.support.screens.still_dashboard import dashboard
+from tests.support.screens.terminal import Terminal
+
+
+@pytest.fixture
+def source(still_source: Callable[..., Any]) -> Any:
+    return still_source(400)
+
+
+async def paste(pilot: Pilot[Any], text: str) -> None:
+    pilot.app.post_message(events.Paste(text))
+    await pilot.pause(0.02)
+    await pilot.pause()
+
+
+@pytest.mark.parametrize(
+    ("pasted", "line"),
+    [
+        ("vllm-0", "vllm-0"),
+        ("vllm-0\n", "vllm-0"),
+        ("\r\n\n vllm-0\r\nrm -r x\r\n", " vllm-0"),
+        ("\x1b[31mred\x07\x9b\t\u2028x", "[31mred"),
+        ("Zürich 東京", "Zürich 東京"),
+        ("\n\x00\n", ""),
+        ("", ""),
+    ],
+)
+def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
+    pasted: str, line: str
+) -> None:
+    assert pasted_line(pasted) == line
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "shown"),
+    [
+        ("/", "state:dec\nq\n", "state:dec_"),
+        ("g", "1,200\n", "1,200_"),
+        ("ctrl+p", "freeze\x1b\n", "freeze_"),
+        ("B", " 1,024\n", "[   1024_ ]"),
+        ("B", "q", "512 → [     512 ]"),
+        ("M", "Zürich", "note: Zürich_"),
+    ],
+)
+async def test_a_paste_goes_into_every_text_field(
+    source: Any, keys: str, text: str, shown: str
+) -> None:
+    app = dashboard(source, control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(keys)
+        await paste(pilot, text)
+        assert isinstance(app.screen, Overlay)
+        assert shown in screen_text(app)
+
+
+async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_order(
+    source: Any,
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for event in (
+            events.Key("slash", "/"),
+            events.Key("i", "i"),
+            events.Paste("d:1\n"),
+            events.Key("2", "2"),
+            events.Key("enter", "\r"),
+        ):
+            app.post_message(event)
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if app.main.view.filter:
+                break
+        assert app.main.view.filter == "id:12"
+
+
+@pytest.mark.parametrize("keys", [(), ("question_mark",), ("2",)])
+async def test_a_paste_where_nothing_is_typed_does_nothing(
+    source: Any, keys: tuple[str, ...]
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(*keys)
+        before = screen_text(app)
+        await paste(pilot, "q2\n")
+        assert screen_text(app) == before
+
+
+class _Watch:
+    """A watch of an engine that always answers."""
+
+    def trouble(self, room: int) -> str | None:
+        return None
+
+    def look(self) -> bool:
+        return False
+
+    def begin(self) -> None: ...
+
+    def admits(self) -> bool:
+        return True
+
+
+_SPECS = (
+    KnobSpec("budget", "int", 512, low=1, high=8192),
+    KnobSpec("reserve", "choice", "prompt", choices=("prompt", "none")),
+    KnobSpec("chunks", "bool", True),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("budget", "1024\n", "1024_"),
+        ("budget", "lots", "lots_"),  # and why it is no value: never some digits out of a text
+        ("reserve", "none", "◀ none ▶"),
+        ("reserve", "nonsense", "◀ prompt ▶"),
+        ("chunks", "off\n", "◀ off ▶"),
+    ],
+)
+def test_the_knob_editor_takes_a_pasted_value(name: str, text: str, shown: str) -> None:
+    values = {"budget": 512, "reserve": "prompt", "chunks": True}
+    now = KnobsNow(1, values, (), _SPECS)
+    editor = KnobEditor(Skin(), lambda: now, _Watch(), name)  # type: ignore[arg-type]
+    editor.insert("7")  # nothing is edited yet
+    editor.pressed("enter", None)
+    editor.insert(pasted_line(text))
+    lines = "\n".join("".join(run for run, _ in line) for line in editor.lines(110, 9))
+    assert shown in lines
+    assert ("takes a number" in lines) == (text == "lots")
+
+
+async def test_a_paste_goes_into_the_address_of_the_start_screen(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    app = StartApp(
+        lambda choice: asked.append(choice) or "not there",
+        lambda: Finder(tmp_path, RecentFiles(tmp_path / "recent.json")),
+        any_terminal=True,
+    )
+    async with app.run_test(size=(100, 30)) as pilot:
+        app.post_message(events.Key("e", "e"))
+        await paste(pilot, "tcp://gpu-3:5555\nq")
+        assert isinstance(app.screen, Prompt)
+        assert "tcp://gpu-3:5555_" in screen_text(app)
+    app.close()
+
+
+def test_a_bracketed_paste_works_in_a_terminal(
+    terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    screen = terminal(*STEPSCOPE, "replay", "chunked", "--at", "300", XDG_CONFIG_HOME=str(tmp_path))
+    screen.wait_for("requests × steps")
+    screen.send("/")
+    screen.wait_for("lanes .*:")
+    screen.send("\x1b[200~state:\r\nq\x1b[201~")
+    screen.wait_for("state:_")
+    screen.send("\x1b[200~dec\n\x1b[201~\r")
+    screen.wait_for("filter: state:dec")
+    screen.send("q")
+    assert screen.wait_for_exit() == 0
