@@ -114,6 +114,7 @@ def test_the_version_is_shown(run: Run) -> None:
     [
         (["frobnicate"], "frobnicate"),
         (["serve", "--modle", "demo"], "--modle"),
+        (["record", "--vary", "max_num_seqs=1..4"], "--vary is no more: set other values by"),
         (["serve", "--block-size", "many"], "--block-size: expected a whole number"),
         (["serve", "--dtype", "int3"], "--dtype: expected one of auto, float32"),
         (["serve", "--watermark", "0.9"], "of at most 0.5, got '0.9'"),
