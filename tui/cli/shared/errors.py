@@ -18,6 +18,7 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 # Options of the release before, and what to do instead.
 _GONE = {
     "--vary": "set other values by 'stepscope set' while you record",
+    "--mode-file": "a mode is a function in engine/scheduling/batching.py",
 }
 
 
