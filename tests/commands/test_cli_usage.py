@@ -135,6 +135,7 @@ def test_the_version_is_shown(run: Run) -> None:
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
+        (["export", "freeze", "--to", "chrome", "-o", "x"], "chrome is no more: --to perfetto"),
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
         (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),

@@ -180,7 +180,7 @@ def export(
             "--to",
             "--format",
             metavar="FORMAT",
-            help="perfetto, chrome, parquet, csv, jsonl or mooncake",
+            help="perfetto, parquet, csv, jsonl or mooncake",
         ),
     ],
     output: Annotated[
