@@ -129,7 +129,7 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set", "=3"], "expected KEY=VALUE"),
         (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
         (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
-        (["demo", "--headless", "--screenshot", "x.jpg"], ".svg, .png or .txt, got x.jpg"),
+        (["demo", "--headless", "--screenshot", "x.jpg"], ".svg or .txt, got x.jpg"),
         (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),

@@ -27,7 +27,6 @@ LATE = (
     "stepscope.tui.settings.config_file",
     "stepscope.tui.settings.keymap",
     "stepscope.tui.app.picture",
-    "stepscope.tui.views.picture_png",
     "stepscope.tui.screens.overlays.export_chooser",
     "stepscope.tui.screens.handlers.svg_picture",
 )
