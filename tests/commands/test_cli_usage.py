@@ -319,6 +319,14 @@ def test_unknown_keys_in_the_config_file_are_named(run: Run, tmp_path: Path) -> 
     assert run("serve", "--help").exit_code == 0  # help works even then
 
 
+def test_a_setting_that_the_release_before_saved_stops_no_command(run: Run, tmp_path: Path) -> None:
+    write_config(tmp_path, "[dashboard]\nown_load = true\n")
+    done = run("top", "--own-load")
+    assert done.exit_code == 2
+    assert "--own-load is no more" in done.one_line()
+    assert "unknown key" not in run("doctor").stdout
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -18,6 +18,8 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 # Options of the release before, and what to do instead.
 _GONE = {
     "--vary": "set other values by 'stepscope set' while you record",
+    "--own-load": "the system's own top shows what a process costs",
+    "--no-own-load": "leave it out",
     "--mode-file": "a mode is a function in engine/scheduling/batching.py",
 }
 
