@@ -26,7 +26,7 @@ from stepscope.engine.protocol.wire import (
     Preempted,
     RequestEvent,
 )
-from stepscope.engine.scheduling.batching import BATCHING_MODES, SpendBudget
+from stepscope.engine.scheduling.batching import BATCHING_MODES
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
@@ -40,7 +40,6 @@ class Scheduler:
     """Plans every step over one KV cache, in the batching mode that the knobs name.
 
     Args:
-        own_mode: a batching mode to use instead of the one that the knobs name.
         receiver: loads keys and values that a prefill engine hands over; None if this engine takes
             no such requests.
 
@@ -58,7 +57,6 @@ class Scheduler:
         kv: KVCacheManager,
         knobs: Knobs,
         limits: Limits,
-        own_mode: SpendBudget | None = None,
         receiver: KVReceiver | None = None,
     ) -> None:
         if kv.num_blocks * kv.block_size < limits.max_model_len:
@@ -70,7 +68,6 @@ class Scheduler:
             )
         self.kv = kv
         self.limits = limits
-        self.own_mode = own_mode
         self.waiting = WaitingQueue(knobs.policy)
         self.receiver = receiver
         self.running: list[Request] = []  # in order of admission
@@ -289,7 +286,7 @@ class Scheduler:
         )
         if self._proposer is not None:
             self._proposer.begin_step()
-        spend = self.own_mode or BATCHING_MODES[self._knobs.batching]
+        spend = BATCHING_MODES[self._knobs.batching]
         spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed

@@ -29,7 +29,6 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts
-from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -194,8 +193,8 @@ def _longest(workload: ScheduleWorkload) -> int:
 class ScheduleReplay:
     """Schedules a workload step by step; between steps, callers may read `scheduler` and `rows`."""
 
-    def __init__(self, workload: ScheduleWorkload, own_mode: SpendBudget | None = None) -> None:
-        self.scheduler = _scheduler(workload, own_mode)
+    def __init__(self, workload: ScheduleWorkload) -> None:
+        self.scheduler = _scheduler(workload)
         self.rows: list[ScheduledRow] = []  # rows of the step that was yielded last
         self._workload = workload
 
@@ -260,7 +259,7 @@ class ScheduleReplay:
         return 0 if output is None else output[request.num_output_tokens + depth]
 
 
-def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Scheduler:
+def _scheduler(workload: ScheduleWorkload) -> Scheduler:
     num_blocks = workload.num_usable_blocks
     knobs = workload.knobs
     # vLLM takes the watermark's share of all blocks, with the one that is never used. Half a block
@@ -273,7 +272,7 @@ def _scheduler(workload: ScheduleWorkload, own_mode: SpendBudget | None) -> Sche
         max_num_seqs=knobs.max_num_seqs,
         max_model_len=_longest(workload),
     )
-    return Scheduler(KVCacheManager(num_blocks, workload.block_size), knobs, limits, own_mode)
+    return Scheduler(KVCacheManager(num_blocks, workload.block_size), knobs, limits)
 
 
 def _request(number: int, wanted: WorkloadRequest) -> Request:

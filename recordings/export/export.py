@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
-from stepscope.recordings.export.chrome import write_chrome
 from stepscope.recordings.export.csv_file import write_csv
 from stepscope.recordings.export.jsonl import write_jsonl
 from stepscope.recordings.export.moments import Progress, StepRange, moments
@@ -14,7 +13,7 @@ from stepscope.recordings.export.perfetto import write_perfetto
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
 
-Format: TypeAlias = Literal["perfetto", "chrome", "parquet", "csv", "jsonl", "mooncake"]
+Format: TypeAlias = Literal["perfetto", "parquet", "csv", "jsonl", "mooncake"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -65,8 +64,6 @@ def _write(
     source = moments(recording, steps, progress)
     if target == "perfetto":
         return Exported(write_perfetto(source, stream), "packets")
-    if target == "chrome":
-        return Exported(write_chrome(source, stream), "events")
     if target == "parquet":
         return Exported(write_parquet(source, stream, table), f"{table}")
     if target == "csv":

@@ -206,8 +206,3 @@ def test_recording_a_group_writes_one_file_for_each_rank(
     for rank in range(2):
         with Recording(tmp_path / f"run.dp{rank}.mcap") as recording:
             assert recording.info.data_parallel_rank == rank
-    refused = stepscope(
-        *("record", "vllm-0", "-o", str(tmp_path / "b.mcap"), "--vary", f"{BUDGET}=32..64")
-    )
-    assert refused.exit_code == 2
-    assert "--vary: name one rank, like vllm-0.dp0" in refused.stderr

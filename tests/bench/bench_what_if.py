@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 from what_if_report import forecasts, report
@@ -30,13 +31,13 @@ from stepscope.engine.workload.load import LoadGenerator
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.session.control.variation import KnobRange, KnobVariation
 
 BUDGETS = (256, 1024)
 BUDGET = "max_num_batched_tokens"
 WHO = "bench_what_if"
 SEND_S = 12.5
-VARY_PERIOD_S = 6.0  # a session of a quarter of a minute sees every budget twice
+VARIED = (256, 512, 1024)
+VARY_S = 2.25  # between two moves of the budget, each for a third of that
 RATES = (2.5, 3.0, 3.5, 4.0)  # requests a second of a slow core
 _SETTLE_S = 0.4
 
@@ -116,13 +117,12 @@ def record_run(
 
 def vary(endpoint: Endpoint, done: threading.Event) -> None:
     with ControlClient(endpoint) as client:
-        knob = KnobRange(BUDGET, *BUDGETS)
-        variation = KnobVariation(client, knob, WHO, period_s=VARY_PERIOD_S)
-        begin_s = time.monotonic()
-        while not done.wait(0.1):
-            variation.tick(time.monotonic() - begin_s)
-        variation.close()
-        assert variation.ended is None, variation.ended
+        own = client.snapshot().knobs[BUDGET]
+        others = cycle(budget for budget in VARIED if budget != own)
+        while not done.wait(VARY_S):
+            client.set_knobs({BUDGET: next(others)}, WHO)
+            done.wait(VARY_S / 3)
+            client.set_knobs({BUDGET: own}, WHO)
 
 
 def send(client: ControlClient, spec: WorkloadSpec, seconds: float | None) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -181,33 +182,68 @@ class Terminal:
         return msgspec.json.decode(self._report.read_bytes(), type=Report)
 
 
+class FrameMeter:
+    """Notes the page and the cost of each frame, and frames that were due and never drawn.
+
+    The cost is processor time, since the machine may be shared.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[str, float]] = []
+        self.num_dropped = 0
+        self._screen: Any = None
+        self._drawn_s = 0.0  # the cost so far of the frame that is not written yet
+        self._due_s: float | None = None
+
+    def watch(self, screen: Any) -> None:
+        self._screen, draw, look = screen, screen._draw, screen._look
+
+        def drawn(everything: bool) -> None:
+            start_s = time.thread_time()
+            draw(everything)
+            self._drawn_s += time.thread_time() - start_s
+
+        def looked() -> None:
+            now_s = time.monotonic()
+            if self._due_s is not None:
+                self.num_dropped += max(0, round((now_s - self._due_s) * screen.fps) - 1)
+            self._due_s = now_s if screen.is_shown else None
+            look()
+
+        screen._draw, screen._look = drawn, looked
+        screen._compositor_refresh = self.written(screen._compositor_refresh)
+
+    def written(self, write: Callable[..., None]) -> Callable[..., None]:
+        """Return `write`, measured; it ends the frame that was drawn before."""
+
+        def measured(*args: Any) -> None:
+            start_s = time.thread_time()
+            write(*args)
+            if self._drawn_s:
+                took_s = self._drawn_s + time.thread_time() - start_s
+                self.frames.append((self._screen.view.page, took_s))
+                self._drawn_s = 0.0
+
+        return measured
+
+
 def show(report: Path, arguments: list[str]) -> None:
     """The dashboard."""
     from stepscope.tui.app import app as dashboards
     from stepscope.tui.cli.__main__ import main
-    from stepscope.tui.views.frame.frame_meter import FrameMeter
+    from stepscope.tui.screens import main as main_screen
 
     made: list[Any] = []
-    frames: list[tuple[str, float]] = []
-
-    class Meter(FrameMeter):
-        """Notes each frame's screen and its processor time, since the machine may be shared."""
-
-        def writing(self) -> Any:
-            num_before = len(self._took_s)
-            if num_before > 500:
-                self._took_s.clear()
-            if self._took_s:
-                frames.append((made[0].main.view.page, self._took_s.pop()))
-            return super().writing()
+    meter = FrameMeter()
 
     begin = dashboards.Dashboard.__init__
 
     def begin_measured(self: Any, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        self.main.meter = Meter(cost_clock=time.thread_time)
+        meter.watch(self.main)
         made.append(self)
 
+    main_screen.write_changed = meter.written(main_screen.write_changed)
     dashboards.Dashboard.__init__ = begin_measured  # type: ignore[method-assign]
     sys.argv = ["stepscope", *arguments]
     with contextlib.suppress(SystemExit):
@@ -217,8 +253,8 @@ def show(report: Path, arguments: list[str]) -> None:
         history, source = app.session.history, app.session.source
         peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
         told = Report(
-            frames,
-            app.main.meter.num_dropped,
+            meter.frames,
+            meter.num_dropped,
             history.num_steps,
             history.last_step or 0,
             history.num_lost,

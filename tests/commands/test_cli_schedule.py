@@ -246,15 +246,6 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     assert list(steps) == list(found)
 
 
-def test_a_batching_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "my_mode.py"
-    path.write_text("def one_by_one(plan):\n    plan.advance(plan.running)\n    plan.admit(1)\n")
-    own = run(PREEMPTION, "--mode-file", f"{path}:one_by_one").lines()
-    assert max(len(line.running) for line in own) == 1
-    summary = ("--summary", "--modes", "chunked", "--mode-file", f"{path}:one_by_one", "--json")
-    assert list(json.loads(run(PREEMPTION, *summary).stdout)) == ["chunked", "one_by_one"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -263,17 +254,10 @@ def test_a_batching_mode_may_come_from_a_file(run: Run, tmp_path: Path) -> None:
         (("--summary", "--runs", "2"), "has no chance in it"),
         (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
         (("--json",), "--json goes with --summary"),
-        (("--mode-file", "mode.py"), "expected FILE.py:FUNCTION"),
-        (("--mode-file", "nothing.py:mode"), "there is no file nothing.py"),
+        (("--mode-file", "mode.py:mode"), "--mode-file is no more: a mode is a function in"),
     ],
 )
 def test_conflicting_options_of_schedule_are_refused(
     run: Run, arguments: tuple[str, ...], expected: str
 ) -> None:
     assert expected in run(PREEMPTION, *arguments).error()
-
-
-def test_a_failing_batching_mode_file_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text("import nothing_at_all\n")
-    assert "ModuleNotFoundError" in run(PREEMPTION, "--mode-file", f"{path}:mode").error()

@@ -114,6 +114,7 @@ def test_the_version_is_shown(run: Run) -> None:
     [
         (["frobnicate"], "frobnicate"),
         (["serve", "--modle", "demo"], "--modle"),
+        (["record", "--vary", "max_num_seqs=1..4"], "--vary is no more: set other values by"),
         (["serve", "--block-size", "many"], "--block-size: expected a whole number"),
         (["serve", "--dtype", "int3"], "--dtype: expected one of auto, float32"),
         (["serve", "--watermark", "0.9"], "of at most 0.5, got '0.9'"),
@@ -128,12 +129,13 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set", "=3"], "expected KEY=VALUE"),
         (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
         (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
-        (["demo", "--headless", "--screenshot", "x.jpg"], ".svg, .png or .txt, got x.jpg"),
+        (["demo", "--headless", "--screenshot", "x.jpg"], ".svg or .txt, got x.jpg"),
         (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
+        (["export", "freeze", "--to", "chrome", "-o", "x"], "chrome is no more: --to perfetto"),
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
         (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),
@@ -315,6 +317,14 @@ def test_unknown_keys_in_the_config_file_are_named(run: Run, tmp_path: Path) -> 
     assert "unknown key 'kv_mem' in [serve]" in done.one_line()
     assert "kv_memory" in done.stderr
     assert run("serve", "--help").exit_code == 0  # help works even then
+
+
+def test_a_setting_that_the_release_before_saved_stops_no_command(run: Run, tmp_path: Path) -> None:
+    write_config(tmp_path, "[dashboard]\nown_load = true\n")
+    done = run("top", "--own-load")
+    assert done.exit_code == 2
+    assert "--own-load is no more" in done.one_line()
+    assert "unknown key" not in run("doctor").stdout
 
 
 @pytest.mark.parametrize(

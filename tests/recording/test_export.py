@@ -251,38 +251,10 @@ def perfetto_tracks(path: Path) -> Tracks:
     return tracks
 
 
-def chrome_tracks(path: Path) -> Tracks:
-    tracks = Tracks()
-    names: dict[int, str] = {}
-    for event in json.loads(path.read_text())["traceEvents"]:
-        track, phase = event["tid"], event["ph"]
-        time_ns = round(event.get("ts", 0) * 1000)
-        if phase == "M" and event["name"] in ("thread_name", "process_name"):
-            tracks.names[track] = event["args"]["name"]
-        elif phase == "B":
-            names[track] = event["name"]
-            tracks.begin(track, event["name"], time_ns)
-        elif phase == "E":
-            tracks.end(track, time_ns)
-        elif phase == "C":
-            tracks.counters[event["name"]].append((time_ns, event["args"]["value"]))
-        elif phase == "i":
-            tracks.instants.append(event["name"])
-        elif phase == "s":
-            tracks.flow_starts[event["id"]] = (names[track], time_ns)
-        elif phase == "f":
-            tracks.flow_ends[event["id"]] = (tracks.names[track], time_ns)
-    tracks.close()
-    return tracks
-
-
-@pytest.mark.parametrize(
-    ("target", "read"), [("perfetto", perfetto_tracks), ("chrome", chrome_tracks)]
-)
 def test_an_exported_trace_has_steps_counters_slots_and_arrows_to_first_tokens(
-    exported: Callable[..., Path], target: Format, read: Callable[[Path], Tracks]
+    exported: Callable[..., Path],
 ) -> None:
-    tracks = read(exported(target))
+    tracks = perfetto_tracks(exported("perfetto"))
     steps = [each for each in tracks.slices["steps"] if each[0].startswith("step ")]
     assert steps == [(f"step {s.step}", s.schedule_start_ns, s.tokens_ns) for s in STEPS]
     used = dict(tracks.counters["KV blocks used"])
@@ -427,7 +399,7 @@ def test_an_export_of_a_range_holds_exactly_its_steps(
         )
         return
     else:
-        tracks = perfetto_tracks(path) if target == "perfetto" else chrome_tracks(path)
+        tracks = perfetto_tracks(path)
         steps = [int(n.split()[1]) for n, _, _ in tracks.slices["steps"] if n.startswith("step ")]
     assert steps == list(range(500, 600))
 

@@ -250,7 +250,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
     assert "holds prompts and outputs" in capsys.readouterr().out
     # Exports have none unless asked; no format but jsonl ever has.
     for target in FORMATS:
-        if target not in ("jsonl", "mooncake", "csv", "chrome"):
+        if target not in ("jsonl", "mooncake", "csv"):
             continue  # parquet and perfetto are of the same moments, in other packages' encodings
         output = tmp_path / target
         with Recording(told.path) as recording:

@@ -88,7 +88,7 @@ async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_s
         assert "export session.mcap" in text
         assert all(each.opens in text for each in FORMAT_CHOICES)
         assert "the whole recording, steps 0 to 453" in text
-        await pilot.press("j", "j", "j", "tab", "tab")
+        await pilot.press("j", "j", "tab", "tab")
         assert "session-requests.csv  in " in screen_text(app)
         await pilot.press("enter")
         assert app.screen is app.main
@@ -145,11 +145,11 @@ async def test_the_export_chooser_works_by_mouse_and_names_a_missing_package(
             await pilot.click("#overlay", offset=place)
 
         assert "pip install 'stepscope[export]' (or pyarrow)" in screen_text(app)
-        await click("format", 2)
+        await click("format", 1)
         await click("begin")
         assert app.screen is chooser
         assert "parquet needs the package pyarrow: pip install" in screen_text(app)
-        await click("format", 3)
+        await click("format", 2)
         await click("table")
         await click("range")
         assert (chooser.order.choice.name, chooser.order.table) == ("csv", "rows")
@@ -193,7 +193,7 @@ async def test_an_interrupted_export_leaves_no_file_and_errors_are_one_line(
     half = path.with_name(f"session.jsonl{UNFINISHED_SUFFIX}")
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("2", "E", *["down"] * 4, "enter")
+        await pilot.press("2", "E", *["down"] * 3, "enter")
         await told(app, "exporting session.jsonl 4")
         assert "%, Esc cancels" in notice(app)
         assert half.exists()

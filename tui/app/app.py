@@ -76,7 +76,6 @@ class Dashboard(App[None], inherit_bindings=False):
         theme: ThemeName = "dark",
         sort: Sort = "arrival",
         axis: Axis = "step",
-        own_load: bool = False,
         actions: tuple[Action, ...] = ACTIONS,
         preferences: Preferences | None = None,
         log_file: Path | None = None,
@@ -108,7 +107,6 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
-        self.main.view.own_load = own_load
         self.key_order = KeyOrder(self, self.main)
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
@@ -133,7 +131,6 @@ class Dashboard(App[None], inherit_bindings=False):
             session = self._sessions.make(source, source.history, control_of(source))
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
             screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
-            screen.view.own_load = before.view.own_load
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()

@@ -1,4 +1,4 @@
-"""Pictures of the dashboard, made without a terminal: SVG, PNG or plain text, by file suffix.
+"""Pictures of the dashboard, made without a terminal: SVG or plain text, by file suffix.
 
 The `Dashboard` is the same as on a terminal. The picture is taken once all background computations
 are done.
@@ -56,7 +56,7 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        path: ends in .svg, .png (needs Pillow and matplotlib) or .txt.
+        path: ends in .svg or .txt.
         size: columns and rows.
         step: pause at this step instead of showing the newest.
         page: the page to show.
@@ -68,7 +68,6 @@ def screenshot(
     The other arguments are those of `run_dashboard`. No event loop may run in this thread.
 
     Raises:
-        MissingPackage: a PNG is asked for, but a package that it needs is not installed.
         UnknownRequest: no such request at this step.
         RecordingError: `path` cannot be written.
     """
@@ -143,14 +142,7 @@ def text(app: App[None]) -> str:
     return "".join("".join(run for run, _ in row).rstrip() + "\n" for row in cells(app))
 
 
-def _png(app: App[None]) -> bytes:
-    from stepscope.tui.views.picture_png import png
-
-    return png(cells(app))
-
-
 _ENCODERS: Mapping[str, Callable[[App[None]], bytes]] = {
     "svg": lambda app: svg(app).encode(),
-    "png": _png,
     "txt": lambda app: text(app).encode(),
 }

@@ -11,7 +11,6 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.guards import calm_collector, shown_thread_errors
-from stepscope.tui.app.late_modules import loaded_soon
 from stepscope.tui.app.leaving import left_on_signals
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action
@@ -41,7 +40,6 @@ def run_dashboard(
     theme: ThemeName = "dark",
     sort: Sort = "arrival",
     axis: Axis = "step",
-    own_load: bool = False,
     actions: tuple[Action, ...] = ACTIONS,
     preferences: Preferences | None = None,
     log_file: Path | None = None,
@@ -68,7 +66,6 @@ def run_dashboard(
         theme: "dark" or "light"; `T` changes it. A terminal with 16 colours or with NO_COLOR
             overrides it.
         sort, axis: the initial order of the lanes, and the initial axis of the charts.
-        own_load: show in the header what the dashboard itself costs.
         actions: the action table, with the operator's choice of keys.
         preferences: stores what the operator changes; by default nothing is kept.
         log_file: the file for errors; by default a file in the platform's state folder.
@@ -97,7 +94,6 @@ def run_dashboard(
         theme=theme,
         sort=sort,
         axis=axis,
-        own_load=own_load,
         actions=actions,
         preferences=preferences,
         log_file=log_file,
@@ -120,7 +116,6 @@ def run_dashboard(
             logged_to_file(app.session.log_file),
             shown_thread_errors(app),
             calm_collector(),
-            loaded_soon(),
         ):
             app.run()
         for line in app.recordings():

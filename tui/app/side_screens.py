@@ -98,7 +98,6 @@ class SideScreens:
         )
         screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
         screen.view.sort, screen.view.axis = home.view.sort, home.view.axis
-        screen.view.own_load = home.view.own_load
         home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")
         self._opened[origin.path] = source, screen
         return source, screen

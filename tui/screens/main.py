@@ -30,7 +30,6 @@ from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.frame.frame_meter import FrameMeter
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
@@ -73,7 +72,6 @@ class MainScreen(Screen[None]):
         )
         self.operator = Operator(session.history, session.link, self.notices, self._key)
         self.canvas = Canvas(session, skin)
-        self.meter = FrameMeter(session.clock)
         self._replay = replay_of(session.source)
         self.scene = Scene(session, self.view, self.canvas)
         self._tour = TourWatch(session, self.view)
@@ -109,7 +107,6 @@ class MainScreen(Screen[None]):
         self.fps = max(MIN_FPS, min(MAX_FPS, fps))
         if self._timer is not None:
             self._timer.stop()
-        self.meter.rest()
         self._timer = self.set_interval(1 / self.fps, self.draw_if_changed)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -152,9 +149,7 @@ class MainScreen(Screen[None]):
 
     def _look(self) -> None:
         if not self.is_shown:
-            self.meter.rest()
             return
-        self.meter.tick(self.fps)
         if self._seeking.is_about_to_end:
             return
         session = self.session
@@ -196,8 +191,7 @@ class MainScreen(Screen[None]):
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
-            with self.meter.drawing():
-                self._draw(everything or not self.view.live)
+            self._draw(everything or not self.view.live)
         except Exception as error:  # any error: it is shown, and the next frame tries again
             if failed_before is None:
                 log.exception("drawing failed")
@@ -220,16 +214,14 @@ class MainScreen(Screen[None]):
             self.canvas.refresh_changed()
             return
         everything, self._is_put_off = self._is_put_off, False
-        with self.meter.writing():
-            write_changed(self, self.canvas, everything)
+        write_changed(self, self.canvas, everything)
 
     def _compositor_refresh(self) -> None:
         if self._seeking.is_about_to_end and may_write(self):
             self._is_put_off = True  # the replay has nearly found the step: write that picture
             self._dirty_widgets.clear()
             return
-        with self.meter.writing():
-            super()._compositor_refresh()
+        super()._compositor_refresh()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -250,8 +242,7 @@ class MainScreen(Screen[None]):
             # New latency figures: draw all, so that the header and the slow panels agree.
             everything |= shown is None or frame.latency is not shown.latency
         self._drawn.note_views(everything)
-        load = self.meter.load() if self.view.own_load else None
-        connection = status.connection(self.session, self.history, self.fps, load)
+        connection = status.connection(self.session, self.history, self.fps)
         pending = self.operator.pending
         canvas.draw(frame, connection, pending, self.following, everything)
         self._failure = canvas.failure

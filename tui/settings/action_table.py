@@ -242,8 +242,6 @@ _ACTIONS: tuple[Action, ...] = (
     Action("more_frames", ("plus", "equals_sign"), "Faster frames",
            "one more frame a second", "global"),
     Action("fewer_frames", ("minus",), "Fewer frames", "one frame a second less", "global"),
-    Action("own_load", ("percent_sign",), "Own load",
-           "frames a second, CPU share and dropped frames of the dashboard itself", "global"),
     Action("redraw", ("ctrl+l",), "Redraw", "draw the whole screen again", "global"),
     Action("back", ("escape",), "Back",
            "the screen before", "global",

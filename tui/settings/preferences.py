@@ -113,7 +113,7 @@ def _said(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else value
 
 
-_WORDS = {"slo_ttft_ms": "TTFT within", "slo_itl_ms": "ITL within", "own_load": "own load",
+_WORDS = {"slo_ttft_ms": "TTFT within", "slo_itl_ms": "ITL within",
           "ascii": "ASCII only", "fps": "frames a second"}  # fmt: skip
 
 

@@ -58,9 +58,6 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     axis: Annotated[
         Literal["step", "time"], Meta(description="what a column of the charts stands for")
     ] = "step"
-    own_load: Annotated[
-        bool, Meta(description="show the dashboard's own frames, CPU share and dropped frames")
-    ] = False
     readonly: Annotated[
         bool,
         Meta(
@@ -132,6 +129,10 @@ SECTIONS: dict[Section, type[Struct]] = {
     "load": WorkloadSpec,
     "client": ClientSettings,
 }
+
+
+# Settings that the release before saved by itself: they must not stop a start.
+_GONE = {"own_load"}
 
 
 def config_path() -> Path:
@@ -249,6 +250,8 @@ def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:
     fields = {field.name: field for field in msgspec.structs.fields(SECTIONS[section])}
     for key, value in values.items():
+        if key in _GONE:
+            continue
         if key not in fields:
             known = ", ".join(fields)
             raise WrongUsage(f"{path}: unknown key {key!r} in [{section}]; there are: {known}")

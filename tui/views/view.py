@@ -47,7 +47,6 @@ class View:
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
     longest_first: bool = False  # order of the list of breaches; else newest first
-    own_load: bool = False  # the header shows what the dashboard itself costs
 
     @property
     def live(self) -> bool:

@@ -278,7 +278,6 @@ class Replica:
         num_rows = len(running)
         if (
             not num_rows
-            or scheduler.own_mode is not None
             or knobs.batching not in _MODES_WITH_STRETCHES
             or num_rows > knobs.max_num_batched_tokens
             or (scheduler.waiting and num_rows < knobs.max_num_seqs)

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import START_NS, WALL_START_NS
@@ -27,7 +26,6 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     block_size: int
     overlap: bool = False  # whether a step is scheduled while the one before it runs
     work: str = ""  # name of the work it gets; part of its engine id
-    own_mode: SpendBudget | None = None  # used instead of the batching mode that the knobs name
 
     def scheduler(self) -> Scheduler:
         """Make a new scheduler, with an empty KV cache.
@@ -37,7 +35,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         """
         self.knobs.check(self.limits)
         kv = KVCacheManager(self.num_blocks, self.block_size)
-        return Scheduler(kv, self.knobs, self.limits, self.own_mode)
+        return Scheduler(kv, self.knobs, self.limits)
 
     def info(self, seed: int) -> EngineInfo:
         """Make the `EngineInfo` of an engine; its clocks are virtual."""

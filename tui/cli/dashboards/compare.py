@@ -21,7 +21,7 @@ from stepscope.tui.cli.dashboards.compare_document import document
 from stepscope.tui.cli.dashboards.compare_table import lines
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
+from stepscope.tui.cli.shared.picture_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -139,7 +139,7 @@ def _draw(
 ) -> None:
     from stepscope.tui.cli.dashboards.compare_screen import draw_compare
 
-    path = picture_path(output, PICTURE_SUFFIXES)
+    path = picture_path(output)
     try:
         draw_compare(a, b, split, align, settings, path, picture_size(size))
     except MissingPackage as error:

@@ -63,7 +63,6 @@ def draw_compare(
 
     Raises:
         RecordingError: a file is not a recording, or the picture cannot be written.
-        MissingPackage: the package for PNG is not installed.
     """
     from stepscope.tui.app.picture import screenshot  # loads Textual
 

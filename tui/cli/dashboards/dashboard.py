@@ -88,7 +88,6 @@ class DashboardOptions(TypedDict):
     theme: "ThemeName"
     sort: Sort
     axis: Axis
-    own_load: bool
     actions: "tuple[Action, ...]"
     preferences: Preferences
     log_file: Path | None
@@ -107,7 +106,7 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
         why_not = "STEPSCOPE_CONFIG=none"
     elif not settings.readonly:
         path = config_path()
-    kept = ["theme", "ascii", "fps", "sort", "axis", "own_load"]
+    kept = ["theme", "ascii", "fps", "sort", "axis"]
     if keeps_levels:
         kept += ["slo_ttft_ms", "slo_itl_ms"]
     began = {name: getattr(settings, name) for name in kept}
@@ -118,7 +117,6 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
         theme=settings.theme,
         sort=settings.sort,
         axis=settings.axis,
-        own_load=settings.own_load,
         actions=load_actions(),
         preferences=Preferences(path, began, why_not),
         log_file=None if settings.log is None else _writable(Path(settings.log).expanduser()),

@@ -33,7 +33,7 @@ from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES
+from stepscope.tui.cli.shared.picture_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -128,13 +128,7 @@ def demo(
 
 def _check_screenshot(path: Path) -> None:
     """Check, before the session runs, that the picture at its end can be written."""
-    if path.suffix.lower() not in PICTURE_SUFFIXES:
-        known = f"{', '.join(PICTURE_SUFFIXES[:-1])} or {PICTURE_SUFFIXES[-1]}"
-        raise WrongUsage(f"--screenshot: expected a name that ends in {known}, got {path}")
-    if path.suffix.lower() == ".png":
-        from stepscope.tui.views.picture_png import check_installed
-
-        check_installed()
+    check_suffix("--screenshot", path)
     _check_writable("--screenshot", path)
 
 

@@ -11,7 +11,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
-from stepscope.tui.cli.shared.picture_path import PICTURE_SUFFIXES, picture_path, picture_size
+from stepscope.tui.cli.shared.picture_path import picture_path, picture_size
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -53,7 +53,7 @@ def screenshot_file(
     given = {name: value for name, value in flags.items() if value is not None}
     given |= level_flags(slo_itl, slo_ttft)
     settings = resolve(DashboardSettings, "dashboard", given)
-    path = picture_path(output, PICTURE_SUFFIXES)
+    path = picture_path(output)
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
     num_columns, num_rows = picture_size(dimensions)

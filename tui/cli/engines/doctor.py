@@ -79,8 +79,8 @@ EXTRAS = (
     Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
     Extra(
         "export",
-        "exports to Perfetto and Parquet, PNG pictures, figures",
-        ("matplotlib", "perfetto", "pillow", "pyarrow"),
+        "exports to Perfetto and Parquet, figures",
+        ("matplotlib", "perfetto", "pyarrow"),
     ),
 )
 

@@ -5,7 +5,6 @@ May import: engine.adapters.metrics, engine.protocol, engine.transport, recordin
   recordings.compare, recordings.compare.side, recordings.export, recordings.figures,
   recordings.file, recordings.file.mcap, recordings.file.writing, recordings.history,
   recordings.incidents, recordings.live, recordings.plot, recordings.replay, recordings.state,
-  recordings.state.series, tui.cli.shared, tui.session, tui.session.control, tui.settings,
-  tui.views.
+  recordings.state.series, tui.cli.shared, tui.session, tui.settings, tui.views.
 One module for each command.
 """

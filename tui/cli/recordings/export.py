@@ -30,6 +30,8 @@ def export_file(
         CommandFailed, RecordingError: the recording cannot be read, or the file not written.
     """
     chosen = next((each for each in FORMATS if each == target), None)
+    if target == "chrome":
+        raise WrongUsage("--to: chrome is no more: --to perfetto, at a quarter of the size")
     if chosen is None:
         raise WrongUsage(f"--to: expected one of {', '.join(FORMATS)}, got {target!r}")
     which = next((each for each in TABLES if each == table), None)

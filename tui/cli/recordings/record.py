@@ -3,8 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.engine.protocol.silence import publishes
@@ -26,8 +25,6 @@ from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.session.control.variation import KnobRange, KnobVariation
-from stepscope.tui.session.control.who import who
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -47,7 +44,6 @@ def record(
     slo_ttft: str | None = None,
     past_s: float = 0.0,
     incidents: IncidentOptions | None = None,
-    vary: str | None = None,
     waits: bool = False,
 ) -> None:
     """Record an engine until a signal, until `seconds` have passed, or until the engine ends.
@@ -57,7 +53,6 @@ def record(
         rotate: write a series of files. A series does not end with its engine, but waits for the
             next.
         incidents: record only the time around alert rules that fire.
-        vary: KNOB=LOW..HIGH, a knob to move for some seconds of each minute.
         waits: whether to wait for an engine that is not there yet.
 
     Raises:
@@ -68,8 +63,8 @@ def record(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if incidents is not None:
-        if file is not None or rotate is not None or past_s or vary is not None:
-            raise WrongUsage("--incidents: not with --output, --rotate, --past or --vary")
+        if file is not None or rotate is not None or past_s:
+            raise WrongUsage("--incidents: not with --output, --rotate or --past")
         _engines(endpoint, waits)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
@@ -88,20 +83,18 @@ def record(
     if waits:
         output_path(file, is_new=False)  # its folder is there, before a wait
     engines = _engines(endpoint, waits)
-    if len(engines) > 1 and vary is not None:
-        raise WrongUsage(f"--vary: name one rank, like {engines[0].name}")
     outputs = [output_path(each, is_new=limits is None) for each in _files(file, len(engines))]
     sources = [_source(each, past_s) for each in engines]
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # Catch signals before the file exists, so that none can leave it unfinished.
-    with stop, _varied(endpoint, vary) as variation:
+    with stop:
         sessions: list[_RecordedEngine] = []
         try:
             for source, output in zip(sources, outputs, strict=True):
                 target = output if limits is None else FileSeries(output, limits, kept)
                 sessions.append(_RecordedEngine(source, target, levels))
             with Progress() as progress:
-                _watch(sessions, stop, seconds, limits is not None, progress, variation)
+                _watch(sessions, stop, seconds, limits is not None, progress)
         finally:
             for session in sessions:
                 session.stop()
@@ -188,29 +181,6 @@ def _source(address: Address, past_s: float) -> LiveSource:
     return receive(address, Journal(), past_s)
 
 
-@contextmanager
-def _varied(endpoint: str | None, text: str | None) -> Iterator[KnobVariation | None]:
-    """Yield an object that varies the knob of --vary; None without the option.
-
-    After the block, the knob has its original value again.
-    """
-    if text is None:
-        yield None
-        return
-    try:
-        knob = KnobRange.parse(text)
-    except ValueError as error:
-        raise WrongUsage(f"--vary: {error}") from error
-    with connect(choose(endpoint, "stepscope record {} --vary KNOB=LOW..HIGH")) as client:
-        variation = KnobVariation(client, knob, who())
-        try:
-            yield variation
-        finally:
-            variation.close()
-            if variation.ended is not None:
-                print(f"stepscope: note: {variation.ended}", file=sys.stderr)
-
-
 def _limits(option: str, text: str | None) -> SeriesLimits | None:
     if text is None:
         return None
@@ -231,7 +201,6 @@ def _watch(
     seconds: float | None,
     is_series: bool,
     progress: Progress,
-    variation: KnobVariation | None,
 ) -> None:
     """Show progress until all recordings are over, `seconds` have passed, or a signal arrives."""
     start_s = time.monotonic()
@@ -244,8 +213,6 @@ def _watch(
         if not all(session.is_joined for session in sessions):
             start_s = now_s  # `seconds` start once every engine has joined and sent its past
         elapsed_s = now_s - start_s
-        if variation is not None:
-            variation.tick(elapsed_s)
         recorders = [session.recorder for session in sessions]
         num_bytes = sum(recorder.num_bytes for recorder in recorders)
         written = f"{sum(each.num_steps for each in recorders):,} steps, {file_size(num_bytes)}"

@@ -19,6 +19,13 @@ from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+# Options of the release before, and what to do instead.
+_GONE = {
+    "--vary": "set other values by 'stepscope set' while you record",
+    "--own-load": "the system's own top shows what a process costs",
+    "--no-own-load": "leave it out",
+    "--mode-file": "a mode is a function in engine/scheduling/batching.py",
+}
 
 
 def write_what_encodings_lack() -> None:
@@ -138,7 +145,8 @@ def _in_words(error: typer.TyperException) -> str:
     first = errors()[0] if errors is not None else {}
     expected = _EXPECTED.get(first.get("type", "").partition("_")[0])
     if expected is None:
-        return said
+        option = getattr(error, "option_name", None)
+        return f"{option} is no more: {_GONE[option]}" if option in _GONE else said
     option = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
     return f"{option}: expected {expected}, got {first['input']!r}"
 

@@ -7,10 +7,10 @@ from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _MAX_COLUMNS, _MAX_ROWS = 1000, 500
-PICTURE_SUFFIXES = (".svg", ".png", ".txt")
+PICTURE_SUFFIXES = (".svg", ".txt")
 
 
-def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
+def picture_path(output: str, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> Path:
     """Return the path to write to, after a check that it can be written.
 
     Raises:
@@ -18,10 +18,17 @@ def picture_path(output: str, suffixes: tuple[str, ...]) -> Path:
         CommandFailed: the path is a folder, or its folder does not exist.
     """
     path = output_path(output)
-    if path.suffix.lower() not in suffixes:
-        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise WrongUsage(f"--output: expected a name that ends in {known}, got {output!r}")
+    check_suffix("--output", path, suffixes)
     return path
+
+
+def check_suffix(option: str, path: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> None:
+    """Raise WrongUsage unless the file has one of the suffixes."""
+    suffix = path.suffix.lower()
+    if suffix not in suffixes:
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        instead = "; a screen is no PNG any more: take SVG" if suffix == ".png" else ""
+        raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}{instead}")
 
 
 def picture_size(text: str) -> tuple[int, int]:

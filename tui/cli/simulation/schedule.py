@@ -14,7 +14,6 @@ import msgspec
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.scheduling.batching import SpendBudget
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import (
     ScheduleLine,
@@ -31,7 +30,6 @@ from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import sample_named
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.cli.simulation.mode_file import load_mode
 from stepscope.tui.cli.simulation.report import Interval, intervals
 from stepscope.tui.cli.simulation.report import text as interval_text
 from stepscope.tui.cli.simulation.schedule_summary import summarized, table
@@ -67,7 +65,6 @@ class ScheduleOptions(NamedTuple):
 
     summary: bool = False
     modes: str | None = None
-    mode_file: str | None = None
     as_json: bool = False
     sweep: str | None = None
     num_runs: int = 1
@@ -78,12 +75,10 @@ class _ScheduleCase(NamedTuple):
 
     Attributes:
         name: "" if nothing differs.
-        own: the user's function, for a mode loaded from a file.
     """
 
     name: str
     changes: Mapping[str, KnobValue]
-    own: SpendBudget | None = None
 
 
 def schedule(
@@ -118,7 +113,7 @@ def schedule(
         return
     workload = parse_workload(_read(file), _source(file), _overrides(engine, flags))
     if not options.summary:
-        _print_lines(ScheduleReplay(workload, cases[0].own).lines())
+        _print_lines(ScheduleReplay(workload).lines())
         return
     model = _model(engine)
     if len(cases) == 1 and not options.as_json:
@@ -154,15 +149,12 @@ def _modes(options: ScheduleOptions) -> list[_ScheduleCase]:
         if name not in known:
             raise WrongUsage(f"--modes: expected all, or some of {', '.join(known)}, got {name!r}")
     modes = [_ScheduleCase(name, {"batching": name}) for name in names]
-    if options.mode_file is not None:
-        name, own = load_mode(options.mode_file)
-        modes.append(_ScheduleCase(name, {}, own))
     return modes or [_ScheduleCase("", {})]
 
 
 def _replay(workload: ScheduleWorkload, case: _ScheduleCase) -> ScheduleReplay:
     knobs = msgspec.structs.replace(workload.knobs, **case.changes)
-    return ScheduleReplay(msgspec.structs.replace(workload, knobs=knobs), case.own)
+    return ScheduleReplay(msgspec.structs.replace(workload, knobs=knobs))
 
 
 def _compare(
@@ -182,7 +174,7 @@ def _compare(
     with Progress() as progress:
         for number, case in enumerate(cases):
             knobs = setup.knobs.changed(case.changes, setup.limits)
-            made = msgspec.structs.replace(setup, knobs=knobs, own_mode=case.own)
+            made = msgspec.structs.replace(setup, knobs=knobs)
             name = case.name or knobs.batching
             runs = []
             for seed in range(options.num_runs):

@@ -46,9 +46,7 @@ def demo(
     ] = None,
     screenshot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="with --headless: draw the last screen (.svg, .png or .txt)"
-        ),
+        typer.Option(metavar="FILE", help="with --headless: draw the last screen (.svg or .txt)"),
     ] = None,
     with_tokens: Annotated[
         bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
@@ -230,9 +228,7 @@ def compare(
     ] = 20,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="draw the screen into a .svg, .png or .txt"
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="draw the screen into a .svg or .txt"),
     ] = None,
     size: Annotated[
         str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")

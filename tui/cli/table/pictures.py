@@ -27,7 +27,7 @@ _SloTTFT = Annotated[
 @commands.command(
     epilog=example(
         "stepscope screenshot session.mcap --at 1200 -o stall.svg",
-        "stepscope screenshot freeze --page latency --size 160x48 -o late.png",
+        "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
         "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
     )
 )
@@ -36,9 +36,7 @@ def screenshot(
     *,
     output: Annotated[
         str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="the picture to write: .svg, .png or .txt"
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="the picture to write: .svg or .txt"),
     ],
     at: Annotated[
         int | None, typer.Option(metavar="STEP", help="the step to show  [default: the last]")
@@ -78,9 +76,9 @@ def screenshot(
 ) -> None:
     """Draw the dashboard at a step of a recording.
 
-    No terminal is needed. SVG keeps its text selectable; PNG needs 'stepscope[export]'. An existing
-    file is replaced. Options override [dashboard] in the config file. Service levels come from the
-    options, else from the recording, else from the config file.
+    No terminal is needed. SVG keeps its text selectable. An existing file is replaced. Options
+    override [dashboard] in the config file. Service levels come from the options, else from the
+    recording, else from the config file.
     """
     from stepscope.tui.cli.dashboards import screenshot as command
 

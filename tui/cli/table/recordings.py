@@ -23,7 +23,6 @@ commands = typer.Typer(rich_markup_mode=None)
         "stepscope record -o incident.mcap --past 300 --seconds 1",
         "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
         "stepscope record engine-0 --incidents kept --keep 2GB",
-        "stepscope record engine-0 -o s.mcap --vary max_num_batched_tokens=256..1024",
     )
 )
 @with_key
@@ -106,15 +105,6 @@ def record(
             help="service level to store in the file: a later first token is a breach",
         ),
     ] = None,
-    vary: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KNOB=LOW..HIGH",
-            help="move this knob of the engine for 15 seconds of each minute: to both ends and the "
-            "value between them, so that what-if can answer for them; it gets its own value back",
-            show_default=False,
-        ),
-    ] = None,
     wait: Wait = True,
 ) -> None:
     """Record every step of an engine to a file, without a screen.
@@ -128,9 +118,7 @@ def record(
     options = None
     if incidents is not None:
         options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
-    command.record(
-        endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past, options, vary, wait
-    )
+    command.record(endpoint, output, seconds, rotate, keep, slo_itl, slo_ttft, past, options, wait)
 
 
 @commands.command(
@@ -194,7 +182,7 @@ def export(
             "--to",
             "--format",
             metavar="FORMAT",
-            help="perfetto, chrome, parquet, csv, jsonl or mooncake",
+            help="perfetto, parquet, csv, jsonl or mooncake",
         ),
     ],
     output: Annotated[

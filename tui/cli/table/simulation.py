@@ -134,7 +134,6 @@ def simulate(
         "stepscope schedule workload.json --batching static --summary",
         "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
         "stepscope schedule trace.csv --summary --modes all --gpu h100",
-        "stepscope schedule session.mcap --summary --mode-file my.py:shortest_first",
         "stepscope schedule chunked --summary --sweep max_num_seqs=8..64 --runs 5",
     )
 )
@@ -153,14 +152,6 @@ def schedule(
         str | None,
         typer.Option(
             metavar="all|MODE,...", help="with --summary: a table of these batching modes"
-        ),
-    ] = None,
-    mode_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="a batching mode of your own: a function of a StepPlan, as in "
-            "engine/scheduling/batching.py",
         ),
     ] = None,
     sweep: Annotated[
@@ -211,7 +202,7 @@ def schedule(
     engine = EngineOptions(
         gpu, model, step_time, like=like, num_blocks=num_blocks, block_size=block_size
     )
-    options = command.ScheduleOptions(summary, modes, mode_file, as_json, sweep, runs)
+    options = command.ScheduleOptions(summary, modes, as_json, sweep, runs)
     command.schedule(file, options, engine, flags)
 
 

@@ -8,7 +8,6 @@ from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.frame_meter import DrawingLoad
 from stepscope.tui.views.notices import Tone
 from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
@@ -84,14 +83,11 @@ def seen(session: Session, operator: Operator, view: View) -> object:
     )
 
 
-def connection(
-    session: Session, shown: History, fps: float, load: DrawingLoad | None
-) -> header.SourceState:
-    """Return what the header shows about the source, the recording and the dashboard itself.
+def connection(session: Session, shown: History, fps: float) -> header.SourceState:
+    """Return what the header shows about the source and the recording.
 
     Args:
         shown: the history on the screen: the session's, or the one from before a restart.
-        load: the load of the dashboard itself; None hides it.
     """
     switch, replay = session.record_switch, replay_of(session.source)
     recording = None
@@ -105,6 +101,5 @@ def connection(
         None if replay is None else replay.speed,
         recording,
         shown is not session.history,
-        load,
         None if replay is None else replay.extent_ns,
     )

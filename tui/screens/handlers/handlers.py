@@ -167,7 +167,6 @@ class Handlers:
             "theme": self._looks.theme,
             "more_frames": partial(self._looks.frames, 1),
             "fewer_frames": partial(self._looks.frames, -1),
-            "own_load": self._looks.own_load,
             "redraw": partial(_redraw, app),
             "suspend": lambda: app().action_suspend_process(),
             "back": self._lists.back,

@@ -58,10 +58,6 @@ class LookHandlers:
         self._looks.set_fps(self._looks.fps + change)
         self._session.prefer("fps", self._looks.fps)
 
-    def own_load(self) -> None:
-        self._view.own_load = not self._view.own_load
-        self._session.prefer("own_load", self._view.own_load)
-
     def use_levels(self, slo: SLO) -> None:
         """Set these service levels for all engines of this dashboard, and confirm with a notice."""
         session = self._session

@@ -41,7 +41,6 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
     FormatChoice(
         "perfetto", ".pftrace", "steps, requests, counters: ui.perfetto.dev", package="perfetto"
     ),
-    FormatChoice("chrome", ".trace.json", "the same, JSON: Perfetto, chrome://tracing"),
     FormatChoice(
         "parquet", ".parquet", "a table: DuckDB, Polars, pandas", package="pyarrow", is_table=True
     ),

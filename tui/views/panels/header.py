@@ -9,7 +9,6 @@ from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.origin import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.frame.frame_meter import DrawingLoad
 from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
 
 
@@ -24,7 +23,6 @@ class SourceState:
     speed: float | None = None  # of a replay
     recording: tuple[float, int] | None = None  # seconds and bytes so far; None if none runs
     is_previous: bool = False  # the session is the one from before the engine restarted
-    load: DrawingLoad | None = None  # load of the dashboard itself; None hides it
     file_ns: tuple[int, int] | None = None  # wall time of the first and last step of a replay
 
 
@@ -122,7 +120,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         is_fed = connection.status in ("live", "stale")
         clock: Run = (_minutes(seconds), "text") if is_fed else ("waits", "caution")
         parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
-    right = _pace(connection)
+    right: Line = ((f"{connection.fps:g}fps ", "muted"),)
     return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
 
 
@@ -161,16 +159,6 @@ def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
         return connection.status
     now, then = frame.history.state.state, frame.state.state
     return "paused" if now == "paused" and then != "paused" else None
-
-
-def _pace(connection: SourceState) -> Line:
-    """Return the frames per second that were asked for, and those really drawn if that is known."""
-    load = connection.load
-    if load is None:
-        return ((f"{connection.fps:g}fps ", "muted"),)
-    dropped = (f"{load.num_dropped:,} dropped ", "caution" if load.num_dropped else "muted")
-    text = f"{load.fps:.1f}/{connection.fps:g}fps  cpu {fmt.percent(load.cpu_share)}  "
-    return ((text, "muted"), dropped)
 
 
 def _rate(frame: Frame, connection: SourceState) -> str:
