@@ -71,7 +71,9 @@ class MainScreen(Screen[None]):
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
         )
-        self.operator = Operator(session.history, session.link, self.notices, self._key)
+        self.operator = Operator(
+            session.history, session.link, self.notices, self._key, session.autopilot
+        )
         self.canvas = Canvas(session, skin)
         self.meter = FrameMeter(session.clock)
         self._replay = replay_of(session.source)
