@@ -25,9 +25,9 @@ def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None]
     if not publishes(taken.info):
         return None
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs them
-    from stepscope.tui.cli.shared.levels import level_of
+    from stepscope.tui.cli.shared.levels import chosen_levels
 
-    return last_seconds(endpoint, LIVE_S, level_of({}, {})).figures(None, LIVE_S)
+    return last_seconds(endpoint, LIVE_S, chosen_levels({})).figures(None, LIVE_S)
 
 
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:
