@@ -246,6 +246,8 @@ def _info(
         role=role.name,
         decode_engine=role.decode_engine,
         kv_layout=role.kv_layout,
+        slo_ttft_ms=config.slo_ttft_ms,
+        slo_itl_ms=config.slo_itl_ms,
     )
 
 

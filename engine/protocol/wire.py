@@ -135,6 +135,8 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     simulated: str | None = None  # the model of step times; None: a real model ran in real time
     # Each `StepRecord` sums up about this many seconds; None: each is one forward step.
     totals_every_s: float | None = None
+    slo_ttft_ms: float | None = None  # service levels it was started with; None: it has none
+    slo_itl_ms: float | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

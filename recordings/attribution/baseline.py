@@ -6,6 +6,7 @@ alike when each of these three numbers lies within the same factor of two.
 """
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from stepscope.recordings.state.series.distribution import percentiles
 SLOW = 3.0  # times the baseline: a longer step is slow
 STILL_SLOW = 2.0  # right after a slow step: what slows a machine lasts for some steps
 MIN_STEPS = 8  # alike steps needed for a baseline
-_MAX_STEPS = 16_384  # sampled from memory, evenly spread
+_MAX_STEPS = 16_384  # a file's baseline of as many steps is better than that of any memory
 _REACH = 2  # doublings: how much more work steps may have that stand in for alike steps
 _ABOUT = 1.1  # baselines that differ by less are treated as equal
 _EXACT_BITS = 8  # durations are counted to one part in 128
@@ -48,6 +49,7 @@ class SlowStep(NamedTuple):
 
     took_ns: int
     baseline_ns: int
+    known_at: int | None = None  # the later step after which the baseline was first known
 
     @property
     def excess_ns(self) -> int:
@@ -118,7 +120,13 @@ class Baseline:
         other.num_steps = self.num_steps
         return other
 
-    def slow_step(self, work: StepWork, ns: int, *, after_slow: bool = False) -> SlowStep | None:
+    def knows(self, work: StepWork) -> bool:
+        """Whether there is a baseline for steps with this work."""
+        return self._ns(_class_of(work)) is not None
+
+    def slow_step(
+        self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
+    ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
 
         Args:
@@ -197,15 +205,17 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
     )
 
 
-def steps_in(columns: StepTable, stride: int = 1) -> Iterator[tuple[StepWork, int]]:
-    """Work and duration of every `stride`th step, without the first: it may overlap another.
+def steps_in(columns: StepTable) -> Iterator[tuple[StepWork, int]]:
+    """Work and duration of every step, without the first: it may overlap another."""
+    return (step for step in _measured(columns, 0) if step is not None)
 
-    The values are copied at the call, because columns may grow while they are read.
-    """
-    taken = [columns.column(name)[1::stride] for name in _COLUMNS]
-    taken.append(columns.tokens_ns[:-1:stride])
-    steps = (_work_and_duration(values) for values in zip(*taken, strict=True))
-    return (step for step in steps if step is not None)
+
+def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | None]:
+    """Work and duration of each step from the index `begin` on; None where they are not known."""
+    taken = [columns.column(name)[max(begin, 1) :] for name in _COLUMNS]
+    taken.append(columns.tokens_ns[max(begin, 1) - 1 : -1])
+    found = [_work_and_duration(values) for values in zip(*taken, strict=True)]
+    return found if begin or not columns.steps else [None, *found]
 
 
 def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
@@ -233,60 +243,100 @@ class FileBaseline:
 
 
 class MemoryBaseline:
-    """The baseline from the steps in memory. `refresh` recomputes it now and then.
+    """Tells which of the steps in memory were slow: each once, by the steps known before it.
 
-    A replay uses the baseline of the whole file instead, as soon as that covers as many steps.
+    So an explanation stays as it is when later steps come or old ones are forgotten. A replay uses
+    the baseline of the whole file instead, as soon as that covers as many steps.
 
     Args:
         lock: guards the columns.
         of_file: the baseline of the file that is replayed.
+        columns: the steps in memory.
 
     Attributes:
         baseline: the latest one.
     """
 
-    def __init__(self, lock: "threading.RLock", of_file: FileBaseline) -> None:
+    def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:
         self.baseline = Baseline()
         self._of_file = of_file
         self._lock = lock
-        self._num_steps = 0
-        self._last = -1
+        self._columns = columns
+        self._slow: dict[int, SlowStep] = {}
+        self._judged: tuple[int, int] | None = None  # the first and the last step judged
+        # Steps without a baseline so far. They are judged once, when there is one.
+        self._open: dict[int, tuple[StepWork, int]] = {}
 
-    def refresh(self, columns: StepTable) -> bool:
-        """Compute the baseline again if there are enough new steps. Returns whether it changed."""
+    @property
+    def _is_of_file(self) -> bool:
+        return self.baseline is self._of_file.baseline
+
+    def refresh(self) -> bool:
+        """Judge the new steps. Returns whether an earlier step is judged now, or all by a file."""
         of_file = self._of_file.baseline
-        if of_file is not None and of_file.num_steps >= min(len(columns), _MAX_STEPS):
+        if of_file is not None and of_file.num_steps >= min(len(self._columns), _MAX_STEPS):
             is_new = self.baseline is not of_file
             self.baseline = of_file
             return is_new
         with self._lock:
-            if not columns.steps or not self._is_due(len(columns), columns.steps[-1]):
+            steps = self._columns.steps
+            if not steps:
                 return False
-            self._num_steps, self._last = len(columns), columns.steps[-1]
-            steps = steps_in(columns, -(-self._num_steps // _MAX_STEPS))
-        baseline = Baseline()
-        for work, ns in steps:
-            baseline.add(work, ns)
-        self.baseline = baseline
-        return True
+            first, last = self._judged or (steps[0], steps[0] - 1)
+            if self._is_of_file or steps[0] < first:  # earlier steps came: they are judged, too
+                self.baseline, begin = Baseline(), 0
+            else:
+                begin = bisect_right(steps, last)
+            self._judged = min(first, steps[0]), max(last, steps[-1])
+            numbers = steps[begin:]
+            measured = _measured(self._columns, begin)
+        was_slow = begin > 0 and steps[begin - 1] in self._slow
+        is_anew = False
+        for step, each in zip(numbers, measured, strict=True):
+            if each is not None:
+                if not first <= step <= last:
+                    is_anew |= self._judge(step, each, was_slow)
+                self.baseline.add(*each)
+            was_slow = step in self._slow
+        return is_anew
 
-    def was_slow(self, columns: StepTable, step: int) -> bool:
+    def _judge(self, step: int, measured: tuple[StepWork, int], was_slow: bool) -> bool:
+        """Judge a step; now and then also earlier ones. Returns whether one of those was slow."""
+        if (slow := self.baseline.slow_step(*measured, after_slow=was_slow)) is not None:
+            self._slow[step] = slow
+        elif not self.baseline.knows(measured[0]):
+            self._open[step] = measured
+        if self.baseline.num_steps & (self.baseline.num_steps - 1):
+            return False
+        known = {at: each for at, each in self._open.items() if self.baseline.knows(each[0])}
+        for at, each in known.items():
+            del self._open[at]
+            if (slow := self.baseline.slow_step(*each)) is not None:
+                self._slow[at] = slow._replace(known_at=step)
+        return any(at in self._slow for at in known)
+
+    def slow_step(
+        self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
+    ) -> SlowStep | None:
+        """Duration and baseline of a step if it was slow; see `Baseline.slow_step`."""
+        if self._is_of_file:
+            return self.baseline.slow_step(work, ns, after_slow=after_slow)
+        if self._judged is None or step > self._judged[1]:  # it came after `refresh`
+            self.refresh()
+        return self._slow.get(step)
+
+    def was_slow(self, step: int) -> bool:
         """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
+        if not self._is_of_file:
+            return step in self._slow
         with self._lock:
-            columns_of_steps = [columns.column(name) for name in _COLUMNS]
-            for at in range(columns.index(step) or 0, 0, -1):
-                values = [column[at] for column in columns_of_steps]
-                measured = _work_and_duration([*values, columns.tokens_ns[at - 1]])
-                if measured is None or self.baseline.slow_step(*measured, after_slow=True) is None:
-                    return False
-                if self.baseline.slow_step(*measured):
-                    return True
+            measured = _measured(self._columns, 0)[: (self._columns.index(step) or 0) + 1]
+        for each in reversed(measured):
+            if each is None or self.baseline.slow_step(*each, after_slow=True) is None:
+                return False
+            if self.baseline.slow_step(*each):
+                return True
         return False
-
-    def _is_due(self, num_steps: int, last: int) -> bool:
-        interval = min(max(self._num_steps // 2, MIN_STEPS), _MAX_STEPS)
-        is_more = num_steps >= self._num_steps + interval
-        return is_more or last >= self._last + interval or last < self._last
 
 
 def _class_of(work: StepWork) -> _Class:

@@ -59,6 +59,7 @@ class Piece(NamedTuple):
     num_steps: int = 0  # 0: between steps
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
     # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost);
+    # held_up: since which later step that is known, if it was not when the token came;
     # transfer: "room", "way", "load" or "lost"
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
@@ -103,7 +104,8 @@ class Piece(NamedTuple):
             work = "its work" if self.num_steps == 1 else "their work"
             return (
                 f"the machine or the engine was held up: {steps} took {self.times:.0f}x as long "
-                f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms)"
+                f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms"
+                f"{self.detail and ', ' + self.detail})"
             )
         if self.is_forgotten:
             return "before the first step in memory"

@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.attribution.baseline import Baseline, SlowStep, work_of
+from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline, SlowStep, work_of
 from stepscope.recordings.attribution.causes import Piece, merged
 from stepscope.recordings.attribution.closed_waits import ClosedWaits
 from stepscope.recordings.attribution.open_waits import (
@@ -68,7 +68,7 @@ class Explainer:
         *,
         since_ns: int | None = None,
         with_begun: bool = False,
-        baseline: Baseline | None = None,
+        baseline: Baseline | MemoryBaseline | None = None,
         after_slow: bool = False,
         learns: Baseline | None = None,
     ) -> None:
@@ -161,10 +161,6 @@ class Explainer:
         if not self._with_begun:
             self._since_ns = time_ns
 
-    def judge_by(self, baseline: Baseline) -> None:
-        """Use this baseline for all further steps."""
-        self._baseline = baseline
-
     # Steps
 
     def _take_step(self, record: StepRecord) -> None:
@@ -206,7 +202,7 @@ class Explainer:
             return None
         slow = None
         if self._baseline is not None:
-            slow = self._baseline.slow_step(work, ns, after_slow=self._was_slow)
+            slow = self._baseline.slow_step(work, ns, after_slow=self._was_slow, step=record.step)
         if self._learns is not None:
             self._learns.add(work, ns)
         return slow

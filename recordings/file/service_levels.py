@@ -1,14 +1,17 @@
-"""The service levels (bounds of TTFT and ITL) stored in a recording when it was made or watched.
+"""Where service levels (bounds of TTFT and ITL) come from, and how a recording stores them.
 
-They are in the file's metadata, under the names of the dashboard's settings. A file may have both
-levels, one or none. Each takes a fixed number of bytes, so that it can be replaced during
-recording.
+Each level comes from the first of these that has it: what the viewer chose, the recording's
+metadata (what it was watched with), the engine's own description, the default (`SLO`).
+
+In a file's metadata they have the names of the dashboard's settings. Each takes a fixed number of
+bytes, so that it can be replaced during recording.
 """
 
 import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.state.series.latency import SLO
 
 LEVEL_NAMES = ("slo_ttft_ms", "slo_itl_ms")
@@ -21,10 +24,27 @@ def levels_of(slo: SLO) -> Levels:
     return {"slo_ttft_ms": slo.ttft_ms, "slo_itl_ms": slo.itl_ms}
 
 
-def slo_of(levels: Levels) -> SLO:
-    """The service levels as an `SLO`, with defaults for missing ones."""
-    defaults = levels_of(SLO())
-    return SLO(*({**defaults, **levels}[name] for name in LEVEL_NAMES))
+def levels_said(info: EngineInfo | None, metadata: Mapping[str, str] | None = None) -> Levels:
+    """The service levels that an engine or a recording of it brings."""
+    of_engine = {name: repr(getattr(info, name, None)) for name in LEVEL_NAMES}
+    return {**levels_in(of_engine), **levels_in(metadata or {})}
+
+
+def slo_of(chosen: Levels, said: Levels | None = None) -> SLO:
+    """The service levels by which a viewer judges.
+
+    Args:
+        chosen: what the viewer chose.
+        said: what the engine or the recording brings, see `levels_said`.
+    """
+    levels = {**levels_of(SLO()), **(said or {}), **chosen}
+    return SLO(*(levels[name] for name in LEVEL_NAMES))
+
+
+def own_text(chosen: Levels, said: Levels) -> str:
+    """Says that the viewer's choice differs from what the engine or recording says; else empty."""
+    other = {name: ms for name, ms in said.items() if chosen.get(name, ms) != ms}
+    return f"your own, not {levels_text(other)}" if other else ""
 
 
 def as_metadata(levels: Levels) -> dict[str, str]:

@@ -11,7 +11,7 @@ from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import Source, SourceStatus
-from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.series.latency import SLO, LatencyReport
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # window of latencies and preemptions
@@ -42,6 +42,7 @@ class EngineFigures(NamedTuple):
     steps_per_s: float | None = None
     output_tokens_per_s: float | None = None
     prefix_hit_rate: float | None = None
+    slo: SLO = SLO()  # what its latencies are judged by
 
     @property
     def is_up(self) -> bool:
@@ -100,6 +101,7 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         num_seats=_seats(history, state),
         kv_used=state.kv_share,
         num_lost=history.num_lost,
+        slo=history.slo,
     )
     if measured is None:
         return found

@@ -5,12 +5,19 @@ is set back, a new history begins in the same object. The last history with any 
 `previous` until `reset`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
+from stepscope.recordings.file.service_levels import (
+    Levels,
+    levels_of,
+    levels_said,
+    own_text,
+    slo_of,
+)
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.packed_record import PackedStep
@@ -30,7 +37,8 @@ class History(HistoryView):
     """Adds messages to a session in memory; see `HistoryView` for reading.
 
     Args:
-        slo: service levels (bounds of TTFT and ITL) for breaches, stalls and attainment.
+        slo: service levels (bounds of TTFT and ITL) that the viewer chose, all or some by name. The
+            others are those of `carried`, of the engine, or the defaults.
         max_steps, max_bytes: how much is kept. Beyond that, the oldest steps are forgotten.
         known_since_ns: engine time from which on pauses by an operator are known. Waits that began
             earlier are left out of all figures. 0: from the beginning.
@@ -38,12 +46,14 @@ class History(HistoryView):
 
     def __init__(
         self,
-        slo: SLO | None = None,
+        slo: SLO | Levels | None = None,
         max_steps: int = MAX_STEPS,
         max_bytes: int = MAX_BYTES,
         known_since_ns: int = 0,
     ) -> None:
-        slo = slo or SLO()
+        self.chosen = dict(levels_of(slo) if isinstance(slo, SLO) else slo or {})
+        self.carried: Mapping[str, str] = {}  # metadata of the recording, which may hold levels
+        slo = slo_of(self.chosen)
         super().__init__(slo, Timeline(slo, max_steps, max_bytes, SessionState(), None))
         self.max_steps = max_steps
         self.max_bytes = max_bytes
@@ -74,6 +84,8 @@ class History(HistoryView):
                 self._timeline.add_mark(message)
             else:
                 self._take(sequence, message, payload)
+                if isinstance(message, EngineInfo | Snapshot):
+                    self._judge()
             self.version += 1
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
@@ -242,16 +254,36 @@ class History(HistoryView):
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the service levels, also for past steps. From any thread."""
+        """Choose service levels, also for past steps. From any thread.
+
+        A level that is as before is not chosen: it stays that of the engine or the recording.
+        """
         with self._lock:
-            self.slo = slo
-            self._timeline.set_slo(slo)
-            self._drop_caches()
+            now = levels_of(self.slo)
+            self.chosen |= {name: ms for name, ms in levels_of(slo).items() if ms != now[name]}
+            self._judge()
             if self.previous is not None:
                 self.previous.set_slo(slo)
             self.version += 1
 
+    @property
+    def own_levels(self) -> str:
+        """Says that levels are the viewer's choice against those of the engine; else empty."""
+        return own_text(self.chosen, levels_said(self.info, self.carried))
+
     # Inside
+
+    def _begin(self, timeline: Timeline) -> None:
+        super()._begin(timeline)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Judge by the levels that hold for the engine of the timeline."""
+        slo = slo_of(self.chosen, levels_said(self.info, self.carried))
+        if slo != self.slo or slo != self._timeline.slo:
+            self.slo = slo
+            self._timeline.set_slo(slo)
+            self._drop_caches()
 
     def _num_in_order(self, run: Sequence[PackedStep]) -> int:
         """How many of the steps follow the history and each other without a gap."""

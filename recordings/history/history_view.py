@@ -17,7 +17,12 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.recordings.attribution.baseline import FileBaseline, StepWork, steps_in
+from stepscope.recordings.attribution.baseline import (
+    FileBaseline,
+    MemoryBaseline,
+    StepWork,
+    steps_in,
+)
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
@@ -68,12 +73,13 @@ class HistoryView:
     def _begin(self, timeline: Timeline) -> None:
         """Switch to another timeline."""
         self._timeline = timeline
+        self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
         self._drop_caches()
 
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._file_baseline)
+        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.attribution.baseline import Baseline, FileBaseline, MemoryBaseline
+from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
@@ -66,7 +66,7 @@ class LifeKeeper:
     Args:
         lock: guards the timeline.
         cache: the step cache of the same timeline.
-        of_file: the baseline (usual duration of steps) of the replayed file.
+        baseline: tells which steps of the timeline were slow.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LifeKeeper:
         lock: "threading.RLock",
         timeline: Timeline,
         cache: StepCache,
-        of_file: FileBaseline,
+        baseline: MemoryBaseline,
     ) -> None:
         self._lock = lock
         self._timeline = timeline
@@ -83,7 +83,7 @@ class LifeKeeper:
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _LifeFollower | None = None
         self._sweep: LateSweep | None = None
-        self._baseline = MemoryBaseline(lock, of_file)
+        self._baseline = baseline
         self._own_lock = threading.Lock()  # held while decoding, unlike `lock`
 
     def is_known(self, step: int, request_id: int) -> bool:
@@ -140,15 +140,15 @@ class LifeKeeper:
         To explain a whole life again takes long. So the followed request is dropped only if other
         steps count as slow under the new baseline.
         """
-        if not self._baseline.refresh(self._timeline.columns):
+        if not self._baseline.refresh():
             return
         self._known.clear()
         self._sweep = None
         follower, baseline = self._follower, self._baseline.baseline
-        if follower is None or not follower.baseline.judges_like(baseline):
+        if follower is not None and (
+            follower.baseline is baseline or not follower.baseline.judges_like(baseline)
+        ):
             self._follower = None
-        else:
-            follower.explainer.judge_by(baseline)
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
         begun = self._memory.state_before(start_ns)
@@ -267,6 +267,6 @@ class LifeKeeper:
             only,
             state,
             with_begun=True,
-            baseline=self._baseline.baseline,
-            after_slow=self._baseline.was_slow(self._timeline.columns, state.step),
+            baseline=self._baseline,
+            after_slow=self._baseline.was_slow(state.step),
         )

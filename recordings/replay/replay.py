@@ -62,6 +62,7 @@ class ReplaySource:
         self.name = recording.path.name
         self.history = history if history is not None else History()
         self.history.known_since_ns = recording.known_since_ns
+        self.history.carried = recording.metadata
         self.tap = FrameTap()
         self.file_events = FileEvents(recording.path)
         self.file_latency = FileLatency(

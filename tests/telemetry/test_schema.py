@@ -138,6 +138,8 @@ INFO = EngineInfo(
     kv_layout="9f3a",
     simulated="llama-3.1-8b on H100 SXM, by roofline",
     totals_every_s=1.0,
+    slo_ttft_ms=3000.0,
+    slo_itl_ms=150.0,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(

@@ -70,7 +70,9 @@ class MainScreen(Screen[None]):
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
         )
-        self.operator = Operator(session.history, session.link, self.notices, self._key)
+        self.operator = Operator(
+            session.history, session.link, self.notices, self._key, session.autopilot
+        )
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
         self.scene = Scene(session, self.view, self.canvas)

@@ -1,8 +1,8 @@
 """Parses service levels as an operator types them: `ttft=0.5s itl=50`; without a unit, in ms."""
 
+from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.durations import in_milliseconds
-from stepscope.tui.settings.settings import MAX_LEVEL_MS
 
 EXAMPLE = "ttft=500 itl=50"
 

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS, EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Section: TypeAlias = Literal["serve", "knobs", "http", "dashboard", "fleet", "load", "client"]
 KEYS = "keys"
 ALERTS = "alerts"  # an array of tables with one rule each
-MAX_LEVEL_MS = 1e9  # bound of a service level: no wait is that long
 MAX_NAME = 40  # characters of the name that an operator chooses
 NO_FILE = "none"  # given as the config file: read none, write none
 
@@ -65,18 +64,30 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "R, D, S, E and M still write their files"
         ),
     ] = False
-    slo_ttft_ms: Annotated[
-        float,
-        Meta(
-            gt=0, le=MAX_LEVEL_MS, description="a first token that takes longer is a breach, in ms"
-        ),
-    ] = 500.0
-    slo_itl_ms: Annotated[
-        float,
-        Meta(
-            gt=0, le=MAX_LEVEL_MS, description="a longer gap between two tokens is a breach, in ms"
-        ),
-    ] = 50.0
+    slo_ttft_ms: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=MAX_LEVEL_MS,
+                description="a first token that takes longer is a breach, in ms (default: as the "
+                "engine or the recording says, else 500)",
+            ),
+        ]
+        | None
+    ) = None
+    slo_itl_ms: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=MAX_LEVEL_MS,
+                description="a longer gap between two tokens is a breach, in ms (default: as the "
+                "engine or the recording says, else 50)",
+            ),
+        ]
+        | None
+    ) = None
     keep: Annotated[
         bool, Meta(description="save settings changed in the dashboard to the config file")
     ] = True

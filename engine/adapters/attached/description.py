@@ -1,8 +1,12 @@
 """Helpers to describe an attached engine: its endpoint, and values that it may lack."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")
@@ -28,6 +32,21 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
         endpoint = Endpoint.parse(f"{address}:{own}")
     endpoint.check_private()
     return endpoint
+
+
+def service_level(variable: str) -> float | None:
+    """Return the service level in ms that an environment variable sets; None if it sets none.
+
+    Raises:
+        ConfigError: it is not a number above 0.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    with suppress(ValueError):
+        if 0 < (level := float(text)) <= MAX_LEVEL_MS:
+            return level
+    raise ConfigError("level", f"{variable}: expected milliseconds above 0, got {text!r}")
 
 
 def known(get: Callable[[], _T]) -> _T | None:

@@ -6,7 +6,7 @@ import uuid
 from importlib.metadata import version
 from typing import Any
 
-from stepscope.engine.adapters.attached.description import known, rank_endpoint
+from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.sglang.knobs import SglangKnobBoard
 from stepscope.engine.adapters.sglang.shapes import SglangScheduler
 from stepscope.engine.protocol.wire import EngineInfo
@@ -53,6 +53,8 @@ def describe(
         data_parallel_rank=rank if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tp_size)),
+        slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
+        slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
 
 

@@ -5,7 +5,7 @@ import time
 import uuid
 from importlib.metadata import version
 
-from stepscope.engine.adapters.attached.description import known, rank_endpoint
+from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import VllmScheduler
 from stepscope.engine.protocol.wire import EngineInfo
@@ -55,6 +55,8 @@ def describe(
         data_parallel_rank=data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
+        slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
+        slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
 
 

@@ -14,6 +14,7 @@ from stepscope.engine.protocol.settings.config_error import ConfigError
 ModelImpl: TypeAlias = Literal["auto", "lean", "transformers"]
 KVCacheDtype: TypeAlias = Literal["auto", "bf16", "fp8_e4m3"]
 Role: TypeAlias = Literal["both", "prefill", "decode"]
+MAX_LEVEL_MS = 1e9  # bound of a service level: no wait is that long
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +142,30 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "'diagnose' need it to foretell prefix hits"
         ),
     ] = False
+    slo_ttft_ms: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=MAX_LEVEL_MS,
+                description="service level for those who watch this engine: a first token that "
+                "takes longer is a breach, in ms (default: theirs)",
+            ),
+        ]
+        | None
+    ) = None
+    slo_itl_ms: (
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=MAX_LEVEL_MS,
+                description="service level for those who watch this engine: a longer gap between "
+                "two tokens is a breach, in ms (default: theirs)",
+            ),
+        ]
+        | None
+    ) = None
     seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
     role: Annotated[
         Role,
@@ -184,4 +209,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def hash(self) -> str:
         """Return a short fingerprint of the whole configuration, for telling recordings apart."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+        run = {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if not name.startswith("slo_")  # they judge a run, and do not change it
+        }
+        return hashlib.sha256(msgspec.json.encode(run, order="sorted")).hexdigest()[:12]

@@ -26,6 +26,8 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     block_size: int
     overlap: bool = False  # whether a step is scheduled while the one before it runs
     work: str = ""  # name of the work it gets; part of its engine id
+    slo_ttft_ms: float | None = None  # service levels, in its description
+    slo_itl_ms: float | None = None
 
     def scheduler(self) -> Scheduler:
         """Make a new scheduler, with an empty KV cache.
@@ -56,6 +58,8 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
             monotonic_ns=START_NS,
             wall_ns=WALL_START_NS,
             overlap=self.overlap or None,
+            slo_ttft_ms=self.slo_ttft_ms,
+            slo_itl_ms=self.slo_itl_ms,
         )
 
     def _engine_id(self, seed: int) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
 from stepscope.recordings.compare.comparer import Comparer
@@ -15,12 +17,12 @@ from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import Levels, levels_in, levels_text
+from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_document import document
 from stepscope.tui.cli.dashboards.compare_table import lines
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
 from stepscope.tui.cli.shared.picture_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -78,10 +80,10 @@ def compare(
             raise WrongUsage(
                 f"--mark is for recordings; while you watch {name}, key c compares its past"
             )
-    if not live:  # with a live engine, the operator's own levels count
+    if not live:  # with a live engine, its levels or the operator's own count
         settings = _compared_as(settings, flags, list(found))
     if prints:
-        slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+        slo = slo_of(own_levels(settings))
         _print(Comparer(*open_feeds(a, b, mark, slo)), alignment, limit, as_json)
         return
     from stepscope.tui.cli.dashboards.compare_screen import run_compare
@@ -109,23 +111,26 @@ def _compared_as(
         CommandFailed, RecordingError: a file is not a recording.
     """
     carried: dict[str, Levels] = {}
+    own: dict[str, Levels] = {}
     for file in files:
         with Recording(find_recording(file)) as recording:
-            if levels := levels_in(recording.metadata):
+            if levels := levels_said(recording.info, recording.metadata):
                 carried[file] = levels
+                own[file] = own_levels(judged_as(settings, flags, recording))
     if not carried:
         return settings
     first = next(iter(carried))
-    chosen = judged_as(settings, flags, carried[first])
+    note_own(own[first], carried[first])
+    chosen = {**carried[first], **own[first]}
     for name, levels in carried.items():
-        if judged_as(settings, flags, levels) != chosen:
+        if {**levels, **own[name]} != chosen:
             print(
                 f"stepscope: note: {first} carries the service levels "
                 f"{levels_text(carried[first])}, {name} {levels_text(levels)}; both are judged by "
                 f"those of {first} (--slo-ttft and --slo-itl set others)",
                 file=sys.stderr,
             )
-    return chosen
+    return msgspec.structs.replace(settings, **chosen)
 
 
 def _draw(

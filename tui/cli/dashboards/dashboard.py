@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.session.live_source import LiveSource, control_of
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def new_history(
     settings: DashboardSettings, max_steps: int = MAX_STEPS, max_bytes: int = MAX_BYTES
 ) -> History:
-    slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
-    return History(slo, max_steps, max_bytes)
+    return History(own_levels(settings), max_steps, max_bytes)
 
 
 def need_terminal(otherwise: str) -> None:

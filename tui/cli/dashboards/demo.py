@@ -33,6 +33,7 @@ from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.picture_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -87,7 +88,13 @@ def demo(
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
         with EngineProcess(
-            *engine_arguments(model, with_tokens, simulated, lambda line: progress(line, None))
+            *engine_arguments(
+                model,
+                with_tokens,
+                simulated,
+                lambda line: progress(line, None),
+                own_levels(settings),
+            )
         ) as engine:
             costs = engine.wait_until_ready().step_costs
             if speaks(model, simulated):

@@ -7,6 +7,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.file.service_levels import Levels
 from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -69,13 +70,14 @@ def engine_arguments(
     with_tokens: bool,
     simulated: SimulatedGpu | None,
     on_progress: Callable[[str], None],
+    levels: Levels,
 ) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
     """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
     if simulated is None:
-        return _options(model, with_tokens), on_progress, "serve"
+        return {**_options(model, with_tokens), **levels}, on_progress, "serve"
     if with_tokens:
         raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
-    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed}
+    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed, **levels}
     if model != EngineConfig().model:
         options["model"] = model
     return options, on_progress, "simulated-engine"

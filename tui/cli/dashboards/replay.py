@@ -9,7 +9,6 @@ from typing import Any
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
@@ -42,8 +41,7 @@ def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, A
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
-        carried = levels_in(recording.metadata)
-        settings = judged_as(settings, flags, carried)
+        settings = judged_as(settings, flags, recording)
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
         source.start()
         if recording.path not in samples.shipped().values():

@@ -6,7 +6,6 @@ from typing import Any
 
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
 from stepscope.tui.cli.shared.errors import say
@@ -67,7 +66,7 @@ def screenshot_file(
         step = last if at is None else at
         if not first <= step <= last:
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
-        settings = judged_as(settings, given, levels_in(recording.metadata))
+        settings = judged_as(settings, given, recording)
         source = ReplaySource(recording, new_history(settings), playing=False)
         source.start()
         try:

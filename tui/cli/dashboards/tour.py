@@ -12,6 +12,7 @@ from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import TOUR_DEFAULTS
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -51,6 +52,7 @@ def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)
         told = partial(progress, share=None)
+        options = {**options, **own_levels(settings)}
         with EngineProcess(options, told, command, name="tour") as engine:
             engine.wait_until_ready()
             source = Subscriber(engine.endpoint, new_history(settings))

@@ -14,7 +14,6 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.judge import Judge, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
 from stepscope.recordings.alerts.rule import Rule
-from stepscope.recordings.file.service_levels import slo_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.levels import chosen_levels
@@ -66,8 +65,7 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
     if not rules:
         yield []
         return
-    slo = slo_of(chosen_levels({}))
-    source = Subscriber(endpoint, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
+    source = Subscriber(endpoint, History(chosen_levels({}), MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter, is_over = Judge(rules), Meter(source), threading.Event()
 
     def look() -> None:

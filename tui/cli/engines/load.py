@@ -25,16 +25,17 @@ from stepscope.engine.workload.traces import TraceRow, read_trace
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.engines.load_figures import load_figures
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 _CHARS_PER_TOKEN = 4.0  # assumed if the engine does not report it
 _KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
@@ -69,14 +70,15 @@ def load(
     """
     call_me(name)
     announce = _on_stderr if as_json else say
-    settings = resolve(DashboardSettings, "dashboard", {})
-    slo = SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+    levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
     _check_usage(trace, time_scale, limits, flags)
     seconds = limits.seconds
     rows = read_trace(trace, limits.num_rows) if trace is not None else None
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
+        note_own(levels, levels_said(info))
+        slo = slo_of(levels, levels_said(info))
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))
             detail = done.detail if isinstance(done, Ack) else done

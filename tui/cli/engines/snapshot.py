@@ -34,17 +34,17 @@ def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None]
     if not publishes(taken.info):
         return None
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs them
-    from stepscope.tui.cli.shared.levels import level_of
+    from stepscope.tui.cli.shared.levels import chosen_levels
 
-    return last_seconds(endpoint, LIVE_S, level_of({}, {})).figures(None, LIVE_S)
+    return last_seconds(endpoint, LIVE_S, chosen_levels({})).figures(None, LIVE_S)
 
 
 def _of_metrics(address: MetricsAddress) -> tuple[Snapshot, dict[str, float | None]]:
     """What a server's metrics tell, and the figures of the seconds in which they were read."""
     from stepscope.tui.cli.recordings.measured import scraped  # an engine needs none of it
-    from stepscope.tui.cli.shared.levels import level_of
+    from stepscope.tui.cli.shared.levels import chosen_levels
 
-    history = scraped(address, _METRICS_S, level_of({}, {}))
+    history = scraped(address, _METRICS_S, chosen_levels({}))
     taken = history.snapshot()
     assert taken is not None, "it has a step"
     return taken, history.figures(None, None)

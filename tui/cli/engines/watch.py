@@ -10,7 +10,7 @@ from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
 from stepscope.recordings.alerts.rule import Rule, parse_rule
 from stepscope.recordings.figures.bounds import BoundError, value_text
-from stepscope.recordings.file.service_levels import slo_of
+from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.alert_metrics import (
@@ -21,7 +21,7 @@ from stepscope.tui.cli.engines.alert_metrics import (
 )
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
@@ -55,11 +55,12 @@ def watch(
     """
     rules = _chosen_rules(when)
     served_at = None if metrics is None else parse_address(metrics)
-    slo = slo_of(chosen_levels(level_flags(slo_itl, slo_ttft)))
+    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     chosen = choose(endpoint, "stepscope watch {}")
     wait_for_any(lambda: [chosen], waits and not once)
-    connect(chosen).close()
-    source = Subscriber(chosen, History(slo, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
+    with connect(chosen) as client:
+        note_own(levels, levels_said(client.info()))
+    source = Subscriber(chosen, History(levels, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
     out = _MessagePrinter(source.name, as_json)
     has_fired = False

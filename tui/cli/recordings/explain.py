@@ -11,21 +11,19 @@ from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import Levels, levels_in
+from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
 from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
@@ -58,13 +56,17 @@ def explain(
                 f"{file} holds totals and no single tokens: which was late, and why, is unknown; "
                 f"'stepscope stats {file}' has its figures"
             )
-        carried = levels_in(recording.metadata)
-        own = {name: value for name, value in carried.items() if asked[name] is None}
-        settings = judged_as(resolve(DashboardSettings, "dashboard", given), given, carried)
+        carried = levels_said(recording.info, recording.metadata)
+        slo = level_of(given, recording)
+        own = {
+            name: ms
+            for name, ms in carried.items()
+            if asked[name] is None and levels_of(slo)[name] == ms
+        }
         found = explain_recording(
             recording,
-            None if slo_itl == _MEDIAN else settings.slo_itl_ms,
-            None if slo_ttft == _MEDIAN else settings.slo_ttft_ms,
+            None if slo_itl == _MEDIAN else slo.itl_ms,
+            None if slo_ttft == _MEDIAN else slo.ttft_ms,
             wanted,
         )
         if recording.message is not None:

@@ -15,7 +15,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import Rule, parse_rule
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.figures.bounds import BoundError
-from stepscope.recordings.file.service_levels import Levels, slo_of
+from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
 from stepscope.recordings.incidents.folder import IncidentFolder
@@ -64,7 +64,7 @@ def keep_incidents(
         folder = IncidentFolder(Path(options.folder), _keep_bytes(options.keep))
     except RecordingError as error:
         raise CommandFailed(str(error)) from error
-    source = Subscriber(chosen, History(slo_of(levels), _MAX_STEPS, _MAX_BYTES), past_s=before_s)
+    source = Subscriber(chosen, History(levels, _MAX_STEPS, _MAX_BYTES), past_s=before_s)
     keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
     reporter = _Reporter(options.on_incident)
     start_s = time.monotonic()

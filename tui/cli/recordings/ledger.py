@@ -11,7 +11,6 @@ from stepscope.recordings.attribution.ledger.queue import QueueWait, reason_text
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import (
     LIVE_S,
@@ -47,7 +46,7 @@ def ledger(target: str | None, seconds: float | None, limit: int, as_json: bool)
         name, found = target, _of_recording(target, seconds)
     else:
         endpoint = choose(target, "stepscope ledger {}")
-        history = last_seconds(endpoint, seconds or LIVE_S, SLO())
+        history = last_seconds(endpoint, seconds or LIVE_S, {})
         follower = history.follow(first_of(history, seconds or LIVE_S))
         name, found = endpoint.name, Ledger(follower.state)
         for message, after_gap in follower.read(follower.num_ahead):

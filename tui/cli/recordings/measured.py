@@ -13,12 +13,12 @@ from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
+from stepscope.recordings.file.service_levels import Levels, levels_said
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.levels import level_of
+from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -72,12 +72,12 @@ def measure(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
     if target is not None and is_metrics_url(target):
-        slo = level_of(flags, {})
-        history = scraped(MetricsAddress.parse(target), seconds or METRICS_S, slo)
-        return _of_history(history, target, slo, None)
+        levels = chosen_levels(flags)
+        history = scraped(MetricsAddress.parse(target), seconds or METRICS_S, levels)
+        return _of_history(history, target, None)
     if target is not None and is_recording(target):
         with Recording(find_recording(target)) as recording:
-            slo = level_of(flags, levels_in(recording.metadata))
+            slo = level_of(flags, recording)
             first = None
             if seconds is not None:
                 start = recording.find_time(recording.end_ns - round(seconds * 1e9))
@@ -86,8 +86,8 @@ def measure(
         feed = RecordingFeed(Recording(find_recording(target)), target, slo, Stretch(first))
         side = read_side(feed)
         return MeasuredSession(target, slo, side.figures(), side)
-    slo = level_of(flags, {})
-    return _of_engine(choose(target, f"stepscope {command} {{}}"), seconds or LIVE_S, slo)
+    chosen = chosen_levels(flags)
+    return _of_engine(choose(target, f"stepscope {command} {{}}"), seconds or LIVE_S, chosen)
 
 
 def is_recording(target: str) -> bool:
@@ -129,8 +129,11 @@ def read_side(feed: Feed) -> Side:
         feed.close()
 
 
-def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
+def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
     """Fetch the last seconds of a running engine, as far as the engine keeps them.
+
+    Args:
+        levels: the service levels that the viewer chose; the others are the engine's.
 
     Raises:
         CommandFailed: the engine publishes nothing, or does not answer in time.
@@ -141,7 +144,7 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
             raise CommandFailed(
                 f"{endpoint.name} publishes nothing (--no-telemetry): it has no figures"
             )
-    source = Subscriber(endpoint, History(slo), past_s=seconds)
+    source = Subscriber(endpoint, History(levels), past_s=seconds)
     source.start()
     try:
         with Progress() as progress:
@@ -158,10 +161,11 @@ def last_seconds(endpoint: Endpoint, seconds: float, slo: SLO) -> History:
                 time.sleep(0.02)
     finally:
         source.stop()
+    note_own(levels, levels_said(source.history.info))
     return source.history
 
 
-def scraped(address: MetricsAddress, seconds: float, slo: SLO) -> History:
+def scraped(address: MetricsAddress, seconds: float, levels: Levels) -> History:
     """Read a server's metrics for some seconds, and at least twice.
 
     Raises:
@@ -169,7 +173,7 @@ def scraped(address: MetricsAddress, seconds: float, slo: SLO) -> History:
     """
     from stepscope.recordings.live.scraper import Scraper  # imports a parser
 
-    source = Scraper(address, history := History(slo))
+    source = Scraper(address, history := History(levels))
     source.start()
     try:
         with Progress() as progress:
@@ -198,12 +202,12 @@ def first_of(history: History, seconds: float) -> int | None:
     return None if summary is None or summary.tokens_ns > since_ns else summary.step + 1
 
 
-def _of_engine(endpoint: Endpoint, seconds: float, slo: SLO) -> MeasuredSession:
-    return _of_history(last_seconds(endpoint, seconds, slo), endpoint.name, slo, seconds)
+def _of_engine(endpoint: Endpoint, seconds: float, levels: Levels) -> MeasuredSession:
+    return _of_history(last_seconds(endpoint, seconds, levels), endpoint.name, seconds)
 
 
-def _of_history(history: History, name: str, slo: SLO, seconds: float | None) -> MeasuredSession:
+def _of_history(history: History, name: str, seconds: float | None) -> MeasuredSession:
     """The figures of the last seconds of a history; None: of all of it."""
-    first = None if seconds is None else first_of(history, seconds)
+    slo, first = history.slo, None if seconds is None else first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, slo, Stretch(first)))
     return MeasuredSession(name, slo, history.figures(None, seconds), side)

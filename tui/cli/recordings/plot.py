@@ -5,22 +5,18 @@ import time
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.picture_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
@@ -50,10 +46,8 @@ def plot_file(
     path = picture_path(output, (".svg", ".png", ".pdf"))
     inches = _inches(dimensions)
     flags = level_flags(slo_itl, slo_ttft)
-    settings = resolve(DashboardSettings, "dashboard", flags)
     with Recording(find_recording(file)) as recording:
-        settings = judged_as(settings, flags, levels_in(recording.metadata))
-        slo = SLO(ttft_ms=settings.slo_ttft_ms, itl_ms=settings.slo_itl_ms)
+        slo = level_of(flags, recording)
         with Progress() as progress:
             series = read_series(
                 recording,

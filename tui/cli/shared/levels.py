@@ -1,14 +1,24 @@
-"""Chooses the service levels by which a command judges a recording."""
+"""Chooses the service levels by which a command judges: `service_levels` has the rule."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from stepscope.recordings.file.service_levels import LEVEL_NAMES, Levels
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import (
+    LEVEL_NAMES,
+    Levels,
+    levels_in,
+    levels_said,
+    levels_text,
+    own_text,
+    slo_of,
+)
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.durations import milliseconds
-from stepscope.tui.settings.setting_values import resolve, settled
+from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, from_environment
 
 
@@ -28,32 +38,44 @@ def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
 
 def chosen_levels(flags: Mapping[str, Any]) -> Levels:
     """Return the service levels that an option, a variable or the config file sets; no defaults."""
-    found = settled(DashboardSettings, "dashboard", flags)
-    return {name: each.value for name, each in found.items() if name in LEVEL_NAMES and each.origin}
+    return own_levels(resolve(DashboardSettings, "dashboard", flags))
 
 
-def level_of(flags: Mapping[str, Any], carried: Levels) -> SLO:
-    """Return the service levels by which to judge a recording.
+def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
+    """Return the service levels by which to judge a recording, and say if they are not its own.
 
     Args:
         flags: levels given as options.
-        carried: levels stored in the recording.
     """
-    settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, carried)
-    return SLO(settings.slo_ttft_ms, settings.slo_itl_ms)
+    settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
+    chosen, said = own_levels(settings), levels_said(recording.info, recording.metadata)
+    note_own(chosen, said)
+    return slo_of(chosen, said)
+
+
+def note_own(chosen: Levels, said: Levels) -> None:
+    """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
+    if text := own_text(chosen, said):
+        print(f"stepscope: service levels: {levels_text(chosen)}, {text}", file=sys.stderr)
+
+
+def own_levels(settings: DashboardSettings) -> Levels:
+    """Return the service levels that the settings choose; those not chosen are missing."""
+    found = {name: getattr(settings, name) for name in LEVEL_NAMES}
+    return {name: ms for name, ms in found.items() if ms is not None}
 
 
 def judged_as(
-    settings: DashboardSettings, flags: Mapping[str, Any], carried: Levels
+    settings: DashboardSettings, flags: Mapping[str, Any], recording: Recording
 ) -> DashboardSettings:
-    """Return the settings, with the service levels that a recording carries in place of their own.
+    """Return the settings without the service levels that give way to those stored in a recording.
 
     A level given by an option or an environment variable is kept, because it is meant for this
     command. A level of the config file is kept only if the recording does not carry one.
     """
-    own = {
-        name: value
-        for name, value in carried.items()
+    none = {
+        name: None
+        for name in levels_in(recording.metadata)
         if name not in flags and from_environment("dashboard", name) is None
     }
-    return msgspec.structs.replace(settings, **own)
+    return msgspec.structs.replace(settings, **none)

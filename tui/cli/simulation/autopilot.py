@@ -7,15 +7,14 @@ from collections.abc import Mapping
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
+from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 _TICK_S = 0.2
 
@@ -41,9 +40,12 @@ def run(
     call_me(name)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-    itl_ms = resolve(DashboardSettings, "dashboard", level_flags(slo_itl, None)).slo_itl_ms
+    levels = chosen_levels(level_flags(slo_itl, None))
     chosen = choose(endpoint, "stepscope autopilot {}")
-    connect(chosen).close()
+    with connect(chosen) as client:
+        said = levels_said(client.info())
+    note_own(levels, said)
+    itl_ms = slo_of(levels, said).itl_ms
     out = _MovePrinter(chosen.name, as_json)
     begun_s = time.monotonic()
     with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:

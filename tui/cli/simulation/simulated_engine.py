@@ -25,6 +25,7 @@ def run(
     num_blocks: int | None,
     speed: float,
     exit_with_stdin: bool,
+    levels: Mapping[str, float],
     flags: Mapping[str, Any],
 ) -> None:
     """Run a simulated engine until a signal or a `Shutdown` command ends it.
@@ -32,6 +33,7 @@ def run(
     Args:
         num_blocks: blocks of the KV cache; None: as many as the GPU has room for, or as in the
             recording.
+        levels: service levels of the engine.
         flags: knobs as given on the command line.
 
     Raises:
@@ -56,5 +58,7 @@ def run(
         ),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
+        slo_ttft_ms=levels.get("slo_ttft_ms"),
+        slo_itl_ms=levels.get("slo_itl_ms"),
     )
     serve_simulated(setup, Endpoint.parse(endpoint), speed, 0, lambda info: None)

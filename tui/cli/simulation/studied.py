@@ -12,7 +12,6 @@ from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
@@ -81,7 +80,7 @@ def studied(
         Progress() as progress,
         _watched(target, seconds, command, progress, stop) as recording,
     ):
-        level = level_of(flags, levels_in(recording.metadata))
+        level = level_of(flags, recording)
         basis = basis_of(recording, [level], lambda share: progress("reading", share))
 
         def on_run(what: str, share: float) -> bool:

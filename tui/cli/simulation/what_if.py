@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import levels_in, levels_of
+from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.plot.frontier import frontier_figure
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.what_if import WhatIf, what_if
@@ -53,7 +53,7 @@ def run(
         picture = picture_path(output, (".svg", ".png", ".pdf"))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = levels_of_options(slos) or [level_of({}, levels_in(recording.metadata))]
+        levels = levels_of_options(slos) or [level_of({}, recording)]
         basis = basis_of(recording, levels, lambda share: progress("reading", share))
         if session is not None:
             _write(session, basis, variants[0], levels[0], progress, stop)

@@ -216,10 +216,14 @@ def simulated_engine(
     num_blocks: Annotated[int | None, typer.Option()] = None,
     speed: Annotated[float, typer.Option()] = 1.0,
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
+    slo_ttft: Annotated[str | None, typer.Option("--slo-ttft-ms")] = None,
+    slo_itl: Annotated[str | None, typer.Option("--slo-itl-ms")] = None,
     *,
     flags: dict[str, Any],
 ) -> None:
     """The engine of 'stepscope demo --simulate' and 'stepscope tour --simulate'."""
+    from stepscope.tui.cli.shared.levels import level_flags
     from stepscope.tui.cli.simulation import simulated_engine as command
 
-    command.run(endpoint, gpu, step_time, model, num_blocks, speed, exit_with_stdin, flags)
+    levels = level_flags(slo_itl, slo_ttft)
+    command.run(endpoint, gpu, step_time, model, num_blocks, speed, exit_with_stdin, levels, flags)

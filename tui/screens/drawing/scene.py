@@ -82,7 +82,7 @@ class Scene:
             desk = session.desk
             desk.shown = fleet_page.columns(canvas.size.width)
             recorded = frozenset(desk.name_of(each) for each in session.switches.active)
-            frame.fleet = desk.page(desk.name_of(session.source), self.history.slo, recorded)
+            frame.fleet = desk.page(desk.name_of(session.source), recorded)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:

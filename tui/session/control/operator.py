@@ -4,7 +4,7 @@ On a slow engine, a command that was not answered in time may still take effect 
 audit trail, which is part of the telemetry, then tells its outcome.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,11 +20,12 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, LeasedKnobs
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.knob_text import value_text
 from stepscope.recordings.state.knob_trail import known_changes
 from stepscope.tui.session.control.asked_workload import AskedWorkload
+from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import Answer, EngineLink
 from stepscope.tui.session.control.knob_change import KnobChange
 from stepscope.tui.session.control.who import who
@@ -49,6 +50,7 @@ class Operator:
     Args:
         link: None if there is no engine to change.
         key: returns the key of an action, for notices.
+        autopilot: our autopilot; None if there is no engine to change.
     """
 
     def __init__(
@@ -57,13 +59,16 @@ class Operator:
         link: EngineLink | None,
         notices: Notices,
         key: Callable[[str], str],
+        autopilot: AutopilotSwitch | None = None,
     ) -> None:
+        self._autopilot = autopilot
         self._key = key
         self._history = history
         self._link = link
         self._notices = notices
         self.who = who()
-        self._own: set[tuple[str, int]] = set()  # (engine id, knobs version) of our own changes
+        # (Engine id, knobs version) of our own changes, without those of our autopilot:
+        self._own: set[tuple[str, int]] = set()
         self._undos: set[tuple[str, int]] = set()  # those of our changes that are an undo
         self._unanswered: list[_Unanswered] = []
         self._overtaken: tuple[str, KnobChange] | None = None  # (engine id, change) to send again
@@ -113,8 +118,16 @@ class Operator:
         return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
-        """Undo our last knob change, unless the knob was changed again since."""
+        """Undo our last knob change, unless the knob was changed again since.
+
+        An autopilot that runs here is ended: it gives the knobs back. All that it changed counts as
+        one change.
+        """
         self.take_answers()  # the answers tell which changes are our own
+        if self._autopilot is not None and self._autopilot.is_on:
+            self._autopilot.stop()
+            self._notices.say("undo: ending the autopilot: it gives the knobs back")
+            return
         if self._is_settled():
             self._undo()
         else:
@@ -130,16 +143,27 @@ class Operator:
 
     def _undo(self) -> None:
         changes = known_changes(self._history.knob_changes, self._history.state.audit)
-        own = [change for change in changes if self._is_own(change)]
-        if not own:
-            said = f"; the last one is {_change_text(changes[-1])}" if changes else ""
-            self._notices.say(
-                f"nothing to undo: this dashboard has not changed a knob{said}", "caution"
-            )
+        engine_id = "" if self._history.info is None else self._history.info.engine_id
+        made = set() if self._autopilot is None else self._autopilot.made
+        own = [each for each in changes if (engine_id, each.version) in self._own]
+        since = own[-1].version if own else -1
+        moved = [c for c in changes if (engine_id, c.version) in made and c.version > since]
+        last = _as_one(moved)
+        if last is None and own:
+            last = own[-1]
+        if last is None:
+            said = "this dashboard has not changed a knob"
+            if moved:
+                said = "the autopilot of this dashboard has given the knobs back"
+            elif changes:
+                other = " elsewhere" if changes[-1].who == self.who else ""
+                said += f"; the last one was made{other} by {_change_text(changes[-1])}"
+            self._notices.say(f"nothing to undo: {said}", "caution")
             return
-        last = own[-1]
         for later in reversed(changes):
-            if later.version > last.version and later.new.keys() & last.new.keys():
+            if later in moved or later.version <= last.version:
+                continue
+            if later.new.keys() & last.new.keys():
                 self._notices.say(f"not undone: changed since: {_change_text(later)}", "caution")
                 return
         back = {name: value for name, value in last.old.items() if name in last.new}
@@ -147,7 +171,6 @@ class Operator:
             f"{name} {value_text(last.new[name])}→{value_text(value)}"
             for name, value in back.items()
         )
-        engine_id = "" if self._history.info is None else self._history.info.engine_id
         is_redo = (engine_id, last.version) in self._undos
         now = changes[-1].version
         if not is_redo:
@@ -157,10 +180,6 @@ class Operator:
             SetKnobs(changes=back, expected_version=now),
             "undo",
         )
-
-    def _is_own(self, change: KnobsChanged) -> bool:
-        info = self._history.info
-        return info is not None and (info.engine_id, change.version) in self._own
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
@@ -316,6 +335,17 @@ class Operator:
             return
         if version != command.expected_version:
             self._own.add((info.engine_id, version))
+
+
+def _as_one(changes: Sequence[KnobsChanged]) -> KnobsChanged | None:
+    """Several changes as one, of the knobs that are not as before them; None if all are."""
+    old: dict[str, KnobValue] = {}
+    new: dict[str, KnobValue] = {}
+    for change in changes:
+        old = change.old | old
+        new |= change.new
+    new = {name: value for name, value in new.items() if old.get(name) != value}
+    return msgspec.structs.replace(changes[-1], old=old, new=new) if new else None
 
 
 def _change_text(change: KnobsChanged) -> str:

@@ -99,13 +99,21 @@ def _share(share: float | None) -> Run:
     return _text(None if share is None else fmt.percent(share))
 
 
-def _latency(line: EngineLine, ms: float | None, bound_ms: float | None) -> Run:
+def _latency(line: EngineLine, ms: float | None, bound_ms: float) -> Run:
     if ms is None:
         return _text(None)
     info = line.figures.info
     is_estimate = info is not None and info.totals_every_s is not None
     text = f"{'≈' if is_estimate else ''}{fmt.milliseconds(ms)}"
-    return (f"{text}!", "breach") if bound_ms is not None and ms > bound_ms else _text(text)
+    return (f"{text}!", "breach") if ms > bound_ms else _text(text)
+
+
+def _ttft(line: EngineLine, page: FleetPage) -> Run:
+    return _latency(line, line.figures.ttft_p95_ms, line.figures.slo.ttft_ms)
+
+
+def _itl(line: EngineLine, page: FleetPage) -> Run:
+    return _latency(line, line.figures.itl_p95_ms, line.figures.slo.itl_ms)
 
 
 def _preemptions(line: EngineLine, page: FleetPage) -> Run:
@@ -142,9 +150,9 @@ COLUMNS: tuple[FleetColumn, ...] = (
     FleetColumn("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
     FleetColumn("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
     FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
-           lambda line, page: _latency(line, line.figures.ttft_p95_ms, page.slo.ttft_ms), "ttft"),
+           _ttft, "ttft"),
     FleetColumn("itl", "ITL", "ITL p95", 6, 8,
-           lambda line, page: _latency(line, line.figures.itl_p95_ms, page.slo.itl_ms), "itl"),
+           _itl, "itl"),
     FleetColumn("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
     FleetColumn("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
     FleetColumn("gap", "gap", "gap", 4, 4, _lost),

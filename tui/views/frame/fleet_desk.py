@@ -13,7 +13,6 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
 from stepscope.recordings.fleets.imbalance import FleetFigure
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.page_names import Page
 
 ColumnKey: TypeAlias = Literal[
@@ -67,7 +66,6 @@ class FleetPage(NamedTuple):
     is_reversed: bool  # against the column's default direction
     selected: int | None  # index into `lines`
     current: str | None  # the engine whose screens are open
-    slo: SLO
     standing_out: dict[str, frozenset[FleetFigure]]  # engine -> figures
     recorded: frozenset[str] = frozenset()  # engines that are being recorded
 
@@ -95,9 +93,7 @@ class FleetDesk:
     def name_of(self, source: Source) -> str:
         return self.fleet.names[self.fleet.sources.index(source)]
 
-    def page(
-        self, current: str | None, slo: SLO, recorded: frozenset[str] = frozenset()
-    ) -> FleetPage:
+    def page(self, current: str | None, recorded: frozenset[str] = frozenset()) -> FleetPage:
         """Return the data of the fleet page as of now."""
         picture = self.fleet.look()
         lines = self._ordered(picture)
@@ -111,7 +107,6 @@ class FleetDesk:
             self.is_reversed,
             None if self.selected is None else names.index(self.selected),
             current,
-            slo,
             {each.name: frozenset(each.figures) for each in picture.imbalances},
             recorded,
         )

@@ -60,6 +60,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = (
         ("latency", "title"),
         (f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}", "muted"),
+        (f"  {own}" if (own := frame.history.own_levels) else "", "caution"),
         *_goodput(frame),
     )
     hint: Line = (("the operator's pauses are not counted", "muted"),)

@@ -83,6 +83,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
     about = "≈" if frame.is_summed_up else ""
+    own = "own " if frame.history.own_levels else ""
     return [
         _budget(frame, bar_width),
         (
@@ -109,8 +110,8 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             ("  in ", "muted"),
             (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
         ),
-        (*_named(f"SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
-        (*_named(f"SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
+        (*_named(f"{own}SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
+        (*_named(f"{own}SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
         _goodput(frame, cut),
         _recompute(frame),
         _limited(frame, cut),
