@@ -100,14 +100,19 @@ class PromptWriter:
         shared = (_SYSTEM_PROMPT * repeats)[: self._num_chars(num_shared)]
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
-    def blocks(self, hash_ids: tuple[int, ...], num_tokens: int) -> str:
+    def blocks(
+        self,
+        hash_ids: tuple[int, ...],
+        num_tokens: int,
+        block_tokens: int = HASH_BLOCK_TOKENS,
+    ) -> str:
         """Return a text with one passage for each block id.
 
         Prompts whose first ids are equal begin with equal text.
         """
-        num_chars = self._num_chars(HASH_BLOCK_TOKENS)
+        num_chars = self._num_chars(block_tokens)
         parts = []
-        for hash_id in hash_ids[: math.ceil(num_tokens / HASH_BLOCK_TOKENS)]:
+        for hash_id in hash_ids[: math.ceil(num_tokens / block_tokens)]:
             head = f"({hash_id}) "
             parts.append(head + self._passage(hash_id, num_chars - len(head)))
         return self._enough("".join(parts), hash_ids[-1] + 1 if hash_ids else 0, num_tokens)
@@ -227,7 +232,7 @@ def from_trace(
             prompt=(
                 writer.unique(first_key + number, num_prompt_tokens)
                 if row.hash_ids is None
-                else writer.blocks(row.hash_ids, num_prompt_tokens)
+                else writer.blocks(row.hash_ids, num_prompt_tokens, row.block_tokens)
             ),
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=max_tokens,

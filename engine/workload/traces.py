@@ -1,19 +1,20 @@
 """Reads traces: when requests arrived, and how long their prompts and outputs were.
 
-Reads two public formats, told apart by the first character of the file:
+Reads three public formats, told apart by what is their own:
 
 - Azure LLM inference traces: CSV with the columns `TIMESTAMP,ContextTokens,GeneratedTokens`
   (Splitwise, ISCA 2024).
 - Mooncake traces: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`
   and `hash_ids`, which identify the 512-token blocks of the prompt and so show equal prefixes
   (Mooncake, FAST 2025).
+- Qwen-Bailian usage traces: like Mooncake's, with `chat_id` and `turn`; `timestamp` is in seconds,
+  and blocks have 16 tokens (KVCache in the Wild, ATC 2025).
 
-Neither has any text. A file is checked to its end before its first row is used.
+None has any text. A file is checked to its end before its first row is used.
 """
 
 import csv
 import json
-import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
@@ -23,6 +24,9 @@ from typing import BinaryIO, NamedTuple, NoReturn
 from stepscope.engine.protocol.settings.config_error import ConfigError
 
 HASH_BLOCK_TOKENS = 512  # tokens of a block in a Mooncake trace
+_BAILIAN_BLOCK_TOKENS = 16
+_BAILIAN_FIELDS = frozenset({"chat_id", "parent_chat_id", "turn"})
+_MOST_S = 1e9  # seconds of a trace
 MAX_TOKENS = 10_000_000  # tokens of one prompt or one output
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
@@ -35,6 +39,7 @@ class TraceRow(NamedTuple):
     num_prompt_tokens: int
     num_output_tokens: int
     hash_ids: tuple[int, ...] | None = None
+    block_tokens: int = HASH_BLOCK_TOKENS  # tokens of a block with an id
 
 
 class TraceError(ConfigError):
@@ -85,16 +90,13 @@ def _text_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 def _azure(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
     number, header = next(lines)
-    names = [name.strip() for name in header.split(",")]
+    names = [name.strip() for name in _cells(path, number, header)]
     for wanted in _AZURE_COLUMNS:
         if wanted not in names:
             _broken(path, number, f"column {wanted}", "a header with this name", header)
     places = [names.index(name) for name in _AZURE_COLUMNS]
     for number, line in lines:
-        try:
-            cells = next(csv.reader([line], strict=True))
-        except csv.Error as error:
-            _broken(path, number, "column 1", f"comma-separated values ({error})", line)
+        cells = _cells(path, number, line)
         if len(cells) != len(names):
             first_odd = min(len(cells), len(names)) + 1
             _broken(path, number, f"column {first_odd}", f"{len(names)} columns", line)
@@ -109,12 +111,21 @@ def _azure(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
         yield TraceRow(values[0], int(values[1]), int(values[2]))
 
 
+def _cells(path: Path, number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        _broken(path, number, "column 1", f"comma-separated values ({error})", line)
+
+
 def _mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
     for number, line in lines:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             _broken(path, number, f"column {error.colno}", f"JSON ({error.msg})", line)
+        except ValueError:
+            _broken(path, number, "column 1", "numbers of less than 4,300 digits", line)
         except RecursionError:
             _broken(path, number, "column 1", "a flat JSON object", line)
         if not isinstance(record, dict):
@@ -122,9 +133,12 @@ def _mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow
         for name in _MOONCAKE_FIELDS:
             if name not in record:
                 _broken(path, number, f"column {name}", "a number", "nothing")
-        timestamp_ms = record["timestamp"]
-        if not _is_number(timestamp_ms) or not math.isfinite(timestamp_ms):
-            _broken(path, number, "column timestamp", "milliseconds", timestamp_ms)
+        is_bailian = not _BAILIAN_FIELDS.isdisjoint(record)
+        unit, per_s = ("seconds", 1) if is_bailian else ("milliseconds", 1000)
+        block_tokens = _BAILIAN_BLOCK_TOKENS if is_bailian else HASH_BLOCK_TOKENS
+        timestamp = record["timestamp"]
+        if not _is_number(timestamp) or not abs(timestamp) <= _MOST_S * per_s:
+            _broken(path, number, "column timestamp", unit, timestamp)
         lengths = []
         for name in ("input_length", "output_length"):
             value = record[name]
@@ -136,11 +150,16 @@ def _mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow
             isinstance(hash_ids, list) and all(type(each) is int for each in hash_ids)
         ):
             _broken(path, number, "column hash_ids", "a list of whole numbers", hash_ids)
+        most = -(-lengths[0] // block_tokens)
+        if hash_ids and not lengths[0] // block_tokens <= len(hash_ids) <= most:
+            ids = f"{most} ids, one for each {block_tokens} of {lengths[0]} tokens"
+            _broken(path, number, "column hash_ids", ids, f"{len(hash_ids)} ids")
         yield TraceRow(
-            offset_s=timestamp_ms / 1000,
+            offset_s=timestamp / per_s,
             num_prompt_tokens=lengths[0],
             num_output_tokens=lengths[1],
             hash_ids=None if hash_ids is None else tuple(hash_ids),
+            block_tokens=block_tokens,
         )
 
 
@@ -169,7 +188,10 @@ def _is_number(value: object) -> bool:
 
 
 def _broken(path: Path, line: int, where: str, expected: str, came: object) -> NoReturn:
-    shown = repr(came)
+    try:
+        shown = repr(came)
+    except ValueError:
+        shown = "a number of thousands of digits"
     if len(shown) > _SHOWN_CHARS:
         shown = shown[:_SHOWN_CHARS] + "..."
     raise TraceError(

@@ -2,8 +2,11 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepscope.engine.workload.traces import TraceError, TraceRow, read_trace
 
@@ -13,7 +16,8 @@ GOOD = "2023-11-16 18:15:46.6805900,374,44"
 
 def write(tmp_path: Path, *lines: str | bytes) -> Path:
     path = tmp_path / "trace"
-    path.write_bytes(b"\n".join(x.encode() if isinstance(x, str) else x for x in lines) + b"\n")
+    encoded = (x.encode(errors="replace") if isinstance(x, str) else x for x in lines)
+    path.write_bytes(b"\n".join(encoded) + b"\n")
     return path
 
 
@@ -45,8 +49,58 @@ def test_mooncake_trace_rows_keep_their_prefix_blocks(tmp_path: Path) -> None:
     assert read_trace(path) == [TraceRow(0.0, 600, 5, (1, 2)), TraceRow(1.5, 600, 5, (1, 3))]
 
 
+def test_bailian_traces_have_seconds_and_blocks_of_16_tokens(tmp_path: Path) -> None:
+    own = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, "input_length": 40}
+    path = write(
+        tmp_path,
+        record(timestamp=0.5, hash_ids=[1, 2, 3], **own),
+        record(timestamp=3.5, hash_ids=[1, 2, 4], **own),
+    )
+    assert read_trace(path) == [
+        TraceRow(0.0, 40, 5, (1, 2, 3), 16),
+        TraceRow(3.0, 40, 5, (1, 2, 4), 16),
+    ]
+
+
+def test_a_quoted_header_is_read_as_any_other_line(tmp_path: Path) -> None:
+    quoted = ",".join(f'"{name}"' for name in HEADER.split(","))
+    assert read_trace(write(tmp_path, quoted, '"2023-11-16 18:15:47","374","44"')) == [
+        TraceRow(0.0, 374, 44)
+    ]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_whatever_a_trace_holds_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    value = st.one_of(
+        st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=9),
+        st.lists(st.integers(), max_size=3), st.sampled_from([10**400, -(10**400), 1e308, ""]),
+    )  # fmt: skip
+    names = st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids", "turn"])
+    rows = st.lists(st.dictionaries(names, value), min_size=1, max_size=3)
+    lines = data.draw(
+        st.one_of(
+            rows.map(lambda found: [json.dumps(each) for each in found]),
+            st.lists(st.text(max_size=40), max_size=3),
+            st.lists(st.text(max_size=40), max_size=3).map(lambda found: [HEADER, *found]),
+            st.lists(st.binary(max_size=40), max_size=3),
+        )
+    )
+    with TemporaryDirectory() as folder:
+        try:
+            read_trace(write(Path(folder), *lines))
+        except TraceError as error:
+            message = str(error)
+        else:
+            message = ""
+    assert len(message.splitlines()) <= 1
+
+
 def test_unordered_trace_rows_are_sorted_and_a_limit_keeps_the_first_lines(tmp_path: Path) -> None:
-    path = write(tmp_path, *(record(timestamp=t, input_length=t + 1) for t in (5000, 1000, 9000)))
+    path = write(
+        tmp_path,
+        *(record(timestamp=t, input_length=t + 1, hash_ids=[]) for t in (5000, 1000, 9000)),
+    )
     assert [row.num_prompt_tokens for row in read_trace(path)] == [1001, 5001, 9001]
     assert [row.num_prompt_tokens for row in read_trace(path, limit=2)] == [1001, 5001]
 
@@ -74,6 +128,11 @@ def test_unordered_trace_rows_are_sorted_and_a_limit_keeps_the_first_lines(tmp_p
         ([record(), record(hash_ids=["a"])], ":2: column hash_ids: "),
         ([record(), '{"timestamp": 0, "output_length": 6}'], ":2: column input_length: "),
         ([record(), '{"a":' * 100_000], ":2: column 1: "),
+        ([record(), record(timestamp=10**400)], ":2: column timestamp: "),
+        ([record(), '{"timestamp": 1' + "0" * 5000 + "}"], ":2: column 1: "),
+        ([record(), record(input_length=10**400)], ":2: column input_length: "),
+        ([record(), record(input_length=1600)], ":2: column hash_ids: "),
+        ([record(), record(hash_ids=[1, 2, 3])], ":2: column hash_ids: "),
     ],
 )
 def test_a_broken_trace_line_is_reported_by_line_and_column(

@@ -46,6 +46,7 @@ def of_trace(
             num_output_tokens=output,
             name=f"trace-{number}",
             prefix=row.hash_ids or (),
+            prefix_tokens=row.block_tokens,
         )
 
 
