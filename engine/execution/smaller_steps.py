@@ -134,6 +134,7 @@ def joined(
     num_first = len(parts[0].rows)
     offset = len(step.rows) - len(parts[1].rows)
     unfit = {*first.unfit_rows, *(offset + row for row in second.unfit_rows)}
+    unsound = {*first.unsound_rows, *(offset + row for row in second.unsound_rows)}
     token_ids = first.token_ids[:offset] + second.token_ids
     logprobs = dict(first.logprobs or {})
     for index, found in (second.logprobs or {}).items():
@@ -154,6 +155,7 @@ def joined(
         logprobs=logprobs,
         num_tokens_fit=max(_num_fit(*pair) for pair in zip(parts, results, strict=True)),
         unfit_rows=tuple(sorted(unfit)),
+        unsound_rows=tuple(sorted(unsound)),
         cuda_graph=None if first.cuda_graph is None else "none",
     )
 

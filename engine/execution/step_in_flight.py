@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.execution.machine.devices import DeviceTimer
-from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
+from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
 from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.kernels.paged_attention import to_device
@@ -60,8 +60,11 @@ class LaunchedStep:
         device_ns = self._timer.elapsed_ns()
         tokens_ns = self._clock()
         token_ids: list[int | None] = [None] * len(self._rows)
+        unsound: set[int] = set()
         for row, token_id in zip(self._sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
+            if token_id == UNSOUND:
+                unsound.add(row)
         bursts = None
         if self._has_drafts:
             sampled_of: dict[int, list[int]] = {}
@@ -70,6 +73,8 @@ class LaunchedStep:
             bursts = bursts_of(self._rows, sampled_of)
             for row, burst in bursts.items():
                 token_ids[row] = burst[-1]
+                if UNSOUND not in burst:  # what follows a rejected draft does not matter
+                    unsound.discard(row)
         return StepResult(
             token_ids,
             self._launch_ns,
@@ -79,4 +84,5 @@ class LaunchedStep:
             logprobs={self._sampling_rows[i]: found for i, found in sampled.logprobs.items()},
             bursts=bursts,
             cuda_graph=self._cuda_graph,
+            unsound_rows=tuple(sorted(unsound)),
         )

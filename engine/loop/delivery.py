@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Submit
@@ -97,7 +98,8 @@ class Delivery:
         client, submit = self._clients.pop(request.request_id)
         if request.stop_text is not None:
             request.stop_text.finish(armed=False)
-        client.reply(output_of(request, [] if submit.stream else request.output_token_ids, "abort"))
+        token_ids = [] if submit.stream else request.output_token_ids
+        client.reply(replace(output_of(request, token_ids, "abort"), why=reason))
         if self.token_publisher is not None:
             self.token_publisher.ended(request_id)
         return True

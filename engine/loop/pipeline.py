@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.pending_step import FailedLaunch, PendingStep, Unlaunched
+from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.request import RequestStatus
@@ -210,6 +211,8 @@ class Pipeline:
     def update(self, step: PendingStep, result: StepResult) -> int:
         """Apply the tokens of a step and deliver them. Returns how many requests finished."""
         self._note_memory(step, result)
+        if result.unsound_rows:
+            self._end_unsound(step, result)
         result = step.result_of(result)
         bursts: dict[int, list[int]] = {}
         if step.num_draft_tokens:
@@ -257,6 +260,20 @@ class Pipeline:
         if step.draft is not None:
             step.draft.num_waiting = len(scheduler.waiting)
         step.drop_ended()
+
+    def _end_unsound(self, step: PendingStep, result: StepResult) -> None:
+        """End the requests whose logits were not finite; nobody gets a token made up for them."""
+        for row in step.launched(result.unsound_rows):
+            request = row.request
+            # NaN in its keys and values must not reach a prompt that begins alike.
+            self._scheduler.kv.unregister(request, 0, row.start + row.num_tokens)
+            log.warning(
+                "request %d of step %d: %s", request.request_id, step.number, UNSOUND_LOGITS
+            )
+            self._delivery.abort(request.request_id, UNSOUND_LOGITS)
+        step.drop_ended()
+        if self._ahead is not None:
+            self._ahead.drop_ended()
 
     # The record
 

@@ -70,6 +70,10 @@ class PositionLogprobs(Struct, array_like=True, frozen=True):
     text_offset: int | None = None  # characters of the output's text before the chosen token
 
 
+# Why a request was ended whose next token the model did not say.
+UNSOUND_LOGITS = "the model gave no finite logits for its next token"
+
+
 class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of a request. The last output has a `finish_reason`: stop, length or abort.
 
@@ -86,6 +90,7 @@ class Output(Reply, frozen=True, kw_only=True, omit_defaults=True):
     num_output_tokens: int = 0  # so far
     logprobs: list[PositionLogprobs] | None = None  # one for each of token_ids, if asked for
     stop: str | int | None = None  # the stop string or token id that ended it, if one did
+    why: str | None = None  # why it was aborted
 
 
 class Bundle(Reply, frozen=True, kw_only=True):

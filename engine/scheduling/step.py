@@ -79,6 +79,7 @@ class StepResult:
             that ran.
         unfit_rows: if the device had no memory for the whole step, the indices of the rows that
             could not run at all.
+        unsound_rows: the indices of rows without a token, because their logits were not finite.
         bursts: by row index, the tokens that `acceptance.accepted` returned for a row with drafts.
         cuda_graph: as in `StepRecord`.
     """
@@ -91,6 +92,7 @@ class StepResult:
     logprobs: dict[int, PositionLogprobs] | None = None  # None: no request asks for them
     num_tokens_fit: int | None = None  # None: the step ran as a whole
     unfit_rows: tuple[int, ...] = ()
+    unsound_rows: tuple[int, ...] = ()
     bursts: dict[int, list[int]] | None = None  # None: no row had drafts
     cuda_graph: str | None = None
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.execution.sampling.samples import UNSOUND
 from stepscope.engine.protocol.replies import PositionLogprobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
@@ -95,22 +96,19 @@ def test_on_a_cpu_ties_for_the_last_logprob_are_broken_by_token_id() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_logits_give_valid_tokens_and_logprobs(
+def test_a_row_without_a_finite_largest_logit_gives_no_token_and_changes_no_other(
     on_host: bool, row: list[float], temperature: float
 ) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        token, found = sampled(
-            torch.tensor(row).to(dtype), on_host, logprobs=3, temperature=temperature, seed=1
-        )
-        impossible = {i for i, value in enumerate(row) if value != value or value == -INF}
-        if len(impossible) < 3:
-            assert token not in impossible
-        for each in (found.chosen, *found.top):
-            assert math.isfinite(each.logprob)
-            assert -9999.0 <= each.logprob <= 0.0
-        best_known = max((value for value in row if value == value), default=-INF)
-        if temperature == 0 and best_known > -INF:
-            assert token == row.index(best_known)
+        logits = torch.tensor([row, [0.0, 1.0, -INF]]).to(dtype)
+        sampling = SamplingParams(logprobs=3, temperature=temperature, seed=1)
+        requests = [Request(i, [1], sampling, arrival_ns=0) for i in range(2)]
+        sampled = Sampler(0, on_host=on_host).sample(logits, requests)
+        alone = Sampler(0, on_host=on_host).sample(logits[1:], requests[1:])
+        is_sound = math.isfinite(max(row)) and not any(map(math.isnan, row))
+        assert (sampled.token_ids[0] != UNSOUND) == (0 in sampled.logprobs) == is_sound
+        assert sampled.token_ids[1:] == alone.token_ids
+        assert sampled.logprobs[1] == alone.logprobs[0]
 
 
 @BOTH_WAYS

@@ -15,7 +15,7 @@ from stepscope.engine.execution.sampling.host_sampling import (
     LEAST_TEMPERATURE,
     TokenChoice,
 )
-from stepscope.engine.execution.sampling.samples import Sampled
+from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
@@ -33,14 +33,18 @@ class SamplesOnDevice:
         asked: list[int],
     ) -> None:
         device = logits.device
-        tokens = _finite(logits.float()).argmax(dim=-1)
+        floats = logits.float()
+        is_sound = torch.isfinite(floats.amax(dim=-1))
+        tokens = _finite(floats).argmax(dim=-1)
         if choices:
             rows = _indices([choice.row for choice in choices], device)
             tokens[rows] = _choose(logits[rows].float(), choices)
-        self.tokens = tokens
+        self.tokens = (
+            tokens  # also where unsound: the next step may compute it before it is dropped
+        )
         self._asked = asked
         self._nums = [requests[row].sampling.logprobs or 0 for row in asked]
-        wanted = [tokens]
+        wanted = [tokens.masked_fill(~is_sound, UNSOUND)]
         if asked:
             rows = _indices(asked, device)
             wanted += _logprobs(logits[rows].float(), tokens[rows], max(self._nums))
@@ -51,7 +55,8 @@ class SamplesOnDevice:
         if not wanted:
             return Sampled(tokens, {})
         found = _named([tokens[row] for row in self._asked], self._nums, *wanted)
-        return Sampled(tokens, dict(zip(self._asked, found, strict=True)))
+        pairs = zip(self._asked, found, strict=True)
+        return Sampled(tokens, {row: each for row, each in pairs if tokens[row] != UNSOUND})
 
 
 def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.engine.execution.sampling.samples import UNSOUND
 from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -55,22 +56,33 @@ def as_floats(row: Rows, is_bf16: bool) -> Floats:
 def greedy(rows: Rows, is_bf16: bool) -> list[int]:
     """Return the likeliest token of each of `rows` [R, vocab_size]. Of equal ones, the first.
 
+    `UNSOUND` for a row whose largest logit is NaN or infinite: it says nothing.
+
     Positive floats have the same order as their bits. So if any logit is positive, comparing 16-bit
     integers finds the largest bf16 logit without a conversion. In practice this is always so.
     """
     tokens = rows.argmax(axis=-1)
     best = rows[np.arange(len(rows)), tokens]
-    sound = (best > 0) & (best <= 0x7F80) if is_bf16 else np.isfinite(best)
+    if is_bf16:  # a NaN has the largest bits of its sign
+        sound = (best > 0) & (best < 0x7F80) & (rows.view(np.uint16).max(axis=-1) <= 0xFF80)
+    else:
+        sound = np.isfinite(best)
     chosen: list[int] = tokens.tolist()
     if not sound.all():
         for row in np.flatnonzero(~sound).tolist():
-            chosen[row] = int(_finite(as_floats(rows[row], is_bf16)).argmax())
+            floats = as_floats(rows[row], is_bf16)
+            chosen[row] = int(floats.argmax()) if np.isfinite(floats.max()) else UNSOUND
     return chosen
 
 
 @np.errstate(over="ignore")  # overflow to inf or -inf is harmless here
 def choose(logits: Floats, choice: TokenChoice) -> int:
-    """Return the token of one row, by its sampling parameters. Overwrites `logits` [vocab_size]."""
+    """Return the token of one row, by its sampling parameters. Overwrites `logits` [vocab_size].
+
+    `UNSOUND` if the largest logit is NaN or infinite.
+    """
+    if not np.isfinite(logits.max()):
+        return UNSOUND
     sampling = choice.sampling
     if choice.counts is not None:
         penalise(logits, choice.counts, sampling)

@@ -18,7 +18,7 @@ import torch
 from stepscope.engine.execution.sampling import host_sampling
 from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
 from stepscope.engine.execution.sampling.host_sampling import TokenChoice
-from stepscope.engine.execution.sampling.samples import Sampled, SamplesInFlight
+from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
 from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
@@ -125,7 +125,9 @@ class _OnHost:
 
     @property
     def tokens(self) -> torch.Tensor:
-        return to_device(np.array(self._sampled.token_ids, dtype=np.int64), self._device)
+        # The next step may compute an unsound token before it is dropped: it must be one.
+        token_ids = np.array(self._sampled.token_ids, dtype=np.int64)
+        return to_device(token_ids.clip(min=0), self._device)
 
     def collect(self) -> Sampled:
         return self._sampled
@@ -152,5 +154,6 @@ def _sample_on_host(
             requests[row].sampling.logprobs or 0,
         )
         for row in asked
+        if tokens[row] != UNSOUND
     }
     return Sampled(tokens, logprobs)

@@ -6,11 +6,13 @@ import torch
 
 from stepscope.engine.protocol.replies import PositionLogprobs
 
+UNSOUND = -1
+
 
 class Sampled(NamedTuple):
     """The sampled tokens of some rows, in the order of the rows."""
 
-    token_ids: list[int]
+    token_ids: list[int]  # `UNSOUND` where the row has no finite largest logit
     logprobs: dict[int, PositionLogprobs]  # by row, for requests that ask for logprobs
 
 

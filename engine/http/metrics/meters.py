@@ -44,6 +44,7 @@ _COUNTERS = {
     "stepscope_scheduled_tokens": "Tokens computed, recomputed ones included, by phase.",
     "stepscope_steps": "Forward steps.",
     "stepscope_requests_rejected": "Requests that were turned away.",
+    "stepscope_requests_unsound_logits": "Requests ended because their logits were not finite.",
     "stepscope_kv_blocks_evicted": "Cached blocks overwritten.",
     "stepscope_pauses": "Times that an operator paused the engine.",
     "stepscope_paused_seconds": "Time in which an operator had paused the engine.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.meters import Meters
 from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
@@ -217,6 +218,8 @@ class EngineMetrics:
                     self._finish(life, event.num_output_tokens, time_ns)
             elif isinstance(event, Aborted):
                 self.meters.count("vllm:request_success", 1, "abort")
+                if event.reason == UNSOUND_LOGITS:
+                    self.meters.count("stepscope_requests_unsound_logits")
                 self._lives.pop(event.request_id, None)
             elif isinstance(event, Rejected):
                 self.meters.count("stepscope_requests_rejected")

@@ -14,7 +14,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
 from stepscope.engine.http.openai.generation import ClientGone, Generation, TextPiece
 from stepscope.engine.http.openai.job import Job, UsageMeter
-from stepscope.engine.protocol.replies import Output
+from stepscope.engine.protocol.replies import UNSOUND_LOGITS, Output
 
 log = logging.getLogger("stepscope.http")
 
@@ -121,6 +121,10 @@ async def send_json(
 
 def _check(piece: TextPiece) -> None:
     if piece.output.finish_reason == "abort":
+        if piece.output.why == UNSOUND_LOGITS:
+            raise ApiError(
+                500, f"the engine ended this request: {UNSOUND_LOGITS}", code="unsound_logits"
+            )
         raise ApiError(
             503,
             "the engine ended this request before it was finished: it was stopped, the "
