@@ -26,7 +26,6 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -117,7 +116,7 @@ def test_a_preempted_request_counts_neither_as_prefix_hit_nor_its_prompt_twice(
         metrics.apply(message)
     rates = history.rates(None, None)
     assert (rates.in_tokens_per_s or 0.0) * rates.seconds == pytest.approx(num_prompt)
-    for figures in (history.figures(None, None), figures_of(side.sums())):
+    for figures in (history.figures(None, None), side.figures()):
         assert (figures["preemptions"] or 0) > 0
         assert figures["prefix_hit_rate"] == num_hit / num_prompt
         in_tokens = (figures["in_tokens_per_s"] or 0.0) * (figures["seconds"] or 0.0)
