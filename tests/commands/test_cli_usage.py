@@ -205,7 +205,7 @@ def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: li
     [
         ["top", "tcp://127.0.0.1:1"],
         ["snapshot", "tcp://127.0.0.1:1"],
-        ["record", "tcp://127.0.0.1:1", "-o", "out.mcap"],
+        ["record", "tcp://127.0.0.1:1", "-o", "out.mcap", "--no-wait"],
         ["load", "never-there"],
         ["set", "order=arrival", "--endpoint", "never-there"],
         ["snapshot", "never-there"],
