@@ -28,7 +28,6 @@ from stepscope.recordings.plot.figure import figure, step_ticks
 from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.screenshot import screenshot_file
 from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
@@ -318,8 +317,6 @@ def test_without_matplotlib_the_plot_command_names_the_extra(
     needed = re.escape("pip install 'stepscope[export]'")
     with pytest.raises(CommandFailed, match=needed):
         plot_file(file, f"{tmp_path}/a.png", None, 20, None, None, "9x9", "light", None)
-    with pytest.raises(CommandFailed, match=needed):
-        screenshot_file(file, 20, f"{tmp_path}/b.png", None, "80x24", 1, None, None, None, {})
     assert list(tmp_path.iterdir()) == []
 
 

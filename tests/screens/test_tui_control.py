@@ -505,7 +505,9 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(
     app = dashboard(late)
     async with app.run_test(size=(120, 40)) as pilot:
         await press(app, "U")
-        said = "this dashboard has not changed a knob; the last one is anna: max_num_batched_tokens"
+        said = (
+            "this dashboard has not changed a knob; the last one is by anna: max_num_batched_tokens"
+        )
         await until(lambda: said in main_text(app), "nothing is said")
         await press(app, "6")
         await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")

@@ -30,7 +30,7 @@ from stepscope.tui.settings.settings import config_path, load_settings
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    *("prometheus-client", "psutil"),
+    *("prometheus-client", "psutil", "numpy"),
 )
 # What the kernels of each level do, and what those of a better CPU would do.
 _CPU_LEVELS = {

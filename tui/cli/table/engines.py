@@ -186,7 +186,7 @@ def snapshot(
         ),
     ] = False,
 ) -> None:
-    """Show what an engine, or a server with /metrics, is doing right now, once."""
+    """Show what an engine or a /metrics page says now."""
     from stepscope.tui.cli.engines import snapshot as command
 
     command.snapshot(endpoint, as_json)

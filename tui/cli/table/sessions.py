@@ -33,7 +33,7 @@ def stats(
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print all figures of a recording, an engine, or a server with /metrics."""
+    """Print all figures of a recording, an engine or /metrics."""
     from stepscope.tui.cli.recordings import stats as command
 
     command.stats(target, seconds, slo_itl, slo_ttft, as_json)

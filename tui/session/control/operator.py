@@ -156,8 +156,8 @@ class Operator:
             if moved:
                 said = "the autopilot of this dashboard has given the knobs back"
             elif changes:
-                other = " elsewhere" if changes[-1].who == self.who else ""
-                said += f"; the last one was made{other} by {_change_text(changes[-1])}"
+                other = "elsewhere " if changes[-1].who == self.who else ""
+                said += f"; the last one is {other}by {_change_text(changes[-1])}"
             self._notices.say(f"nothing to undo: {said}", "caution")
             return
         for later in reversed(changes):
