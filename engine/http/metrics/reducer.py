@@ -12,6 +12,7 @@ from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import (
     Aborted,
+    Admitted,
     Arrived,
     BatchRow,
     EngineInfo,
@@ -51,12 +52,12 @@ class _Life:
 class EngineMetrics:
     """The engine's metrics.
 
-    Args:
-        ttft_s, itl_s: service levels for goodput, in seconds.
+    `ttft_s` and `itl_s` are the service levels for goodput, in seconds: those that the engine was
+    started with, else the defaults.
     """
 
-    def __init__(self, ttft_s: float = 0.5, itl_s: float = 0.05) -> None:
-        self.ttft_s, self.itl_s = ttft_s, itl_s
+    def __init__(self) -> None:
+        self.ttft_s, self.itl_s = 0.5, 0.05
         self.meters = Meters()
         self.goodput = GoodputRate()
         self.info: EngineInfo | None = None
@@ -107,7 +108,7 @@ class EngineMetrics:
             self._apply_step(message)
         elif isinstance(message, EngineStatus):
             self._go_on(message, message.time_ns)
-            self._apply_arrivals(message.events)
+            self._apply_starts(message.events)
             self._apply_events(message.events, message.time_ns)
         elif isinstance(message, EngineInfo):
             self._set_info(message)
@@ -141,7 +142,7 @@ class EngineMetrics:
         meters.observe("stepscope_step_seconds", (step.tokens_ns - start_ns) / 1e9)
         if scheduled_ns is not None:
             meters.observe("stepscope_schedule_seconds", (scheduled_ns - start_ns) / 1e9)
-        self._apply_arrivals(step.events)
+        self._apply_starts(step.events)
         begun_ns = start_ns if scheduled_ns is None else scheduled_ns
         gaps: dict[int, list[_Life]] = {}  # most requests of a step wait since the same step
         rows = step.batch or ()
@@ -171,7 +172,6 @@ class EngineMetrics:
         if not life.was_scheduled:
             life.was_scheduled = True
             life.scheduled_ns = scheduled_ns
-            view.num_cached_tokens = row.num_hit_tokens
         if not samples:
             return num_tokens
         if row.flags & _FIRST_TOKEN:
@@ -185,8 +185,13 @@ class EngineMetrics:
         view.last_token_ns = tokens_ns
         return num_tokens
 
-    def _apply_arrivals(self, events: list[RequestEvent]) -> None:
+    def _apply_starts(self, events: list[RequestEvent]) -> None:
+        """Apply arrivals and admissions, which the rows of the same step rest on."""
         for event in events:
+            if isinstance(event, Admitted):
+                life = self._lives.get(event.request_id)
+                if life is not None and not life.was_scheduled:  # else it finds its own tokens
+                    life.view.num_cached_tokens = event.num_cached_tokens
             if not isinstance(event, Arrived):
                 continue
             view = RequestView(
@@ -205,7 +210,7 @@ class EngineMetrics:
                 life.has_kept_levels = ttft_s <= self.ttft_s
 
     def _apply_events(self, events: list[RequestEvent], time_ns: int) -> None:
-        """Apply all events but arrivals."""
+        """Apply all events but arrivals and admissions."""
         for event in events:
             if isinstance(event, Preempted):
                 self.meters.count("vllm:num_preemptions")
@@ -263,3 +268,5 @@ class EngineMetrics:
         if self.info is None or self.info.max_model_len != info.max_model_len:
             self.meters.size(info.max_model_len)
         self.info = info
+        self.ttft_s = (info.slo_ttft_ms or 500.0) / 1000
+        self.itl_s = (info.slo_itl_ms or 50.0) / 1000
