@@ -247,7 +247,7 @@ class History(HistoryView):
         Waits are then explained again. Any thread may call it.
 
         Args:
-            baseline: covers more steps than the previous baseline, and must not change any more.
+            baseline: must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
