@@ -150,7 +150,7 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
     assert history.version > version  # so that it is drawn anew
     second, life = history.stall(step), history.life(view)
     assert second is not None
-    (piece,) = slow_pieces([second])
+    assert len(slow_pieces([second])) == 1
     assert f"by {baseline.num_steps:,} steps of the file" in second.explanation
     assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
