@@ -17,8 +17,8 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.replay.chunk_latency import waits_in
-from stepscope.recordings.replay.file_search import FileSearch
-from stepscope.recordings.replay.filling import DAMAGE
+from stepscope.recordings.replay.file_events import FileSearch
+from stepscope.recordings.replay.seek import DAMAGE
 from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport import keys as key_files
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples

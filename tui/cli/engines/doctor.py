@@ -14,7 +14,7 @@ import platformdirs
 
 from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import (
     Endpoint,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol.asker import LOCAL
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials

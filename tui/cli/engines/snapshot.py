@@ -2,11 +2,11 @@
 
 import msgspec
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json

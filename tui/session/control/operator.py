@@ -22,8 +22,7 @@ from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.knob_text import value_text
-from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import known_changes, value_text
 from stepscope.tui.session.control.asked_workload import AskedWorkload
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import Answer, EngineLink
