@@ -77,7 +77,7 @@ fuzz: $(INSTALLED)
 # Everything that is measured, in half an hour or more; of the dashboard what has an aim (bench-tui: all).
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
-		case $$script in *bench_tui.py) short=--quick;; *) short=;; esac; \
+		case $$script in *bench_tui.py) short=--quick;; *bench_gpu.py) short="--device cpu";; *) short=;; esac; \
 		echo "== $$script $$short"; $(BIN)/python "$$script" $$short || exit 1; \
 	done
 

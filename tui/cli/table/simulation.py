@@ -48,7 +48,7 @@ def simulate(
         typer.Option(
             metavar="FILE",
             help="instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-            "that were measured ('stepscope bench gpu --json', CSV)",
+            "that were measured (tests/bench/bench_gpu.py, CSV)",
         ),
     ] = None,
     tensor_parallel: Annotated[
