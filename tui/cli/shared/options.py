@@ -24,10 +24,12 @@ DEMO_DEFAULTS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 TOUR_DEFAULTS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 HTTP_DEFAULTS = {"bind": "127.0.0.1:8000"}
+SIMULATE_DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _OWN_DEFAULTS: dict[str, Mapping[str, Any]] = {
     "http": HTTP_DEFAULTS,
     "demo": DEMO_DEFAULTS,
     "tour": TOUR_DEFAULTS,
+    "simulate": SIMULATE_DEFAULTS,
     "schedule": dict.fromkeys(Knobs.__struct_fields__),  # the workload's own
 }
 _NOTES = {

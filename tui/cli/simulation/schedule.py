@@ -27,6 +27,7 @@ from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import sample_named
 from stepscope.tui.cli.shared.text_table import text_table
@@ -42,7 +43,6 @@ from stepscope.tui.cli.simulation.simulate import (
 )
 from stepscope.tui.cli.simulation.source import open_source
 from stepscope.tui.cli.simulation.step_times import choose_step_times
-from stepscope.tui.cli.simulation.variants import swept
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
 
@@ -135,7 +135,7 @@ def _cases(options: ScheduleOptions) -> list[_ScheduleCase]:
     return [
         case._replace(name=f"{case.name} {text}".strip(), changes={**case.changes, **changes})
         for case in _modes(options)
-        for text, changes in swept(options.sweep)
+        for text, changes in variants_of((), options.sweep)
     ]
 
 

@@ -22,12 +22,17 @@ from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import SIMULATE_DEFAULTS
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
-from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
-from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
+from stepscope.tui.cli.simulation.source import MIX, SimulatedSource, open_source
+from stepscope.tui.cli.simulation.step_times import (
+    DEFAULT_MODEL,
+    ChosenStepTimes,
+    choose_step_times,
+)
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.views.format import file_size
@@ -61,7 +66,7 @@ class RunOptions(NamedTuple):
 
 
 def simulate(
-    source: str,
+    source: str | None,
     engine: EngineOptions,
     options: RunOptions,
     output: str | None,
@@ -72,7 +77,7 @@ def simulate(
     """Simulate the runs and print their figures.
 
     Args:
-        source: a trace, a recording, or `mix`.
+        source: a trace, a recording, or `mix`; None: the default mix, and the output says so.
         output: also write the first run as a recording.
 
     Raises:
@@ -84,11 +89,11 @@ def simulate(
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
     levels = levels_of_options(slos) or [SLO()]
-    spec = resolve(WorkloadSpec, "load", flags)
+    spec = resolve(WorkloadSpec, "load", flags, SIMULATE_DEFAULTS)
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(DEFAULT_LEN, num_slots or DEFAULT_LEN)
-    work = open_source(source, spec, longest, options.time_scale, options.limit)
+    work = open_source(source or MIX, spec, longest, options.time_scale, options.limit)
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
     seeds = [spec.seed + number for number in range(options.num_runs)]
     runs: list[RunFigures] = []
@@ -114,6 +119,14 @@ def simulate(
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
         say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
+        if source is None:
+            model = (
+                "" if engine.model or engine.gpu is None else f", model {DEFAULT_MODEL} (--model)"
+            )
+            say(
+                f"chosen     a mix of {work.num_requests:,} requests (--num-requests, --rate; or a "
+                f"trace or a recording){model}"
+            )
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
     if written is not None and not as_json:

@@ -14,6 +14,7 @@ from stepscope.recordings.simulation.what_if import WhatIf, what_if
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.picture_path import picture_path
@@ -21,7 +22,6 @@ from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import levels_of_options
-from stepscope.tui.cli.simulation.variants import Variant, changes_in, swept
 from stepscope.tui.cli.simulation.what_if_report import document, frontier, report
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 
@@ -41,15 +41,19 @@ def run(
         Interrupted: a signal ended the command early.
     """
     path = find_recording(file)
-    variants = _variants(assignments, sweep)
+    variants = variants_of(assignments, sweep)
+    if not variants:
+        raise WrongUsage("give knobs, such as max_num_batched_tokens=256,1024, or --sweep")
     session = picture = None
     if output is not None and output.endswith(".mcap"):
         if sweep is not None or len(variants) != 1:
-            raise WrongUsage("--output: a recording is of one variant; give one KNOB=VALUE,...")
+            raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
         session = output_path(output)
     elif output is not None and sweep is None:
         raise WrongUsage("--output: a figure shows a sweep; give --sweep KNOB=FIRST..LAST")
     elif output is not None:
+        if any("," in word for word in assignments):
+            raise WrongUsage("--output: a figure shows one sweep; give one value of other knobs")
         picture = picture_path(output, (".svg", ".png", ".pdf"))
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
@@ -71,7 +75,10 @@ def run(
     else:
         say(*report(found, basis, levels))
     if picture is not None and sweep is not None:
-        _draw(picture, found, sweep.partition("=")[0], path.stem)
+        by = " with ".join(
+            [sweep.partition("=")[0], *([" ".join(assignments)] if assignments else [])]
+        )
+        _draw(picture, found, by, path.stem)
 
 
 def _write(
@@ -94,7 +101,7 @@ def _write(
     print(f"stepscope: wrote {path}", file=sys.stderr)
 
 
-def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
+def _draw(picture: Path, found: WhatIf, by: str, name: str) -> None:
     points, recorded = frontier(found)
     details = (
         f"forecast from {name}; bars: where nine in ten sessions should lie; full points: no other "
@@ -102,23 +109,10 @@ def _draw(picture: Path, found: WhatIf, knob: str, name: str) -> None:
     )
     try:
         content = frontier_figure(
-            points, recorded, f"TTFT against ITL by {knob}", details, picture.suffix[1:].lower()
+            points, recorded, f"TTFT against ITL by {by}", details, picture.suffix[1:].lower()
         )
     except MissingPackage as error:
         raise CommandFailed(str(error)) from error
     with writing(picture, replace=True) as stream:
         stream.write(content)
     print(f"stepscope: wrote {picture}", file=sys.stderr)
-
-
-def _variants(assignments: Sequence[str], sweep: str | None) -> list[Variant]:
-    """Return the variants to forecast: one for each argument, and those of `--sweep`.
-
-    An argument is `KNOB=VALUE`, or several with commas between them for knobs that change together.
-    """
-    found: list[Variant] = [(text, changes_in(text)) for text in assignments]
-    if sweep is not None:
-        found += swept(sweep)
-    if not found:
-        raise WrongUsage("give knobs, such as max_num_batched_tokens=1024, or --sweep")
-    return found

@@ -152,8 +152,8 @@ def set_(
     assignments: Annotated[
         list[str],
         typer.Argument(
-            metavar="[ENDPOINT] KEY=VALUE",
-            help="knobs and their new values; put the engine first if there are several",
+            metavar="[ENDPOINT] KNOB=VALUE",
+            help="one change of one or more knobs; put the engine first if there are several",
         ),
     ],
     endpoint: Annotated[

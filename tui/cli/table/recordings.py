@@ -170,21 +170,25 @@ def verify(
 
 @commands.command(
     epilog=example(
-        "stepscope export session.mcap --to perfetto -o session.pftrace",
-        "stepscope export session.mcap --to csv --table requests --from 100 --until 200 -o r.csv",
+        "stepscope export session.mcap -o session.pftrace",
+        "stepscope export session.mcap -o r.csv --table requests --from 100 --until 200",
+        "stepscope export session.mcap -o work.jsonl --format mooncake",
     )
 )
 def export(
     file: RecordingFile,
     target: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--to",
             "--format",
+            "--to",
             metavar="FORMAT",
-            help="perfetto, parquet, csv, jsonl or mooncake",
+            help="perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+            ".pftrace, .parquet, .csv or .jsonl)",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    *,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
     ],

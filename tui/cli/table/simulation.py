@@ -16,6 +16,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 @commands.command(
     epilog=example(
+        "stepscope simulate --gpu h100",
         "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
         "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
         "stepscope simulate session.mcap --step-time session.mcap -o again.mcap",
@@ -24,13 +25,14 @@ commands = typer.Typer(rich_markup_mode=None)
 @with_options("knobs", "load")
 def simulate(
     source: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TRACE|FILE|mix",
             help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the "
-            "load of the options below",
+            "load of the options below  [default: mix]",
+            show_default=False,
         ),
-    ],
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),

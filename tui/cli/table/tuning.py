@@ -30,7 +30,7 @@ _Seconds = Annotated[
     "what-if",
     epilog=example(
         "stepscope what-if session.mcap max_num_batched_tokens=1024",
-        "stepscope what-if session.mcap max_num_seqs=8 batching=static,order=arrival",
+        "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
         "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
         "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
     ),
@@ -41,13 +41,13 @@ def what_if(
         list[str] | None,
         typer.Argument(
             metavar="KNOB=VALUE,...",
-            help="each argument is a variant; commas join knobs that change together",
+            help="the knobs of one change; commas try several values of a knob",
             show_default=False,
         ),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="KNOB=FIRST..LAST", help="variants over a range, evenly in ratio"),
+        typer.Option(metavar="KNOB=FIRST..LAST", help="try a range of values, evenly in ratio"),
     ] = None,
     slo: Annotated[
         list[str] | None,
