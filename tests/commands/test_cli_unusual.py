@@ -117,7 +117,7 @@ def _run(
 def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Path) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run("$S compare ok.mcap freeze", folder, ascii_only)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0
     whole = _run("$S compare ok.mcap freeze", folder, {"PYTHONIOENCODING": "utf-8"}).stdout
     drawn = whole.decode().translate(TO_ASCII)
     assert done.stdout.decode("ascii") == drawn.encode("ascii", "replace").decode()

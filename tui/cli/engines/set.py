@@ -1,6 +1,9 @@
 """`stepscope set`: changes knobs of a running engine."""
 
 import contextlib
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -11,24 +14,50 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.knob_text import typed_text
+from stepscope.tui.cli.shared.arguments import As, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _TRIES = 5
 _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
+@commands.command(
+    "set",
+    epilog=example(
+        "stepscope set max_num_batched_tokens=512 order=arrival",
+        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    ),
+)
+@with_key
 def set_knobs(
-    assignments: list[str],
-    endpoint: str | None,
-    dry_run: bool,
-    expect_version: int | None,
-    name: str | None = None,
+    assignments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ENDPOINT] KNOB=VALUE",
+            help="one change of one or more knobs; put the engine first if there are several",
+        ),
+    ],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="the engine, if it is not the first argument", metavar="ENDPOINT"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
+    ] = False,
+    expect_version: Annotated[
+        int | None,
+        typer.Option(help="fail if the knobs no longer have this version", metavar="INT"),
+    ] = None,
+    name: As = None,
 ) -> None:
-    """Change knobs; print `name: old -> new`, and the first step with the new values."""
+    """Change knobs of a running engine; print the step of effect."""
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
+from stepscope.tui.cli.shared.arguments import FirstStep, LastStep, RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
@@ -15,6 +19,9 @@ from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 # A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
 _ENDINGS: Mapping[str, Format] = {
@@ -25,22 +32,46 @@ _ENDINGS: Mapping[str, Format] = {
 }
 
 
+@commands.command(
+    "export",
+    epilog=example(
+        "stepscope export session.mcap -o session.pftrace",
+        "stepscope export session.mcap -o r.csv --table requests --from 100 --until 200",
+        "stepscope export session.mcap -o work.jsonl --format mooncake",
+    ),
+)
 def export_file(
-    file: str,
-    target: str | None,
-    output: str,
-    first: int | None,
-    last: int | None,
-    table: str,
-    with_tokens: bool,
+    file: RecordingFile,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "--to",
+            metavar="FORMAT",
+            help="perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+            ".pftrace, .parquet, .csv or .jsonl)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
+    ],
+    first: FirstStep = None,
+    last: LastStep = None,
+    table: Annotated[
+        str,
+        typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
+    ] = "steps",
+    with_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--with-tokens",
+            help="also write prompts and outputs, if the recording has them (jsonl)",
+        ),
+    ] = False,
 ) -> None:
-    """Export a recording to a file, and print what the file contains.
-
-    Raises:
-        WrongUsage: there is no such format or table, the file's name does not tell the format, or
-            the range is empty.
-        CommandFailed, RecordingError: the recording cannot be read, or the file not written.
-    """
+    """Convert a recording to the format of another program."""
     chosen = _format_of(target, output)
     which = next((each for each in TABLES if each == table), None)
     if which is None:

@@ -67,8 +67,8 @@ def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]
             f"{unknown[0]!r} is no knob; the knobs are {', '.join(Knobs.__struct_fields__)}"
         )
     found = []
-    for values in itertools.product(*(text.split(",") for text in texts.values())):
-        flags = dict(zip(texts, values, strict=True))
+    for chosen in itertools.product(*(text.split(",") for text in texts.values())):
+        flags = dict(zip(texts, chosen, strict=True))
         said = " ".join(f"{name}={value}" for name, value in flags.items())
         found.append((said, convert_flags(Knobs, flags)))
     if len(found) > _MAX_VARIANTS:
