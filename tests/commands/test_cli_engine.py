@@ -24,7 +24,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
-from stepscope.tui.cli.engines import keys as keys_command
+from stepscope.tui.cli.shared import client_key
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
@@ -217,7 +217,7 @@ def test_a_key_for_an_engine_without_keys_gives_a_note(
     assert done.stderr == note
     assert stepscope("snapshot", endpoint).stderr == ""
     assert stepscope("audit", endpoint, "--key", key).stderr == note
-    monkeypatch.setattr(keys_command, "find_local", lambda: [Endpoint.parse(endpoint)])
+    monkeypatch.setattr(client_key, "find_local", lambda: [Endpoint.parse(endpoint)])
     assert stepscope("audit", "freeze", "--key", key).stderr == ""
     assert stepscope("audit", str(tmp_path / "other"), "--key", key).stderr.count("note:") == 0
 

@@ -250,7 +250,7 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     ("arguments", "expected"),
     [
         (("--modes", "all"), "--modes and --sweep go with --summary"),
-        (("--summary", "--sweep", "seats=1..2"), "expected KNOB=VALUE"),
+        (("--summary", "--sweep", "seats=1..2"), "'seats' is no knob; the knobs are"),
         (("--summary", "--runs", "2"), "has no chance in it"),
         (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
         (("--json",), "--json goes with --summary"),

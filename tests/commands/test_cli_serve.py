@@ -43,7 +43,7 @@ def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
 
     monkeypatch.setattr(engine_serve, "serve", started)
     monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
-    serve_command.serve({}, exit_with_stdin=False)
+    serve_command.serve(flags={})
     out = capsys.readouterr().out
     assert "decode of 8 streams 2.5 ms a step, prefill of 400 tokens 1,234 ms" in out.splitlines()
     said = out.partition("stepscope top ")[2].split()[0]
@@ -73,7 +73,7 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
     monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
     monkeypatch.setitem(sys.modules, "stepscope.engine.execution.loading", None)  # with torch
     with pytest.raises(ConfigError) as failed:
-        serve_command.serve(flags, exit_with_stdin=False)
+        serve_command.serve(flags=flags)
     exit_code, message = expected(failed.value) or (0, "")
     assert exit_code == WRONG_USAGE
     assert said in message

@@ -14,6 +14,7 @@ import zmq
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings import samples
 from stepscope.tui.cli.__main__ import main
+from stepscope.tui.cli.command_line import GROUPS, command_tree
 from stepscope.tui.cli.dashboards import demo_engine
 
 COMMANDS = (
@@ -100,7 +101,16 @@ def test_stepscope_alone_lists_all_commands_and_is_wrong_usage(run: Run) -> None
     assert done.exit_code == 2
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
-    assert "..." not in done.stdout.partition("Commands:")[2]  # no summary is cut short
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 46
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None:
+    said = {name: line for group in GROUPS.values() for name, (_, line) in group.items()}
+    assert said == {
+        name: command.help.partition("\n")[0] for name, command in command_tree().commands.items()
+    }
 
 
 def test_the_version_is_shown(run: Run) -> None:
@@ -118,24 +128,27 @@ def test_the_version_is_shown(run: Run) -> None:
         (["serve", "--block-size", "many"], "--block-size: expected a whole number"),
         (["serve", "--dtype", "int3"], "--dtype: expected one of auto, float32"),
         (["serve", "--watermark", "0.9"], "of at most 0.5, got '0.9'"),
-        (["set"], "KEY=VALUE"),
-        (["set", "budget"], "expected KEY=VALUE, got 'budget'; for example: stepscope set"),
-        (["set", "budget", "512"], "expected KEY=VALUE, got 'budget'; for example: stepscope set"),
+        (["set"], "KNOB=VALUE"),
+        (["set", "budget"], "expected KNOB=VALUE, got 'budget'; for example: stepscope set"),
+        (["set", "budget", "512"], "expected KNOB=VALUE, got 'budget'; for example: stepscope set"),
         (["set", "max-num-seqs", "4"], "got 'max-num-seqs'; write max_num_seqs=4; for example"),
         (["set", "order"], "got 'order'; write order=VALUE; for example"),
-        (["set", "tcp://127.0.0.1:5555"], "first: stepscope set tcp://127.0.0.1:5555 KEY=V"),
-        (["set", "max_num_seqs=4", "engine-0"], "first: stepscope set engine-0 KEY=VALUE;"),
+        (["set", "tcp://127.0.0.1:5555"], "first: stepscope set tcp://127.0.0.1:5555 KNOB=V"),
+        (["set", "max_num_seqs=4", "engine-0"], "first: stepscope set engine-0 KNOB=VALUE;"),
         (["set", "a", "max_num_seqs=4", "--endpoint", "b"], "one engine at a time: got 'a'"),
-        (["set", "=3"], "expected KEY=VALUE"),
+        (["set", "=3"], "expected KNOB=VALUE"),
         (["set", "watermark=0.1", "watermark=0.2"], "watermark is given twice"),
         (["set", "max-num-seqs=1", "max_num_seqs=1"], "max_num_seqs is given twice"),
+        (["set", "max_num_seqs=8,order=arrival"], "change together: max_num_seqs=8 order=arrival"),
+        (["set", "max_num_seqs=8,16"], "one value at a time; 'stepscope what-if' tries several"),
         (["demo", "--headless", "--screenshot", "x.jpg"], ".svg or .txt, got x.jpg"),
         (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
-        (["export", "freeze", "--to", "chrome", "-o", "x"], "chrome is no more: --to perfetto"),
+        (["export", "freeze", "--to", "chrome", "-o", "x"], "no more: --format perfetto"),
+        (["export", "freeze", "-o", "x.txt"], "let it end in .pftrace, .parquet, .csv, .jsonl, or"),
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
         (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),
@@ -154,10 +167,12 @@ def test_wrong_usage_ends_with_2_and_names_what_was_expected(
     assert said in done.one_line()
 
 
-def test_the_help_says_whose_service_levels_hold(run: Run) -> None:
-    for command in ("demo", "top"):
-        said = " ".join(run(command, "--help").stdout.split())
-        assert "(default: as the engine or the recording says, else 500)" in said
+def test_the_help_of_demo_shows_its_own_defaults(run: Run) -> None:
+    said = " ".join(run("demo", "--help").stdout.split())
+    assert "[default: 3000ms]" in said
+    assert "[default: 150ms]" in said
+    assert "budget of 64 tokens, at most 16 running requests" in said
+    assert "else 500)" in " ".join(run("top", "--help").stdout.split())
 
 
 def test_audit_accepts_recordings_and_shipped_samples_by_name(
@@ -242,7 +257,7 @@ def test_with_several_engines_a_command_names_them_and_asks_for_one(
 
 
 def test_an_invalid_endpoint_is_refused(run: Run) -> None:
-    done = run("snapshot", "ftp://localhost:8000")
+    done = run("load", "http://localhost:8000")
     assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
 
@@ -364,7 +379,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "name", ["typer", "stepscope.tui.cli.table.bench", "stepscope.tui.cli.recordings.explain"]
+    "name", ["typer", "stepscope.tui.cli.shared.errors", "stepscope.tui.cli.recordings.explain"]
 )
 def test_ctrl_c_is_quiet_even_while_modules_are_imported(name: str) -> None:
     """Even while the command's modules are imported, which takes the first tenth of a second."""

@@ -79,5 +79,5 @@ def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
         capsys.readouterr()
         options = schedule.ScheduleOptions(summary=True)
-        schedule.schedule(str(file), options, EngineOptions(), {"batching": batching})
+        schedule.dry_run(str(file), options, EngineOptions(), {"batching": batching})
         assert f"max {steps} steps" in capsys.readouterr().out.split("TTFT")[1].splitlines()[0]

@@ -478,23 +478,26 @@ def test_the_export_command_says_what_it_wrote(
         return int(ended.value.code or 0), said.out, said.err
 
     out = str(tmp_path / "out")
-    code, said, _ = run("--to", "mooncake", "-o", out)
+    code, said, _ = run("--format", "mooncake", "-o", out)
     assert code == 0
     assert f"{out}: " in said
     assert "no tokens are looked at" in said
-    code, _, error = run("--to", "csv", "-o", out)
+    code, _, _ = run("-o", out + ".csv", "--until", "20")
+    assert code == 0
+    assert (tmp_path / "out.csv").read_text().startswith("step,")
+    code, _, error = run("--format", "csv", "-o", out)
     assert code == 1
     assert "is there already" in error
     for wrong in (
-        ["--to", "excel", "-o", out + "2"],
-        ["--to", "csv", "--table", "users", "-o", out + "2"],
-        ["--to", "perfetto", "--table", "rows", "-o", out + "2"],
-        ["--to", "csv", "--from", "9", "--until", "3", "-o", out + "2"],
+        ["--format", "excel", "-o", out + "2"],
+        ["--format", "csv", "--table", "users", "-o", out + "2"],
+        ["--format", "perfetto", "--table", "rows", "-o", out + "2"],
+        ["--format", "csv", "--from", "9", "--until", "3", "-o", out + "2"],
     ):
         code, _, error = run(*wrong)
         assert code == 2
         assert error.count("\n") == 1
-    code, _, error = run("--to", "csv", "--from", "5000", "-o", out + "2")
+    code, _, error = run("--format", "csv", "--from", "5000", "-o", out + "2")
     assert code == 2
     assert "holds steps 0 to 899" in error
     for package, target in (("perfetto", "perfetto"), ("pyarrow", "parquet")):
@@ -502,10 +505,10 @@ def test_the_export_command_says_what_it_wrote(
             for name in [n for n in sys.modules if n.split(".")[0] == package]:
                 patch.delitem(sys.modules, name)
             patch.setitem(sys.modules, package, None)
-            code, _, error = run("--to", target, "-o", out + "2")
+            code, _, error = run("--format", target, "-o", out + "2")
         assert code == 1
         assert f"{target} needs the package {package}: pip install 'stepscope[export]'" in error
-    assert sorted(os.listdir(tmp_path)) == ["out"]
+    assert sorted(os.listdir(tmp_path)) == ["out", "out.csv"]
 
 
 def test_an_interrupted_export_leaves_no_file(recorded: Path, tmp_path: Path) -> None:

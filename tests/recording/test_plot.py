@@ -226,7 +226,14 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     files = [tmp_path / "a.svg"]
     drawn = []
     for _ in range(2):
-        plot_file(str(path), str(files[0]), None, None, "30ms", "0.5s", "7x7", "light", "a $ sign")
+        plot_file(
+            str(path),
+            output=str(files[0]),
+            slo_itl="30ms",
+            slo_ttft="0.5s",
+            size="7x7",
+            title="a $ sign",
+        )
         drawn.append(files[0].read_bytes())
     first = drawn[0]
     assert drawn[1] == first
@@ -261,7 +268,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         assert text in said, text
     assert "7x7 inches" in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
-    plot_file(str(path), str(files[0]), 10, 20, None, None, "7x7", "light", None)
+    plot_file(str(path), output=str(files[0]), first=10, last=20, size="7x7")
     assert files[0].read_bytes() != first
     assert sorted(tmp_path.iterdir()) == sorted(files)
 
@@ -271,8 +278,8 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     [
         ({"output": "figure.gif"}, "ends in .svg, .png or .pdf"),
         ({"output": "no/such/folder/f.svg"}, "is not a folder"),
-        ({"dimensions": "9"}, "expected inches such as 10x9"),
-        ({"dimensions": "1x1"}, "expected 7 to 60 inches"),
+        ({"size": "9"}, "expected inches such as 10x9"),
+        ({"size": "1x1"}, "expected 7 to 60 inches"),
         ({"theme": "sepia"}, "expected light or dark"),
         ({"slo_itl": "soon"}, "expected a duration"),
         ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
@@ -289,13 +296,6 @@ def test_an_impossible_plot_gives_a_one_line_error_and_no_file(
     arguments: dict[str, Any] = {
         "file": str(session[1]),
         "output": "f.svg",
-        "first": None,
-        "last": None,
-        "slo_itl": None,
-        "slo_ttft": None,
-        "dimensions": "9x9",
-        "theme": "light",
-        "title": None,
     }
     with pytest.raises((WrongUsage, CommandFailed), match=re.escape(words)):
         plot_file(**{**arguments, **change})
@@ -316,7 +316,7 @@ def test_without_matplotlib_the_plot_command_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     needed = re.escape("pip install 'stepscope[export]'")
     with pytest.raises(CommandFailed, match=needed):
-        plot_file(file, f"{tmp_path}/a.png", None, 20, None, None, "9x9", "light", None)
+        plot_file(file, output=f"{tmp_path}/a.png", last=20)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -262,7 +262,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
             recording, output, "jsonl", StepRange(), "steps", lambda share: None, with_tokens=True
         )
     assert PROMPT.encode() in output.read_bytes()
-    repair_command.repair_file(str(told.path), None, strip_tokens=True)
+    repair_command.repair_file(str(told.path), strip_tokens=True)
     bare = told.path.with_name("session-stripped.mcap")
     assert leaks(file_content(bare)) == []
     report = verify(bare, lambda share: None)
@@ -273,7 +273,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
         assert recording.info.with_tokens is False
     again = str(tmp_path / "asked again")
     with pytest.raises(CommandFailed, match="they were removed from it"):
-        export_command.export_file(str(bare), "jsonl", again, None, None, "steps", True)
+        export_command.export_file(str(bare), "jsonl", output=again, with_tokens=True)
 
 
 @pytest.mark.usefixtures("talking")

@@ -257,7 +257,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     code, said = run("repair", "freeze")
     assert code == 0
     assert "is whole: nothing to repair\n" in said
-    code, _ = run("export", "freeze", "--to", "csv", "-o", "f.csv")
+    code, _ = run("export", "freeze", "--format", "csv", "-o", "f.csv")
     assert code == 0
     assert (tmp_path / "f.csv").stat().st_size > 0
     code, said = run("verify", "nothing-of-that-name")
@@ -286,6 +286,6 @@ def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
     # From a gap on: the first of its steps is not step 0.
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])
     output = str(tmp_path / "z.csv")
-    done = stepscope("export", str(late), "--to", "csv", *steps, "-o", output)
+    done = stepscope("export", str(late), "--format", "csv", *steps, "-o", output)
     assert done.exit_code == 2
     assert wanted in done.stderr

@@ -17,7 +17,6 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.tui.cli.dashboards import demo
 from stepscope.tui.cli.dashboards import start as start_command
-from stepscope.tui.cli.dashboards.demo_engine import SimulatedGpu
 from stepscope.tui.screens.overlays.help import HelpPage, help_lines
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
@@ -426,10 +425,10 @@ def test_the_start_screen_opens_a_simulated_demo_where_torch_is_missing(
     if not has_torch:
         monkeypatch.setitem(sys.modules, "torch", None)
     asked: list[Any] = []
-    monkeypatch.setattr(demo, "demo", lambda *_, simulated, **__: asked.append(simulated))
+    monkeypatch.setattr(demo, "demo", lambda *, gpu, flags: asked.append(gpu))
     assert start_command.check(StartChoice("demo")) is None
     assert start_command.open_choice(StartChoice("demo"), {}) is None
-    assert asked == [None if has_torch else SimulatedGpu("h100", speed=1.0)]
+    assert asked == [None if has_torch else "h100"]
     (entry,) = (
         entry
         for entry in start_list.samples_section([], has_torch=has_torch).entries
@@ -449,7 +448,7 @@ def test_without_a_terminal_stepscope_alone_prints_its_help(arguments: list[str]
         timeout=60,
     )
     assert done.returncode == (0 if arguments else 2)
-    assert "Commands:" in done.stdout
+    assert "Watch and steer" in done.stdout
 
 
 def test_the_start_screen_imports_no_heavy_module() -> None:

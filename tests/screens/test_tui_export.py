@@ -122,7 +122,7 @@ async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_s
 
 
 def _same_by_command(folder: Path) -> list[str]:
-    arguments = ["export", f"{folder}/session.mcap", "--to", "csv", "--table", "requests"]
+    arguments = ["export", f"{folder}/session.mcap", "--format", "csv", "--table", "requests"]
     return [*arguments, "-o", f"{folder}/command.csv"]
 
 

@@ -91,13 +91,22 @@ def test_a_recording_is_simulated_with_its_recorded_knobs_and_step_times(run: Ru
     assert found["simulated"] == "fit on chunked.mcap"
 
 
+def test_a_gpu_alone_runs_a_default_mix_and_says_what_it_ran(run: Run) -> None:
+    printed = run("simulate", "--gpu", "h100")
+    assert printed.startswith("llama-3.1-8b on H100 SXM, by roofline: 8 requests/s: chats of 128")
+    assert "requests   300 in " in printed
+    assert "chosen     a mix of 300 requests (--num-requests, --rate; or a trace" in printed
+    assert "model llama-3.1-8b (--model)" in printed
+    named = run("simulate", "mix", "--gpu", "h100", "--model", "llama-3.1-8b")
+    assert printed.startswith(named)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ((*MIX,), "give either --gpu (such as h100) or --step-time"),
         ((*MIX, "--gpu", "h900"), "there are: h100, h200"),
         ((*MIX, "--gpu", "h100", "--model", "gpt-9"), "there are: qwen3-0.6b"),
-        (("mix", "--gpu", "h100"), "give --num-requests"),
         (("nothing.csv", "--gpu", "h100"), "there is no recording nothing.csv"),
         ((*MIX, "--gpu", "h100", "--slo", "fast"), "write ttft=500 itl=50"),
         ((*MIX, "--gpu", "h100", "--replicas", "2", "-o", "x.mcap"), "a recording is of one"),

@@ -15,6 +15,7 @@ from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.simulation import what_if as command
 from stepscope.tui.cli.simulation.what_if_report import report
 
@@ -84,13 +85,30 @@ def test_prefix_hits_are_forecast_from_a_session_without_a_prefix_cache(
 
 
 def test_a_what_if_table_has_a_column_for_each_variant(run: Run) -> None:
-    knobs = ("batching=static,max_num_seqs=8", "max_num_batched_tokens=256")
-    printed = run("what-if", "vllm", *knobs)
+    printed = run("what-if", "vllm", "max_num_batched_tokens=256,512")
     heading = next(line for line in printed.splitlines() if "recorded" in line)
-    for each in knobs:
-        assert f" {each}" in heading
+    for budget in (256, 512):
+        assert f" max_num_batched_tokens={budget}" in heading
     assert "unlike any in the recording" in printed
     assert "simulated as if they shared one prefix" in printed
+
+
+def test_knobs_apart_by_spaces_change_together_and_commas_try_each_value(run: Run) -> None:
+    assert variants_of(["batching=static", "max-num-seqs=8,16"]) == [
+        ("batching=static max_num_seqs=8", {"batching": "static", "max_num_seqs": 8}),
+        ("batching=static max_num_seqs=16", {"batching": "static", "max_num_seqs": 16}),
+    ]
+    found = json.loads(run("what-if", "chunked", "batching=static", "max_num_seqs=8", "--json"))
+    assert [each["text"] for each in found["variants"]] == ["batching=static max_num_seqs=8"]
+
+
+def test_a_sweep_takes_a_range_or_values_beside_knobs_that_stay() -> None:
+    fixed = {"order": "arrival"}
+    for sweep in ("max_num_seqs=8..16", "max_num_seqs=8,16"):
+        assert [changes for _, changes in variants_of(["order=arrival"], sweep)] == [
+            {**fixed, "max_num_seqs": 8},
+            {**fixed, "max_num_seqs": 16},
+        ]
 
 
 def test_a_what_if_sweep_has_a_row_for_each_value(run: Run, tmp_path: Path) -> None:
@@ -110,12 +128,12 @@ def test_a_what_if_sweep_has_a_row_for_each_value(run: Run, tmp_path: Path) -> N
 
 def test_a_what_if_variant_can_be_recorded_for_comparison(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "chunked.mcap"
-    variant = "enable_chunked_prefill=true,max_num_batched_tokens=256"
-    assert f"wrote {path}" in run("what-if", "freeze", variant, "-o", str(path))
+    change = ("enable_chunked_prefill=true", "max_num_batched_tokens=256")
+    assert f"wrote {path}" in run("what-if", "freeze", *change, "-o", str(path))
     with Recording(path) as recording:
-        assert variant in str(recording.info.simulated)
+        assert " ".join(change) in str(recording.info.simulated)
     assert "B better" in run("compare", "freeze", str(path))
-    assert "of one variant" in run("what-if", "freeze", variant, "order=arrival", "-o", str(path))
+    assert "of one variant" in run("what-if", "freeze", "max_num_seqs=8,9", "-o", str(path))
 
 
 def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
@@ -136,7 +154,11 @@ def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("vllm",), "give knobs, such as max_num_batched_tokens=1024, or --sweep"),
+        (("vllm",), "give knobs, such as max_num_batched_tokens=256,1024, or --sweep"),
+        (("vllm", "batching=static,order=arrival"), "change together: batching=static order=arr"),
+        (("vllm", "max_num_seqs=8", "max_num_seqs=16"), "tries both with max_num_seqs=8,16"),
+        (("vllm", "max_num_seqs=8", "--sweep", "max_num_seqs=8..64"), "is given twice"),
+        (("vllm", "max_num_seqs=1,2,3,4,5,6", "block_size=1,2"), "'block_size' is no knob"),
         (("vllm", "budget=3"), "the knobs are max_num_batched_tokens, "),
         (("vllm", "max_num_seqs=none"), "expected a whole number"),
         (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),

@@ -1,42 +1,154 @@
-"""The `stepscope` command: joins the commands of `stepscope.tui.cli.table` and reports errors."""
+"""The `stepscope` command: its subcommands by name, and where each of them is.
+
+A command's module has its options beside its body, and is imported only when it is called. So the
+list of commands needs none of them.
+"""
 
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from stepscope.tui.cli.shared.errors import report, write_what_encodings_lack
-from stepscope.tui.cli.table import (
-    bench,
-    dashboard,
-    engines,
-    keys,
-    lab,
-    pictures,
-    recordings,
-    sessions,
-    simulation,
-    tuning,
-)
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
+
+# The module of each command, below `stepscope.tui.cli`, and the first line of its help.
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Watch and steer": {
+        "top": ("dashboards.top", "Watch and steer running engines."),
+        "set": ("engines.set", "Change knobs of a running engine; print the step of effect."),
+        "snapshot": (
+            "engines.snapshot",
+            "Show once what an engine, or a server with /metrics, is doing now.",
+        ),
+        "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
+        "record": (
+            "recordings.record",
+            "Record every step of an engine to a file, without a screen.",
+        ),
+        "audit": ("engines.audit", "Show who changed an engine, and which changes it refused."),
+    },
+    "Look back": {
+        "replay": ("dashboards.replay", "Show a recording in the dashboard."),
+        "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
+        "explain": (
+            "recordings.explain",
+            "Say why tokens of a recording were late, cause by cause.",
+        ),
+        "ledger": ("recordings.ledger", "Say who waits for what, and what preemption cost."),
+        "stats": (
+            "recordings.stats",
+            "Print all figures of a recording or an engine, or of /metrics.",
+        ),
+        "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
+        "export": ("recordings.export", "Convert a recording to the format of another program."),
+        "screenshot": ("dashboards.screenshot", "Draw the dashboard at a step of a recording."),
+        "plot": ("recordings.plot", "Draw a figure of a recording for a report."),
+    },
+    "Predict": {
+        "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
+        "schedule": (
+            "simulation.schedule",
+            "Dry-run the scheduler, without a model: one JSON line a step.",
+        ),
+        "what-if": (
+            "simulation.what_if",
+            "Say what a recorded session would have been with other knobs.",
+        ),
+        "tune": ("simulation.tune", "Find the knobs that keep the service levels best."),
+        "diagnose": (
+            "simulation.diagnose",
+            "Find the setting that is the bottleneck, and prove it.",
+        ),
+        "autopilot": (
+            "simulation.autopilot",
+            "Hold an ITL level by moving the token budget of an engine.",
+        ),
+    },
+    "Run an engine": {
+        "serve": ("engines.serve", "Run an engine, and publish every step of it."),
+        "http": ("engines.http", "Serve the OpenAI API over HTTP for an engine, now or later."),
+        "load": ("engines.load", "Send work to an engine: a synthetic mix, or a real trace."),
+        "chat": ("engines.chat", "Talk to a model, and see what its tokens waited for."),
+        "demo": ("dashboards.demo", "Start a real engine and watch it at work, or simulate one."),
+        "bench": ("table.bench", "Measure an engine on this machine."),
+    },
+    "Learn": {
+        "tour": ("dashboards.tour", "Learn how serving works, on a live engine."),
+        "lab": ("table.lab", "Try what the literature claims on this machine."),
+    },
+    "Care": {
+        "verify": ("recordings.verify", "Check a recording from its bytes to its KV accounting."),
+        "repair": (
+            "recordings.repair",
+            "Make a complete recording from one that is cut or damaged.",
+        ),
+        "doctor": (
+            "engines.doctor",
+            "Show what is installed, what will be used and what is missing.",
+        ),
+        "keys": ("engines.keys", "Make, list and revoke the keys that engines let in."),
+        "config": ("dashboards.config", "Show the settings, and where each of them comes from."),
+    },
+}
+# Run by other commands, in processes of their own.
+_INTERNAL = {"simulated-engine": "simulation.simulated_engine"}
+_MODULES = {name: place[0] for group in GROUPS.values() for name, place in group.items()}
+_NAME_WIDTH = 12
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name. To list the names imports nothing, to get one imports its module."""
+
+    def __getitem__(self, name: str) -> Any:
+        module = _MODULES.get(name) or _INTERNAL[name]
+        found = typer.Typer(add_completion=False, rich_markup_mode=None)
+        found.add_typer(import_module(f"stepscope.tui.cli.{module}").commands)
+        return get_group(found).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        raise TypeError("a command gets a line in GROUPS")
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("a command gets a line in GROUPS")
+
+
+class _CommandLine(TyperGroup):
+    """The group of all commands. Its help is read from `GROUPS`."""
+
+    def __init__(self, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.commands = _Commands()
+
+    def format_help(self, context: Any, formatter: Any) -> None:
+        lines = [self.help or "", "Usage: stepscope [--version] [--help] COMMAND [ARGS]...", ""]
+        for title, group in GROUPS.items():
+            lines.append(title)
+            lines += [f"  {name:<{_NAME_WIDTH}}{summary}" for name, (_, summary) in group.items()]
+        formatter.write("\n".join([*lines, "", self.epilog or ""]) + "\n")
+
 
 app = typer.Typer(
     name="stepscope",
+    cls=_CommandLine,
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
-    epilog="Alone, in a terminal, it opens a start screen.\n\n"
-    "\b\nExample:\n  stepscope demo\n\n"
-    "Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 too little data (check), 130 interrupted.",
+    epilog="Alone, in a terminal, it opens a start screen. Exit codes: 0 done, 1 it failed,\n"
+    "2 wrong usage, 3 too little data (check, watch), 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for group in (dashboard, engines, simulation, tuning, sessions, recordings, pictures):
-    app.add_typer(group.commands)
-app.add_typer(keys.commands)
-app.add_typer(bench.commands)
-app.add_typer(lab.commands)
 
 
 def _show_version(wanted: bool) -> None:
@@ -69,8 +181,8 @@ def _root(
 
 @cache
 def command_tree() -> Any:
-    """Return the command with its subcommands, as `typer` runs it. To build it takes 30 ms."""
-    return get_command(app)
+    """Return the command with its subcommands, as `typer` runs it."""
+    return get_group(app)
 
 
 def run() -> int:

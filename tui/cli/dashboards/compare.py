@@ -4,9 +4,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
@@ -21,9 +22,11 @@ from stepscope.recordings.file.service_levels import Levels, levels_said, levels
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_document import document
 from stepscope.tui.cli.dashboards.compare_table import lines
+from stepscope.tui.cli.shared.arguments import AsJson, example
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
-from stepscope.tui.cli.shared.picture_path import picture_path, picture_size
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -32,30 +35,63 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
 from stepscope.tui.views.frame.compare_choices import Split
 
+commands = typer.Typer(rich_markup_mode=None)
 
+
+@commands.command(
+    epilog=example(
+        "stepscope compare freeze chunked",
+        "stepscope compare freeze chunked --align request --table",
+        "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
+        "stepscope compare session.mcap --mark 'new budget' --json | jq .figures.itl_p99_ms",
+    )
+)
+@with_options("dashboard")
 def compare(
-    a: str,
-    b: str | None,
-    mark: str | None,
-    align: str | None,
-    limit: int,
-    as_table: bool,
-    as_json: bool,
-    flags: Mapping[str, Any],
-    output: str | None = None,
-    size: str = "120x40",
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="a recording or sample to compare with A")
+    ] = None,
+    mark: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MARK",
+            help="instead of B: compare A before and after a mark or knob change (back to the "
+            "change before it, on to the next), or all of A before and after a step",
+        ),
+    ] = None,
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="time|step|request",
+            help="how to align the two runs; the table then also shows what both did there",
+        ),
+    ] = None,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="print a table, even on a terminal")
+    ] = False,
+    as_json: AsJson = False,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="number of requests in the table, 0 for all")
+    ] = 20,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="draw the screen into a .svg or .txt"),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
+    ] = "120x40",
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Compare two runs, on the compare screen of a terminal, as text, as JSON or as a picture.
+    """Say which of two runs is better, in what, and why.
 
-    Without a terminal, the comparison is printed.
+    On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
+    counts only if it is unlikely to be chance, and if the load was the same.
 
-    Args:
-        b: the run to compare A with; None: compare the parts of A before and after `mark`.
-
-    Raises:
-        RecordingError: a file is not a recording.
-        EngineUnreachable: nothing listens at an address.
-        WrongUsage: an option has a wrong value.
+    The service levels in the recordings apply, A's if both have them, unless an option sets others.
     """
     alignment = _alignment(align)
     if limit < 0:

@@ -5,15 +5,18 @@ The output is itself a valid config file.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import tomlkit
+import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
+from stepscope.tui.cli.shared.arguments import Like, example
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
@@ -30,24 +33,34 @@ from stepscope.tui.settings.settings import (
     unknown_variables,
 )
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
+@commands.command(
+    epilog=example(
+        "stepscope config",
+        "stepscope config dashboard",
+        "stepscope config --path",
+        "stepscope config --like vllm",
+    )
+)
+@with_options("dashboard")
 def config(
-    section: str | None, path_only: bool, flags: Mapping[str, Any], like: str | None = None
+    section: Annotated[
+        str | None, typer.Argument(metavar="SECTION", help="show only this section (default: all)")
+    ] = None,
+    path_only: Annotated[
+        bool, typer.Option("--path", help="print only the path of the config file")
+    ] = False,
+    like: Like = None,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Print the settings, each with its value and where the value comes from.
-
-    Args:
-        section: print only this section; None: all.
-        path_only: print only the path of the config file.
-        flags: options of `[dashboard]` that were given.
-        like: another engine, such as vLLM: print only its defaults beside ours.
-
-    Raises:
-        WrongUsage: there is no such section, or the file or the environment is not valid.
-    """
+    """Show the settings, and where each of them comes from."""
     if like is not None:
         if section is not None or path_only:
             raise WrongUsage("--like compares the defaults of engines: leave the rest out")

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from msgspec.structs import replace
 
 from stepscope.engine.client.client import ControlClient
@@ -24,17 +25,19 @@ from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
     SERVICE_LEVELS,
-    SimulatedGpu,
     default_workload,
     engine_arguments,
+    simulated_gpu,
     speaks,
 )
 from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
+from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.picture_path import check_suffix
+from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.output_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -43,29 +46,77 @@ from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 HEADLESS_SECONDS = 20.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
 
 
+@commands.command(
+    epilog=example(
+        "stepscope demo",
+        "stepscope demo --model smollm2",
+        "stepscope demo --rate 0.5",
+        "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
+        "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    )
+)
+@with_options("dashboard", defaults=SERVICE_LEVELS)
 def demo(
-    model: str,
-    headless: bool,
-    seconds: float | None,
-    record: Path | None,
-    screenshot: Path | None,
-    flags: Mapping[str, Any],
-    with_tokens: bool = False,
-    rate: str | None = None,
-    simulated: SimulatedGpu | None = None,
+    model: Annotated[
+        str, typer.Option(metavar="TEXT", help="the model, as in 'stepscope serve'")
+    ] = "demo",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="requests a second at most (default: the next comes when one ends)",
+            show_default=False,
+        ),
+    ] = None,
+    headless: Annotated[
+        bool,
+        typer.Option("--headless", help="run without a terminal and print a summary at the end"),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="with --headless: how long to run (default: 20)"),
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
+    ] = None,
+    screenshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="with --headless: draw the last screen (.svg or .txt)"),
+    ] = None,
+    with_tokens: Annotated[
+        bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
+    ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--simulate",
+            metavar="GPU",
+            help="simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
+        ),
+    ] = None,
+    speed: Annotated[
+        float,
+        typer.Option(metavar="NUMBER", help="with --simulate: 10 is ten times as fast"),
+    ] = 1.0,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Run engine, workload and dashboard; or, without a screen, print a summary after `seconds`.
+    """Start a real engine and watch it at work, or simulate one.
 
-    Raises:
-        WrongUsage: an option is not valid.
-        CommandFailed: the engine or the recording failed, or messages were lost.
-        Interrupted: without a screen, a signal arrived before `seconds` had passed.
+    The engine runs with a budget of 64 tokens, at most 16 running requests and, for the demo model,
+    a 64 MB KV cache. 12 requests are under way all the time, or fewer with --rate. With --simulate
+    it is another demo: 10 requests a second at a budget of 2,048 tokens, with service levels of
+    500 ms (TTFT) and 50 ms (ITL).
     """
+    simulated = simulated_gpu(gpu, speed)
     workload = workload_of(rate, default_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     if seconds is not None and not 0 < seconds < float("inf"):

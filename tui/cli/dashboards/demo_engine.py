@@ -9,7 +9,6 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.tui.cli.dashboards import demo_speaking
-from stepscope.tui.cli.shared.options import DEMO_DEFAULTS
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
@@ -31,7 +30,7 @@ SIMULATED_WORKLOAD = WorkloadSpec(
     rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
 )
 # On two quiet CPU cores, steps with a chunk beside 12 decodes keep these with room to spare.
-SERVICE_LEVELS = DEMO_DEFAULTS
+SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 MAX_SPEED = 1000.0
 
 

@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
@@ -12,21 +13,37 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
+from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
+commands = typer.Typer(rich_markup_mode=None)
 
-def replay(file: str, speed: float | None, at: int | None, flags: Mapping[str, Any]) -> None:
-    """Show a recording in the dashboard; for a folder, list its incidents.
 
-    Raises:
-        RecordingError: the file is not a recording.
-        WrongUsage: an option is not valid, or the recording does not hold the step.
+@commands.command(
+    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+)
+@with_options("dashboard")
+def replay(
+    file: RecordingFile,
+    speed: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
+    ] = None,
+    at: Annotated[int | None, typer.Option(metavar="STEP", help="open paused at this step")] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Show a recording in the dashboard.
+
+    Of a folder, list the incidents that are kept in it.
+
+    The service levels in the recording apply, unless an option sets others.
     """
     if Path(file).is_dir():
         list_incidents(Path(file))

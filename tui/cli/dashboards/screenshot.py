@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
+from stepscope.tui.cli.shared.arguments import RecordingFile, SloItl, SloTtft, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
-from stepscope.tui.cli.shared.picture_path import picture_path, picture_size
+from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -20,6 +23,9 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
@@ -28,34 +34,71 @@ _PAGE_NAMES: Mapping[str, Page] = {
 }
 
 
+@commands.command(
+    "screenshot",
+    epilog=example(
+        "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+        "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
+        "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
+    ),
+)
 def screenshot_file(
-    file: str,
-    at: int | None,
-    output: str,
-    page: str | None,
-    dimensions: str,
-    zoom: int,
-    request: str | None,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    flags: Mapping[str, Any],
+    file: RecordingFile,
+    *,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="the picture to write: .svg or .txt"),
+    ],
+    at: Annotated[
+        int | None, typer.Option(metavar="STEP", help="the step to show  [default: the last]")
+    ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCREEN",
+            help="main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
+        ),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="select this request, such as r12, and show its screen"),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
+    ] = "120x40",
+    axis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="step|time", help="what a column of the charts stands for  [default: step]"
+        ),
+    ] = None,
+    zoom: Annotated[
+        int, typer.Option(metavar="N", help="steps in a column; on the time axis N x 10 ms")
+    ] = 1,
+    theme: Annotated[
+        str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
+    ] = None,
+    ascii: Annotated[
+        bool | None,
+        typer.Option("--ascii/--no-ascii", help="ASCII characters only", show_default=False),
+    ] = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
 ) -> None:
-    """Write the picture, and print what it shows.
+    """Draw the dashboard at a step of a recording.
 
-    Args:
-        flags: options of the dashboard; None for an option that was not given.
-
-    Raises:
-        WrongUsage: an option is not valid, or the recording does not hold the step.
-        CommandFailed, RecordingError: the recording cannot be read, or the picture not written.
+    No terminal is needed. SVG keeps its text selectable. An existing file is replaced. Options
+    override [dashboard] in the config file. Service levels come from the options, else from the
+    recording, else from the config file.
     """
+    flags: dict[str, Any] = {"theme": theme, "ascii": ascii, "axis": axis}
     given = {name: value for name, value in flags.items() if value is not None}
     given |= level_flags(slo_itl, slo_ttft)
     settings = resolve(DashboardSettings, "dashboard", given)
     path = picture_path(output)
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
-    num_columns, num_rows = picture_size(dimensions)
+    num_columns, num_rows = picture_size(size)
     if zoom not in ZOOMS:
         known = ", ".join(str(each) for each in ZOOMS)
         raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")

@@ -118,18 +118,16 @@ def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
     from stepscope.tui.cli.dashboards import tour as tour_command
-    from stepscope.tui.cli.dashboards.demo_engine import SimulatedGpu
 
     if choice.kind == "engines":
-        return _error_of(partial(top_command.top, choice.names, flags))
+        return _error_of(partial(top_command.top, choice.names, wait=False, flags=flags))
     if choice.kind == "file":
-        failed = _error_of(partial(replay_command.replay, choice.names[0], None, None, flags))
+        failed = _error_of(partial(replay_command.replay, choice.names[0], flags=flags))
         return _of_file(choice, failed)
     if choice.kind == "tour":
-        return _error_of(partial(tour_command.tour, None, None, flags))
-    gpu = None if has_torch() else SimulatedGpu("h100", 1.0)
-    run = partial(demo_command.demo, "demo", False, None, None, None, flags, simulated=gpu)
-    return _error_of(run)
+        return _error_of(partial(tour_command.tour, flags=flags))
+    gpu = None if has_torch() else "h100"
+    return _error_of(partial(demo_command.demo, gpu=gpu, flags=flags))
 
 
 def _error_of(work: "partial[None]") -> str | None:

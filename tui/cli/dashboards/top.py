@@ -1,15 +1,18 @@
 """`stepscope top`: shows the dashboard of one engine, or of several side by side."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
+from stepscope.tui.cli.shared.arguments import As, Wait, example, with_key
 from stepscope.tui.cli.shared.connect import (
     PAST_S,
     check_past,
@@ -17,6 +20,7 @@ from stepscope.tui.cli.shared.connect import (
     connect,
     wait_for_any,
 )
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.session.control.who import call_me
 from stepscope.tui.session.live_source import (
     Address,
@@ -29,38 +33,57 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
 
 
+@commands.command(
+    epilog=example(
+        "stepscope top",
+        "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
+        "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
+        "stepscope top http://127.0.0.1:8000",
+    )
+)
+@with_key
+@with_options("dashboard")
 def top(
-    endpoints: Sequence[str],
-    flags: Mapping[str, Any],
-    name: str | None = None,
-    past_s: float = PAST_S,
-    waits: bool = False,
+    endpoints: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ENDPOINT",
+            help="names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
+            "server with /metrics, a JSON file that lists servers; several are shown side by side "
+            "(default: [fleet] engines of the config file, else those of this machine)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="begin with this much of the engine's past, as far as it keeps it; 0 for none",
+        ),
+    ] = 60.0,
+    name: As = None,
+    wait: Wait = True,
+    flags: dict[str, Any],
 ) -> None:
-    """Show the dashboard of one engine, or of several side by side.
-
-    Args:
-        name: the operator's name for the engine's audit trail.
-        past_s: seconds of earlier steps to load at the start, of each engine.
-        waits: whether to wait for an engine that is not there yet, if there is a terminal.
-
-    Raises:
-        EngineUnreachable: nothing listens at the endpoint, and no engine is starting there.
-        CommandFailed: several engines are meant, and none of them answers or is starting.
-    """
+    """Watch and steer running engines."""
+    named = named_engines(endpoints or ())
     call_me(name)
-    check_past(past_s)
+    check_past(past)
     settings = resolve(DashboardSettings, "dashboard", flags)
-    waits = waits and no_terminal() is None and cannot_be_drawn_on(os.environ) is None
-    chosen = wait_for_any(lambda: engines_to_show(endpoints), waits, q_ends=True)
+    waits = wait and no_terminal() is None and cannot_be_drawn_on(os.environ) is None
+    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=True)
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
         connect(chosen[0]).close()  # of several, the row of each says that it is starting
-    names = named_engines(endpoints)
-    show_engines(chosen, settings, partial(_addresses, names) if names else find_local, past_s)
+    show_engines(chosen, settings, partial(_addresses, named) if named else find_local, past)
 
 
 def named_engines(named: Sequence[str]) -> list[str]:

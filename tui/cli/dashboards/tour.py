@@ -3,7 +3,9 @@
 import signal
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
@@ -11,9 +13,10 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.engines.engine import has_torch
+from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import TOUR_DEFAULTS
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
@@ -24,6 +27,11 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
+# Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
+_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 _KNOBS: Mapping[str, KnobValue] = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
 _ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV_MEMORY, **_KNOBS}
 # The same engine simulated: the step times of a sample that ran the demo model, and as many blocks
@@ -31,24 +39,39 @@ _ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV
 _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682, **_KNOBS}
 
 
-def tour(chapter: int | None, is_simulated: bool | None, flags: Mapping[str, Any]) -> None:
-    """Run the tour until the person leaves it.
-
-    Args:
-        chapter: the chapter to begin with, from 1; None: the one where the person left it.
-        is_simulated: whether the engine is simulated; None: only where torch is missing.
-
-    Raises:
-        CommandFailed: the engine failed.
-    """
+@commands.command(epilog=example("stepscope tour", "stepscope tour 4", "stepscope tour --simulate"))
+@with_options("dashboard", defaults=_LEVELS)
+def tour(
+    chapter: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="CHAPTER",
+            help="a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
+            "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    simulate: Annotated[
+        bool | None,
+        typer.Option(
+            "--simulate/--no-simulate",
+            help="simulate the engine instead of running one (default: only where torch is "
+            "missing)",
+            show_default=False,
+        ),
+    ] = None,
+    flags: dict[str, Any],
+) -> None:
+    """Learn how serving works, on a live engine."""
     if chapter is not None and not 1 <= chapter <= len(CHAPTERS):
         raise WrongUsage(f"CHAPTER: expected 1 to {len(CHAPTERS)}, got {chapter}")
-    settings = resolve(DashboardSettings, "dashboard", flags, TOUR_DEFAULTS)
+    settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
     need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
-    if is_simulated is None:
-        is_simulated = not has_torch()
-    options, command = (_SIMULATED, "simulated-engine") if is_simulated else (_ENGINE, "serve")
+    if simulate is None:
+        simulate = not has_torch()
+    options, command = (_SIMULATED, "simulated-engine") if simulate else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
         progress("starting the engine", None)
         told = partial(progress, share=None)

@@ -1,9 +1,10 @@
 """`stepscope audit`: prints who changed an engine and when, from the engine or a recording."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
@@ -12,20 +13,37 @@ from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
+from stepscope.tui.cli.shared.arguments import example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import format as fmt
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _SUFFIXES = (".mcap", ".part")
 
 
-def audit(target: str | None, as_json: bool) -> None:
-    """Print the audit trail, oldest entry first.
+@commands.command(
+    epilog=example("stepscope audit", "stepscope audit session.mcap --json | jq '.[] | .who'")
+)
+@with_key
+def audit(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENDPOINT|FILE",
+            help="an engine, a recording or a sample (default: the only local engine)",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> None:
+    """Show who changed an engine, and which changes it refused.
 
-    Args:
-        target: a recording or sample, else an engine; None: the only local engine.
+    A name after 'key' was proved with that key. Any other name is only a claim.
     """
     is_file = target is not None and (target.endswith(_SUFFIXES) or _is_recording(target))
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)

@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -23,6 +26,7 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
@@ -32,22 +36,41 @@ from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 MODEL = "smollm2"  # the model of an engine that is started for the chat
 _LOOK_S = 0.1
 _TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
-def chat(endpoint: str | None, model: str | None, temperature: float, max_tokens: int) -> None:
-    """Read messages from the terminal and print the model's answers, until the input ends.
+@commands.command(
+    epilog=example(
+        "stepscope chat",
+        "stepscope chat engine-0 --temperature 0",
+        "stepscope chat --model FILE.gguf",
+    )
+)
+@with_key
+def chat(
+    endpoint: EngineName = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="start an engine with this model, as in 'stepscope serve' (default: talk to the "
+            "one that runs, or start one with smollm2)",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(metavar="INT", help="tokens of an answer")] = 512,
+) -> None:
+    """Talk to a model, and see what its tokens waited for.
 
-    Args:
-        endpoint: the engine; None: the only engine on this machine, or one started for the chat.
-        model: start an engine with this model, even if another engine runs.
-
-    Raises:
-        CommandFailed: the engine has ended.
-        WrongUsage: several engines run here.
+    Each answer ends with its TTFT, its ITL and the causes of its slowest token. Ctrl-C stops an
+    answer, Ctrl-D leaves.
     """
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     with _engine(endpoint, model) as chosen:

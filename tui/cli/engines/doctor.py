@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import platformdirs
+import typer
 
 from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
@@ -24,13 +25,17 @@ from stepscope.engine.transport.endpoints import (
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
+from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    *("prometheus-client", "psutil", "numpy"),
+    *("numpy", "prometheus-client", "psutil"),
 )
 # What the kernels of each level do, and what those of a better CPU would do.
 _CPU_LEVELS = {
@@ -85,11 +90,11 @@ EXTRAS = (
 )
 
 
+@commands.command(epilog=example("stepscope doctor"))
 def doctor() -> None:
-    """Print what is installed, what would be used and what is missing.
+    """Show what is installed, what will be used and what is missing.
 
-    Raises:
-        CommandFailed: an engine cannot run here.
+    Ends with 1 when an engine could not run here.
     """
     bad = []
     for finding in _findings():

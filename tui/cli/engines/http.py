@@ -5,35 +5,39 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import HTTP_DEFAULTS
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import load_alerts
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
+_DEFAULTS = {"bind": "127.0.0.1:8000"}
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
-def http(endpoint: str | None, inherited: int | None, flags: Mapping[str, Any]) -> None:
-    """Serve the OpenAI API until a signal arrives.
-
-    Args:
-        endpoint: address or name of the engine. The engine may start later.
-        inherited: file descriptor of a socket that `stepscope serve` has bound for this process.
-            Then the process also ends when its standard input closes, because `serve` is gone.
-
-    Raises:
-        CommandFailed: no engine runs here and none was named, or a package is missing.
-        ConfigError: the address cannot be bound, or is open to others without an API key.
-    """
-    settings = resolve(HttpSettings, "http", flags, HTTP_DEFAULTS)
+@commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@with_key
+@with_options("http", defaults=_DEFAULTS)
+def http(
+    endpoint: EngineName = None,
+    inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Serve the OpenAI API over HTTP for an engine, now or later."""
+    settings = resolve(HttpSettings, "http", flags, _DEFAULTS)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )

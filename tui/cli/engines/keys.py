@@ -1,36 +1,75 @@
 """`stepscope keys`, and the key with which other commands connect to an engine."""
 
-import os
 import shlex
-import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol.asker import LOCAL
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
-from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.engine.transport.keys import check_public, read_credentials
-from stepscope.engine.transport.local_engines import local_credentials
-from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.cli.shared.arguments import example, help_alone
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import ClientSettings
+
+commands = typer.Typer(
+    name="keys",
+    help="Make, list and revoke the keys that engines let in.",
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+)
+commands.callback(invoke_without_command=True)(help_alone)
+
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        help="folder of the authorised keys, as for 'stepscope serve' (default: in the config "
+        "folder)",
+        show_default=False,
+    ),
+]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")]
 
 
+@commands.command(
+    epilog=example(
+        "stepscope keys new alice --role viewer",
+        "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
+    )
+)
 def new(
-    name: str, role: str, output: Path | None, endpoint: str | None, folder: Path | None
+    name: _Name,
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="viewer|operator", help="a viewer only watches, an operator may do everything"
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="the key file to write (default: NAME.key here)",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp://HOST:PORT",
+            help="the engine's address for the key's holder; the key then needs no --key",
+            show_default=False,
+        ),
+    ] = None,
+    folder: _Folder = None,
 ) -> None:
-    """Create a key, authorise it for all engines that use the folder of keys, and write its file.
-
-    Raises:
-        WrongUsage: an option is not valid.
-        ConfigError: the name has a key already, or a file cannot be written.
-    """
+    """Authorise a new key, and write the one file that its holder needs."""
     chosen = next((each for each in ROLES if each == role), None)
     if chosen is None:
         raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
@@ -60,12 +99,12 @@ def new(
         )
 
 
-def list_keys(folder: Path | None, as_json: bool) -> None:
-    """Print the authorised keys.
-
-    Raises:
-        ConfigError: the folder of the keys cannot be used.
-    """
+@commands.command("list", epilog=example("stepscope keys list", "stepscope keys list --json"))
+def list_keys(
+    folder: _Folder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> None:
+    """List the keys that are authorised."""
     keys = KeyFolder(folder)
     if folder is not None or keys.path.exists():
         keys.check()
@@ -86,52 +125,12 @@ def list_keys(folder: Path | None, as_json: bool) -> None:
     )
 
 
-def revoke(name: str, folder: Path | None) -> None:
-    """Remove a key from the authorised ones.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+@commands.command(epilog=example("stepscope keys revoke alice"))
+def revoke(name: _Name, folder: _Folder = None) -> None:
+    """Revoke a key; running engines cut its connections off at once."""
     keys = KeyFolder(folder)
     keys.revoke(name)
     say(
         f"{name} has no access any more; running engines cut off its connections",
         "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
     )
-
-
-def use_key(flags: Mapping[str, Any]) -> None:
-    """Make all connections of this process and its children use the key that the user chose.
-
-    Raises:
-        WrongUsage: a server key is given without a key.
-        ConfigError: the key file cannot be used.
-    """
-    settings = resolve(ClientSettings, "client", flags)
-    if not settings.key:
-        if settings.server_key:
-            raise WrongUsage("--server-key: only with --key FILE")
-        return
-    path = Path(settings.key).expanduser().absolute()
-    read_credentials(path)
-    os.environ[KEY_VARIABLE] = str(path)
-    if settings.server_key:
-        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
-
-
-def note_unused_key(endpoints: Iterable[str]) -> None:
-    """Print a note on stderr for each engine that asks for no key although --key is given.
-
-    Args:
-        endpoints: as the user named them; empty: the engines of this machine.
-    """
-    try:
-        named = [Endpoint.parse(each) for each in endpoints] or find_local()
-        keyless = [each for each in named if local_credentials(each) == (True, None)]
-    except (ConfigError, OSError):
-        return  # the command itself says what is wrong
-    for each in keyless:
-        print(
-            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
-            file=sys.stderr,
-        )

@@ -4,7 +4,9 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
 
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import ResetPrefixCache
@@ -28,14 +30,19 @@ from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_na
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.engines.load_figures import load_figures
+from stepscope.tui.cli.shared.arguments import As, AsJson, EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _CHARS_PER_TOKEN = 4.0  # assumed if the engine does not report it
 _KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
@@ -50,24 +57,58 @@ class LoadLimits(NamedTuple):
     patience_s: float = PATIENCE_S
 
 
+@commands.command(
+    epilog=example(
+        "stepscope load --rate 2 --document-share 0.2 --seconds 60",
+        "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+        "stepscope load --num-requests 200 --reset-prefix-cache",
+    )
+)
+@with_key
+@with_options("load")
 def load(
-    endpoint: str | None,
-    trace: Path | None,
-    time_scale: float | None,
-    limits: LoadLimits,
-    flags: Mapping[str, Any],
-    reset_prefix_cache: bool = False,
-    name: str | None = None,
-    as_json: bool = False,
+    endpoint: EngineName = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="replay a trace: Azure CSV or Mooncake JSONL", metavar="FILE", show_default=False
+        ),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="number of requests to take from the start of the trace", metavar="INT"),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="send for this long, then wait for the rest", metavar="NUMBER"),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="seconds to wait for an engine that does not answer (stopped or cut off); a "
+            "killed engine ends the command at once",
+            metavar="NUMBER",
+        ),
+    ] = 30.0,
+    reset_prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--reset-prefix-cache",
+            help="first empty the engine's prefix cache, so that the same requests are the same "
+            "work again",
+        ),
+    ] = False,
+    name: As = None,
+    as_json: AsJson = False,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Send a workload to an engine and print the figures that a client sees.
-
-    Raises:
-        WrongUsage: an option is not valid.
-        CommandFailed: the engine refused requests.
-        EngineUnreachable: the engine stopped answering.
-        Interrupted: Ctrl-C cut the run short.
-    """
+    """Send work to an engine: a synthetic mix, or a real trace."""
+    limits = LoadLimits(limit, seconds, patience)
     call_me(name)
     announce = _on_stderr if as_json else say
     levels = chosen_levels({})

@@ -5,8 +5,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.models.cache import smollm2
@@ -18,22 +19,36 @@ from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.engines.http_process import HttpProcess
+from stepscope.tui.cli.shared.arguments import Like, example
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.setting_values import resolve
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _GRACE_S = 5.0
 
 
-def serve(flags: Mapping[str, Any], exit_with_stdin: bool, like: str | None = None) -> None:
-    """Run an engine in this process until a signal or a `Shutdown` command ends it.
+@commands.command(
+    epilog=example(
+        "stepscope serve --model demo --max-num-batched-tokens 512",
+        "stepscope serve --http 127.0.0.1:8000",
+        "stepscope serve --like vllm",
+    )
+)
+@with_options("serve", "knobs", "http", names={"bind": "--http"})
+def serve(
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
+    like: Like = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Run an engine, and publish every step of it.
 
-    Args:
-        exit_with_stdin: whether to stop when standard input ends.
-        like: the engine whose defaults to use (see `defaults_like`); None: our own defaults.
-
-    Raises:
-        CommandFailed: a package that an engine needs is not installed.
-        ConfigError: the engine cannot start with this configuration.
+    Every option is also a key of the config file (sections [serve], [knobs] and [http]) and a
+    variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Options
+    override variables, and variables override the file.
     """
     preset = None if like is None else defaults_like(like)
     config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)

@@ -1,6 +1,9 @@
 """`stepscope set`: changes knobs of a running engine."""
 
 import contextlib
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -11,23 +14,50 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.audit_text import typed_text
+from stepscope.tui.cli.shared.arguments import As, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.knob_words import knob_texts
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _TRIES = 5
 _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
+@commands.command(
+    "set",
+    epilog=example(
+        "stepscope set max_num_batched_tokens=512 order=arrival",
+        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    ),
+)
+@with_key
 def set_knobs(
-    assignments: list[str],
-    endpoint: str | None,
-    dry_run: bool,
-    expect_version: int | None,
-    name: str | None = None,
+    assignments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[ENDPOINT] KNOB=VALUE",
+            help="one change of one or more knobs; put the engine first if there are several",
+        ),
+    ],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="the engine, if it is not the first argument", metavar="ENDPOINT"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
+    ] = False,
+    expect_version: Annotated[
+        int | None,
+        typer.Option(help="fail if the knobs no longer have this version", metavar="INT"),
+    ] = None,
+    name: As = None,
 ) -> None:
-    """Change knobs; print `name: old -> new`, and the first step with the new values."""
+    """Change knobs of a running engine; print the step of effect."""
     call_me(name)
     named, assignments = _engine_in(assignments)
     if named is not None and endpoint is not None:
@@ -37,7 +67,7 @@ def set_knobs(
     if target is not None and len(ranks := ranks_of(target)) > 1:
         _set_group(ranks, texts, dry_run, expect_version)
         return
-    with connect(choose(target, "stepscope set {} KEY=VALUE")) as client:
+    with connect(choose(target, "stepscope set {} KNOB=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
         old, ack = _apply(client, changes, dry_run, expect_version)
@@ -96,7 +126,7 @@ def _apply(
 
 
 def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
-    """Split the arguments into the engine's name, which may come before KEY=VALUE, and the rest."""
+    """Split the words into the engine's name, which may come first, and KNOB=VALUE."""
     first, *rest = words
     is_knob = "=" in first and "://" not in first
     if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
@@ -105,39 +135,34 @@ def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _texts(assignments: list[str]) -> dict[str, str]:
-    texts: dict[str, str] = {}
     for place, assignment in enumerate(assignments):
         if "=" not in assignment:
             hint = _hint(assignment, assignments[:place] + assignments[place + 1 :])
-            raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}{hint}; {_EXAMPLE}")
-        name, text = _split(assignment)
-        if name in texts:
-            raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
-        texts[name] = text
+            raise WrongUsage(f"expected KNOB=VALUE, got {assignment!r}{hint}; {_EXAMPLE}")
+    texts = knob_texts(assignments, _EXAMPLE)
+    for name, text in texts.items():
+        if "," in text:
+            raise WrongUsage(
+                f"{name}={text}: an engine holds one value at a time; 'stepscope what-if' tries "
+                "several on a recording"
+            )
     return texts
 
 
 def _hint(word: str, others: list[str]) -> str:
-    """Return a hint for a word that is not KEY=VALUE; empty if its meaning is unclear."""
+    """Return a hint for a word that is not KNOB=VALUE; empty if its meaning is unclear."""
     if (name := _as_knob(word)) is not None:
         value = next((each for each in others if "=" not in each), "VALUE")
         return f"; write {name}={value}"
     is_address = "/" in word or any(each.name == word for each in find_local())
     if is_address or any("=" in each for each in others):
-        return f"; the engine comes first: stepscope set {word} KEY=VALUE"
+        return f"; the engine comes first: stepscope set {word} KNOB=VALUE"
     return ""
 
 
 def _as_knob(word: str) -> str | None:
     name = word.replace("-", "_")
     return name if name in Knobs.__struct_fields__ else None
-
-
-def _split(assignment: str) -> tuple[str, str]:
-    name, equals, text = assignment.partition("=")
-    if not equals or not name.strip() or not text.strip():
-        raise WrongUsage(f"expected KEY=VALUE, got {assignment!r}; {_EXAMPLE}")
-    return name.strip().replace("-", "_"), text.strip()
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:

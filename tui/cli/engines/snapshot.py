@@ -1,6 +1,9 @@
 """`stepscope snapshot`: prints once what an engine is doing right now."""
 
+from typing import Annotated
+
 import msgspec
+import typer
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
@@ -8,13 +11,28 @@ from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import SessionState
+from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
 
 
-def snapshot(endpoint: str | None, as_json: bool) -> None:
+@commands.command(epilog=example("stepscope snapshot --json | jq .kv"))
+@with_key
+def snapshot(
+    endpoint: EngineName = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="the whole snapshot and the figures of the last minute, as JSON"
+        ),
+    ] = False,
+) -> None:
+    """Show once what an engine, or a server with /metrics, is doing now."""
     if endpoint is not None and is_metrics_url(endpoint):
         figures: dict[str, float | None] | None
         taken, figures = _of_metrics(MetricsAddress.parse(endpoint))

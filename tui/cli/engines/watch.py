@@ -4,6 +4,9 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
@@ -19,6 +22,7 @@ from stepscope.tui.cli.engines.alert_metrics import (
     TICK_S,
     serve_alert_metrics,
 )
+from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
@@ -26,38 +30,62 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 TOO_LITTLE = 3  # exit code: no rule fires, and the state of a rule is unknown
 _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 
 
+@commands.command(
+    epilog=example(
+        "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
+        "stepscope watch engine-0 --once --json",
+    )
+)
+@with_key
 def watch(
-    endpoint: str | None,
-    when: Sequence[str],
-    once: bool,
-    as_json: bool,
-    seconds: float | None,
-    slo_itl: str | None = None,
-    slo_ttft: str | None = None,
-    metrics: str | None = None,
-    waits: bool = False,
+    endpoint: EngineName = None,
+    *,
+    when: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
+            "[[alerts]] of the config file)",
+        ),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="print the state of each rule once, as soon as it is known"),
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")
+    ] = None,
+    slo_itl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="ITL level, for figures that judge by it")
+    ] = None,
+    slo_ttft: Annotated[
+        str | None, typer.Option(metavar="TIME", help="TTFT level, for figures that judge by it")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="answer Prometheus here with how the rules stand"),
+    ] = None,
+    wait: Wait = True,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
 ) -> int:
-    """Watch an engine until a signal, and print a line when a rule begins or stops firing.
+    """Watch an engine by rules: a line when one fires or ends.
 
-    With `once`, print the states of all rules as soon as they are known, and end.
-
-    Args:
-        metrics: address at which to serve the states of the rules to Prometheus.
-        waits: whether to wait for an engine that is not there yet; not with `once`.
-
-    Returns:
-        The exit code: 1 if a rule fired, else 0. With `once`, 3 if no rule fires and the state of
-            one is unknown.
+    Figures are those of the last ten seconds. A rule that fires ends when it has not held for its
+    own 'for', ten seconds at least. Ends with 1 if a rule fired; with --once 3 if none fires and
+    one is unknown.
     """
-    rules = _chosen_rules(when)
+    rules = _chosen_rules(when or ())
     served_at = None if metrics is None else parse_address(metrics)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     chosen = choose(endpoint, "stepscope watch {}")
-    wait_for_any(lambda: [chosen], waits and not once)
+    wait_for_any(lambda: [chosen], wait and not once)
     with connect(chosen) as client:
         note_own(levels, levels_said(client.info()))
     source = Subscriber(chosen, History(levels, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)

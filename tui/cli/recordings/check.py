@@ -7,8 +7,10 @@ allowed.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
+
+import typer
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
@@ -17,11 +19,23 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
+from stepscope.tui.cli.shared.arguments import (
+    AsJson,
+    LastSeconds,
+    SloItl,
+    SloTtft,
+    Target,
+    example,
+    with_key,
+)
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 TOO_LITTLE_DATA = 3
 DEFAULT_REGRESSION = "10%"
@@ -48,56 +62,73 @@ class CheckRow(NamedTuple):
     is_bound: bool = True
 
 
-class CheckOptions(NamedTuple):
-    """What to check, as typed by the user.
-
-    Attributes:
-        most, least: bounds as FIGURE=VALUE, above or below which a figure fails.
-        baseline: a recording to compare with.
-        max_regression: by how much a figure may be worse than in the baseline, such as 10%.
-    """
-
-    most: Sequence[str] = ()
-    least: Sequence[str] = ()
-    baseline: str | None = None
-    max_regression: str | None = None
-
-
 class _TooLittleData(CommandFailed):
     exit_code = TOO_LITTLE_DATA
 
 
+@commands.command(
+    epilog=example(
+        "stepscope check run.mcap --max itl_p99=50ms --max preemptions=0 --min goodput=95%",
+        "stepscope check run.mcap --baseline main.mcap --max-regression 10% --junit check.xml",
+    )
+)
+@with_key
 def check(
-    target: str | None,
-    seconds: float | None,
-    wanted: CheckOptions,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    as_json: bool,
-    junit: str | None,
+    target: Target = None,
+    *,
+    seconds: LastSeconds = None,
+    most: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="FIGURE=VALUE", help="fail above it; may be repeated"),
+    ] = None,
+    least: Annotated[
+        list[str] | None,
+        typer.Option("--min", metavar="FIGURE=VALUE", help="fail below it; may be repeated"),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="fail where a figure is worse than in this recording, and 'stepscope compare' "
+            "says that it is significant",
+        ),
+    ] = None,
+    max_regression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="with --baseline: how much worse is still accepted (default: 10%)",
+            show_default=False,
+        ),
+    ] = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    as_json: AsJson = False,
+    junit: Annotated[
+        str | None, typer.Option(metavar="FILE", help="also write a JUnit report")
+    ] = None,
 ) -> int:
-    """Check a session, print the result, and return the exit code.
+    """Check that a session keeps its bounds, for CI.
 
-    The code is 0 if all checks pass, 1 if any fails, else 3 if there is too little data for one.
+    docs/figures.md lists the figures.
 
-    Raises:
-        WrongUsage: an option is not valid, or there is nothing to check.
+    Ends with 0 if all bounds hold, 1 if one does not, and 3 if there is too little data to say.
     """
-    most = [_bound("--max", text) for text in wanted.most]
-    least = [_bound("--min", text) for text in wanted.least]
-    if not most and not least and wanted.baseline is None:
+    bounds = [_bound("--max", text) for text in most or ()]
+    lower = [_bound("--min", text) for text in least or ()]
+    if not bounds and not lower and baseline is None:
         raise WrongUsage("nothing to check: give --max or --min FIGURE=VALUE, or --baseline FILE")
-    if wanted.max_regression is not None and wanted.baseline is None:
+    if max_regression is not None and baseline is None:
         raise WrongUsage("--max-regression: only with --baseline FILE")
-    allowed = _share(wanted.max_regression or DEFAULT_REGRESSION)
+    allowed = _share(max_regression or DEFAULT_REGRESSION)
     report = None if junit is None else output_path(junit)
     flags = level_flags(slo_itl, slo_ttft)
     try:
         found = measure(target, seconds, flags, "check")
-        checks = bound_checks(found.figures, most, least)
-        if wanted.baseline is not None:
+        checks = bound_checks(found.figures, bounds, lower)
+        if baseline is not None:
             same_levels = {**levels_of(found.slo)}
-            old = measure(wanted.baseline, None, same_levels, "check")
+            old = measure(baseline, None, same_levels, "check")
             checks += regression_checks(compare(old.side, found.side), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error

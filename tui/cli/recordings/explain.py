@@ -2,7 +2,9 @@
 
 import sys
 import time
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
@@ -17,6 +19,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import read_side
+from stepscope.tui.cli.shared.arguments import AsJson, RecordingFile, example
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
@@ -26,25 +29,45 @@ from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
+@commands.command(
+    epilog=example(
+        "stepscope explain session.mcap --slo-itl 50ms",
+        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+    )
+)
 def explain(
-    file: str,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    request: str | None,
-    limit: int,
-    as_json: bool,
+    file: RecordingFile,
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="a longer gap between two tokens is late; 'median': longer than twice the median "
+            "(default: the recording's, else [dashboard] in the config file)",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="a later first token is late; 'median': later than twice the median",
+        ),
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="number of the longest waits to print, 0 for all")
+    ] = 20,
+    as_json: AsJson = False,
 ) -> None:
-    """Print which tokens of a recording were late, and why.
-
-    Raises:
-        RecordingError: the file is not a recording, or does not hold the request.
-        WrongUsage: an option is not valid.
-        CommandFailed: the file names no requests.
-    """
+    """Say why tokens of a recording were late, cause by cause."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
     if limit < 0:

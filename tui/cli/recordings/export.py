@@ -1,10 +1,17 @@
 """`stepscope export`: writes a recording in the format of another program."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from stepscope.recordings.check.strip import was_stripped
-from stepscope.recordings.export.export import FORMATS, export
+from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
+from stepscope.tui.cli.shared.arguments import FirstStep, LastStep, RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
@@ -13,34 +20,68 @@ from stepscope.tui.cli.shared.steps import step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
 
+
+# A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
+_ENDINGS: Mapping[str, Format] = {
+    ".pftrace": "perfetto",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+}
+
+
+@commands.command(
+    "export",
+    epilog=example(
+        "stepscope export session.mcap -o session.pftrace",
+        "stepscope export session.mcap -o r.csv --table requests --from 100 --until 200",
+        "stepscope export session.mcap -o work.jsonl --format mooncake",
+    ),
+)
 def export_file(
-    file: str,
-    target: str,
-    output: str,
-    first: int | None,
-    last: int | None,
-    table: str,
-    with_tokens: bool,
+    file: RecordingFile,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "--to",
+            metavar="FORMAT",
+            help="perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+            ".pftrace, .parquet, .csv or .jsonl)",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
+    ],
+    first: FirstStep = None,
+    last: LastStep = None,
+    table: Annotated[
+        str,
+        typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
+    ] = "steps",
+    with_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--with-tokens",
+            help="also write prompts and outputs, if the recording has them (jsonl)",
+        ),
+    ] = False,
 ) -> None:
-    """Export a recording to a file, and print what the file contains.
-
-    Raises:
-        WrongUsage: there is no such format or table, or the range is empty.
-        CommandFailed, RecordingError: the recording cannot be read, or the file not written.
-    """
-    chosen = next((each for each in FORMATS if each == target), None)
-    if target == "chrome":
-        raise WrongUsage("--to: chrome is no more: --to perfetto, at a quarter of the size")
-    if chosen is None:
-        raise WrongUsage(f"--to: expected one of {', '.join(FORMATS)}, got {target!r}")
+    """Convert a recording to the format of another program."""
+    chosen = _format_of(target, output)
     which = next((each for each in TABLES if each == table), None)
     if which is None:
         raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
     if which != TABLES[0] and chosen not in TABLE_FORMATS:
         raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
-        raise WrongUsage(f"--with-tokens: {chosen} cannot hold prompts and outputs; --to jsonl can")
+        raise WrongUsage(
+            f"--with-tokens: {chosen} cannot hold prompts and outputs; --format jsonl can"
+        )
     steps = step_range(first, last)
     path = output_path(output, is_new=True)
     with Recording(find_recording(file)) as recording, Progress() as progress:
@@ -66,3 +107,25 @@ def export_file(
     say(*done.notes)
     if message is not None:
         say(message)
+
+
+def _format_of(target: str | None, output: str) -> Format:
+    """Return the format of this name; None: that of a file with this ending.
+
+    Raises:
+        WrongUsage: there is no such format, or the ending does not tell.
+    """
+    if target == "chrome":
+        raise WrongUsage("--format: chrome is no more: --format perfetto, at a quarter of the size")
+    for name in FORMATS:
+        if name == target:
+            return name
+    if target is not None:
+        raise WrongUsage(f"--format: expected one of {', '.join(FORMATS)}, got {target!r}")
+    ending = Path(output).suffix.lower()
+    if ending in _ENDINGS:
+        return _ENDINGS[ending]
+    raise WrongUsage(
+        f"--output: {output!r} does not tell the format: let it end in {', '.join(_ENDINGS)}, or "
+        f"give --format {'|'.join(FORMATS)}"
+    )

@@ -2,7 +2,9 @@
 
 import sys
 import time
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.attribution.ledger.ledger import Ledger
@@ -19,6 +21,7 @@ from stepscope.tui.cli.recordings.measured import (
     is_recording,
     last_seconds,
 )
+from stepscope.tui.cli.shared.arguments import AsJson, LastSeconds, Target, example, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.progress import Progress
@@ -27,16 +30,31 @@ from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views import format as fmt
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _NAMED = 3  # requests to name behind another one in the queue
 
 
-def ledger(target: str | None, seconds: float | None, limit: int, as_json: bool) -> None:
-    """Print the waits and preemptions of a recording or a running engine.
+@commands.command(
+    epilog=example(
+        "stepscope ledger session.mcap",
+        "stepscope ledger engine-0 --seconds 10 --json | jq .recompute_tax",
+    )
+)
+@with_key
+def ledger(
+    target: Target = None,
+    *,
+    seconds: LastSeconds = None,
+    limit: Annotated[
+        int, typer.Option(metavar="INT", help="number of rows of each table, 0 for all")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Say who waits for what, and what preemption cost.
 
-    Raises:
-        CommandFailed: there is no such recording or engine.
-        NothingMeasured: the session holds no step.
-        WrongUsage: an option is not valid.
+    From the records alone, so also of an attached engine and of an old recording.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")

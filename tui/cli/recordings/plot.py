@@ -2,6 +2,9 @@
 
 import re
 import time
+from typing import Annotated
+
+import typer
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
@@ -10,41 +13,69 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
+from stepscope.tui.cli.shared.arguments import (
+    FirstStep,
+    LastStep,
+    RecordingFile,
+    SloItl,
+    SloTtft,
+    example,
+)
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import level_flags, level_of
-from stepscope.tui.cli.shared.picture_path import picture_path
+from stepscope.tui.cli.shared.output_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.steps import step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
 
+@commands.command(
+    "plot",
+    epilog=example(
+        "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
+        "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
+    ),
+)
 def plot_file(
-    file: str,
-    output: str,
-    first: int | None,
-    last: int | None,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    dimensions: str,
-    theme: str,
-    title: str | None,
+    file: RecordingFile,
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
+        ),
+    ],
+    first: FirstStep = None,
+    last: LastStep = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",
+    theme: Annotated[str, typer.Option(metavar="light|dark", help="for paper, or for slides")] = (
+        "light"
+    ),
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
+    ] = None,
 ) -> None:
-    """Draw the plot into a file, and print what it shows.
+    """Draw a figure of a recording for a report.
 
-    Raises:
-        WrongUsage: an option is not valid, or the range is empty.
-        CommandFailed, RecordingError: the recording cannot be read, or the plot not written.
+    Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
+    worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
+    labels. Needs 'stepscope[export]'. An existing file is replaced.
     """
     chosen = next((each for each in COLOURS if each == theme), None)
     if chosen is None:
         raise WrongUsage(f"--theme: expected {' or '.join(COLOURS)}, got {theme!r}")
     steps = step_range(first, last)
     path = picture_path(output, (".svg", ".png", ".pdf"))
-    inches = _inches(dimensions)
+    inches = _inches(size)
     flags = level_flags(slo_itl, slo_ttft)
     with Recording(find_recording(file)) as recording:
         slo = level_of(flags, recording)

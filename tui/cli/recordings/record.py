@@ -5,6 +5,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
@@ -19,6 +22,7 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
+from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, with_key
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
@@ -30,68 +34,143 @@ from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongU
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for longer counts as gone
 
 
+@commands.command(
+    epilog=example(
+        "stepscope record -o session.mcap --seconds 60",
+        "stepscope record -o incident.mcap --past 300 --seconds 1",
+        "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+        "stepscope record engine-0 --incidents kept --keep 2GB",
+    )
+)
+@with_key
 def record(
-    endpoint: str | None,
-    file: str | None,
-    seconds: float | None,
-    rotate: str | None,
-    keep: str | None,
-    slo_itl: str | None = None,
-    slo_ttft: str | None = None,
-    past_s: float = 0.0,
-    incidents: IncidentOptions | None = None,
-    waits: bool = False,
+    endpoint: EngineName = None,
+    *,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)"),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="how long to record (default: until Ctrl-C)"),
+    ] = None,
+    past: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="begin with this much of the engine's past, as far as it keeps it",
+        ),
+    ] = 0.0,
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
+            "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,AGE",
+            help="with --rotate: delete this recorder's files beyond this age or total size: 48h, "
+            "100GB; with --incidents a size: the last 5 stay",
+        ),
+    ] = None,
+    incidents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="hold the newest steps in memory, and write a file into DIR only when a rule "
+            "fires; without prompts and outputs",
+        ),
+    ] = None,
+    when: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
+            "(default: [[alerts]] of the config file, else a built-in set)",
+        ),
+    ] = None,
+    before: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="with --incidents: time to keep before the rule fires"),
+    ] = "30s",
+    after: Annotated[
+        str, typer.Option(metavar="TIME", help="with --incidents: time to keep after it ends")
+    ] = "10s",
+    on_incident: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
+            "standard input",
+        ),
+    ] = None,
+    slo_itl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="service level to store in the file: a longer gap between two tokens is a breach",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="service level to store in the file: a later first token is a breach",
+        ),
+    ] = None,
+    wait: Wait = True,
 ) -> None:
-    """Record an engine until a signal, until `seconds` have passed, or until the engine ends.
+    """Record every step of an engine to a file, without a screen.
 
-    Args:
-        past_s: begin with up to this many earlier seconds, as far as the engine keeps them.
-        rotate: write a series of files. A series does not end with its engine, but waits for the
-            next.
-        incidents: record only the time around alert rules that fire.
-        waits: whether to wait for an engine that is not there yet.
-
-    Raises:
-        WrongUsage: an option is not valid.
-        CommandFailed: the file cannot be written, or the engine vanished or restarted.
-        Interrupted: a signal arrived before `seconds` had passed.
+    The file stores the service levels of these options, or else of [dashboard] in the config file.
+    Commands that open the file judge breaches by them.
     """
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
     if incidents is not None:
-        if file is not None or rotate is not None or past_s:
+        if output is not None or rotate is not None or past:
             raise WrongUsage("--incidents: not with --output, --rotate or --past")
-        _engines(endpoint, waits)
+        _engines(endpoint, wait)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
         incidents_command.keep_incidents(
-            chosen, incidents, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds
+            chosen,
+            IncidentOptions(incidents, before, after, keep, when or (), on_incident),
+            chosen_levels(level_flags(slo_itl, slo_ttft)),
+            seconds,
         )
         return
-    if file is None:
+    if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate or --incidents")
-    check_past(past_s)
+    check_past(past)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     limits = _limits("--rotate", rotate)
     kept = _limits("--keep", keep)
-    if waits:
-        output_path(file, is_new=False)  # its folder is there, before a wait
-    engines = _engines(endpoint, waits)
-    outputs = [output_path(each, is_new=limits is None) for each in _files(file, len(engines))]
-    sources = [_source(each, past_s) for each in engines]
+    if wait:
+        output_path(output, is_new=False)  # its folder is there, before a wait
+    engines = _engines(endpoint, wait)
+    outputs = [output_path(each, is_new=limits is None) for each in _files(output, len(engines))]
+    sources = [_source(each, past) for each in engines]
     stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # Catch signals before the file exists, so that none can leave it unfinished.
+    # Catch signals before a file exists, so that none can leave it unfinished.
     with stop:
         sessions: list[_RecordedEngine] = []
         try:
-            for source, output in zip(sources, outputs, strict=True):
-                target = output if limits is None else FileSeries(output, limits, kept)
+            for source, path in zip(sources, outputs, strict=True):
+                target = path if limits is None else FileSeries(path, limits, kept)
                 sessions.append(_RecordedEngine(source, target, levels))
             with Progress() as progress:
                 _watch(sessions, stop, seconds, limits is not None, progress)

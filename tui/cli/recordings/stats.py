@@ -1,25 +1,46 @@
 """`stepscope stats`: prints all figures of a recording or an engine, as a table or as JSON."""
 
+import typer
+
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
+from stepscope.tui.cli.shared.arguments import (
+    AsJson,
+    LastSeconds,
+    SloItl,
+    SloTtft,
+    Target,
+    example,
+    with_key,
+)
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.limits_text import advice_lines
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 
+commands = typer.Typer(rich_markup_mode=None)
 
+
+@commands.command(
+    epilog=example(
+        "stepscope stats freeze",
+        "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
+    )
+)
+@with_key
 def stats(
-    target: str | None,
-    seconds: float | None,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    as_json: bool,
+    target: Target = None,
+    *,
+    seconds: LastSeconds = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print all figures of a session. Raises the errors of `measure`."""
+    """Print all figures of a recording or an engine, or of /metrics."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
         said = [each._asdict() for each in advice(found.side)]

@@ -1,27 +1,35 @@
 """`stepscope verify`: checks a recording, from its bytes to the engine's KV accounting."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from stepscope.recordings.check.verify import Check, VerifyReport, verify
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.service_levels import levels_text
+from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import FAILED
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
 
-def verify_file(file: str, as_json: bool) -> int:
-    """Check a recording, print what was found and return the exit code: 1 if anything is wrong.
 
-    A file that is still being written has no end yet; that is not an error.
+@commands.command(
+    "verify", epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json")
+)
+def verify_file(
+    file: RecordingFile,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+) -> int:
+    """Check a recording from its bytes to its KV accounting.
 
-    Raises:
-        CommandFailed: there is no such file.
-        RecordingError: no part of the file can be read.
+    Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
+    replayed, and every count and reference is checked against them. Ends with 1 when anything is
+    wrong. A file that is still being written is not an error.
     """
     path = find_recording(file)
     with Progress() as progress:

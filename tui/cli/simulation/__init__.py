@@ -6,5 +6,5 @@ May import: engine.process, engine.protocol, engine.protocol.settings, engine.sc
   recordings.file.mcap, recordings.history, recordings.live, recordings.plot,
   recordings.simulation, recordings.state, recordings.state.series, tui.cli.engines,
   tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings, tui.views.
-A new command that simulates gets a module here, and its options in `tui/cli/table/simulation.py`.
+A new command that simulates gets a module here.
 """

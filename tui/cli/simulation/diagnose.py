@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import typer
 
 from stepscope.recordings.simulation.diagnosis import (
     KEPT_SHARE,
@@ -15,25 +16,46 @@ from stepscope.recordings.simulation.diagnosis import (
 )
 from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.arguments import (
+    AsJson,
+    SloItl,
+    SloTtft,
+    Target,
+    WatchSeconds,
+    example,
+    with_key,
+)
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.service_levels import said
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 _MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a forecast with more is a guess
 
 
+@commands.command(
+    "diagnose",
+    epilog=example(
+        "stepscope diagnose session.mcap",
+        "stepscope diagnose engine-0 --slo-itl 30ms --slo-ttft 1s --seconds 120",
+    ),
+)
+@with_key
 def run(
-    target: str | None,
-    seconds: float | None,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    as_json: bool,
+    target: Target = None,
+    *,
+    seconds: WatchSeconds = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the settings that may be the bottleneck with the evidence, and the proved bottlenecks.
+    """Find the setting that is the bottleneck, and prove it.
 
-    Raises:
-        RecordingError: the recording is too short, or its steps are too much alike.
-        Interrupted: a signal ended the command early.
+    The steps show which settings may hold the engine back: seats, budget, KV memory and its
+    reservation, the batching mode, long prompts, the prefix cache, the host. The recorded requests
+    are then simulated with each limit lifted. Nothing is changed.
     """
     with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as work:
         level, basis = work.level, work.basis

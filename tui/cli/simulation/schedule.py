@@ -7,9 +7,10 @@ times in seconds, so it needs a model of step times, and only a summary is print
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -26,7 +27,10 @@ from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.arguments import Like, example
 from stepscope.tui.cli.shared.errors import say, writing_output
+from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import sample_named
 from stepscope.tui.cli.shared.text_table import text_table
@@ -42,9 +46,11 @@ from stepscope.tui.cli.simulation.simulate import (
 )
 from stepscope.tui.cli.simulation.source import open_source
 from stepscope.tui.cli.simulation.step_times import choose_step_times
-from stepscope.tui.cli.simulation.variants import swept
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _Value: TypeAlias = float | Interval | None
 STDIN = "-"
@@ -81,8 +87,85 @@ class _ScheduleCase(NamedTuple):
     changes: Mapping[str, KnobValue]
 
 
+@commands.command(
+    epilog=example(
+        "stepscope schedule workload.json --batching static --summary",
+        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
+        "stepscope schedule trace.csv --summary --modes all --gpu h100",
+        "stepscope schedule chunked --summary --sweep max_num_seqs=8..64 --runs 5",
+    )
+)
+@with_options("knobs", defaults=dict.fromkeys(Knobs.__struct_fields__))
 def schedule(
-    file: str, options: ScheduleOptions, engine: EngineOptions, flags: dict[str, Any]
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="a workload (JSON), a trace, a recording or sample, or - for stdin"
+        ),
+    ],
+    summary: Annotated[
+        bool, typer.Option("--summary", help="print a summary instead of the steps")
+    ] = False,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|MODE,...", help="with --summary: a table of these batching modes"
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KNOB=FIRST..LAST", help="with --summary: a line for each of some values"
+        ),
+    ] = None,
+    runs: Annotated[
+        int,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="of a trace or a recording: runs, with seeds from 0 on",
+            show_default=False,
+        ),
+    ] = 1,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="times in ms on this GPU (h100, a100, ...)")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME|PATH", help="... of this model")
+    ] = None,
+    step_time: Annotated[
+        str | None, typer.Option(metavar="FILE", help="times in ms, as in 'stepscope simulate'")
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(metavar="INT", help="number of KV blocks; one of them is never used"),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", help="tokens in a KV block")
+    ] = None,
+    like: Like = None,
+    as_json: Annotated[bool, typer.Option("--json", help="with --summary: print JSON")] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Dry-run the scheduler, without a model: one JSON line a step.
+
+    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
+    and any knob by its name. A trace or a recording has times instead of steps: give --summary, and
+    step times (those of a recording are its own).
+
+    Options override the workload file, but budget changes in mid-run still happen. What neither
+    sets is as in 'stepscope serve'.
+    """
+    engine = EngineOptions(
+        gpu, model, step_time, like=like, num_blocks=num_blocks, block_size=block_size
+    )
+    options = ScheduleOptions(summary, modes, as_json, sweep, runs)
+    dry_run(file, options, engine, flags)
+
+
+def dry_run(
+    file: str, options: ScheduleOptions, engine: EngineOptions, flags: Mapping[str, Any]
 ) -> None:
     """Run the scheduler, and print a JSON line for each step, or a summary of each mode.
 
@@ -135,7 +218,7 @@ def _cases(options: ScheduleOptions) -> list[_ScheduleCase]:
     return [
         case._replace(name=f"{case.name} {text}".strip(), changes={**case.changes, **changes})
         for case in _modes(options)
-        for text, changes in swept(options.sweep)
+        for text, changes in variants_of((), options.sweep)
     ]
 
 

@@ -4,9 +4,10 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -20,18 +21,32 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.arguments import (
+    AsJson,
+    Like,
+    example,
+)
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
-from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
-from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
+from stepscope.tui.cli.simulation.source import MIX, SimulatedSource, open_source
+from stepscope.tui.cli.simulation.step_times import (
+    DEFAULT_MODEL,
+    ChosenStepTimes,
+    choose_step_times,
+)
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.views.format import file_size
 
+commands = typer.Typer(rich_markup_mode=None)
+
+
 DEFAULT_LEN = 131_072
+_DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _TICK_S = 0.1
 
 
@@ -59,8 +74,130 @@ class RunOptions(NamedTuple):
     limit: int | None = None
 
 
+@commands.command(
+    epilog=example(
+        "stepscope simulate --gpu h100",
+        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
+        "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
+        "stepscope simulate session.mcap --step-time session.mcap -o again.mcap",
+    )
+)
+@with_options("knobs", "load", defaults=_DEFAULTS)
 def simulate(
-    source: str,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRACE|FILE|mix",
+            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the "
+            "load of the options below  [default: mix]",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="the model on it: a known name, or a config.json  [default: llama-3.1-8b]",
+            show_default=False,
+        ),
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+            "that were measured ('stepscope bench gpu --json', CSV)",
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="GPUs that share the model")
+    ] = 1,
+    like: Like = None,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="KV blocks (default: what the GPU has room for, or as recorded)",
+            show_default=False,
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="tokens in a KV block  [default: 16]")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(metavar="INT", min=2, help="longest request; longer ones are cut"),
+    ] = None,
+    overlap: Annotated[
+        Literal["on", "off"] | None,
+        typer.Option(
+            metavar="on|off",
+            help="schedule each step while the one before it runs (default: as recorded; on with "
+            "--like)",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="runs, with seeds from --seed on")
+    ] = 1,
+    replicas: Annotated[int, typer.Option(metavar="INT", min=1, help="engines side by side")] = 1,
+    routing: Annotated[
+        Literal["round-robin", "least-loaded"],
+        typer.Option(
+            metavar="round-robin|least-loaded", help="how requests are spread over the engines"
+        ),
+    ] = "round-robin",
+    time_scale: Annotated[
+        float,
+        typer.Option(metavar="NUMBER", help="multiply the arrivals' times: 0.5 doubles the load"),
+    ] = 1.0,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="INT", min=1, help="take only so many requests from the start"),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="write the first run as a recording"),
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVELS",
+            help="service levels to count goodput by ('ttft=500 itl=50'); may be given again",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Run a workload on a GPU that is not here.
+
+    The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
+    written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
+    """
+    engine = EngineOptions(
+        gpu,
+        model,
+        step_time,
+        tensor_parallel,
+        like,
+        num_blocks,
+        block_size,
+        max_model_len,
+        None if overlap is None else overlap == "on",
+    )
+    options = RunOptions(runs, replicas, routing, time_scale, limit)
+    run_workload(source, engine, options, output, slo or (), as_json, flags)
+
+
+def run_workload(
+    source: str | None,
     engine: EngineOptions,
     options: RunOptions,
     output: str | None,
@@ -71,7 +208,7 @@ def simulate(
     """Simulate the runs and print their figures.
 
     Args:
-        source: a trace, a recording, or `mix`.
+        source: a trace, a recording, or `mix`; None: the default mix, and the output says so.
         output: also write the first run as a recording.
 
     Raises:
@@ -83,11 +220,11 @@ def simulate(
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
     levels = levels_of_options(slos) or [SLO()]
-    spec = resolve(WorkloadSpec, "load", flags)
+    spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(DEFAULT_LEN, num_slots or DEFAULT_LEN)
-    work = open_source(source, spec, longest, options.time_scale, options.limit)
+    work = open_source(source or MIX, spec, longest, options.time_scale, options.limit)
     setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
     seeds = [spec.seed + number for number in range(options.num_runs)]
     runs: list[RunFigures] = []
@@ -113,6 +250,13 @@ def simulate(
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
         say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
+        if source is None:
+            has_model = engine.gpu is None or engine.model is not None
+            default = "" if has_model else f", model {DEFAULT_MODEL} (--model)"
+            say(
+                f"chosen     a mix of {work.num_requests:,} requests (--num-requests, --rate; or a "
+                f"trace or a recording){default}"
+            )
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
     if written is not None and not as_json:

@@ -1,8 +1,9 @@
 """`stepscope simulated-engine`: the engine of `stepscope demo --simulate` and `tour --simulate`."""
 
 import threading
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from stepscope.engine.process.simulated import serve_simulated
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -10,35 +11,35 @@ from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.engines.engine import prepare_process
 from stepscope.tui.cli.engines.serve import end_with_stdin
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.simulation.step_times import choose_step_times
 from stepscope.tui.settings.setting_values import convert_flags
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 BLOCK_SIZE = 16
 _MAX_LEN = 32_768
 
 
+@commands.command("simulated-engine", hidden=True)
+@with_options("knobs")
 def run(
-    endpoint: str,
-    gpu: str | None,
-    step_time: str | None,
-    model: str | None,
-    num_blocks: int | None,
-    speed: float,
-    exit_with_stdin: bool,
-    levels: Mapping[str, float],
-    flags: Mapping[str, Any],
+    endpoint: Annotated[str, typer.Option()],
+    gpu: Annotated[str | None, typer.Option()] = None,
+    step_time: Annotated[str | None, typer.Option()] = None,
+    model: Annotated[str | None, typer.Option()] = None,
+    num_blocks: Annotated[int | None, typer.Option()] = None,
+    speed: Annotated[float, typer.Option()] = 1.0,
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
+    slo_ttft: Annotated[str | None, typer.Option("--slo-ttft-ms")] = None,
+    slo_itl: Annotated[str | None, typer.Option("--slo-itl-ms")] = None,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Run a simulated engine until a signal or a `Shutdown` command ends it.
-
-    Args:
-        num_blocks: blocks of the KV cache; None: as many as the GPU has room for, or as in the
-            recording.
-        levels: service levels of the engine.
-        flags: knobs as given on the command line.
-
-    Raises:
-        ConfigError: the GPU, the model or a knob is not valid, or the endpoint cannot be bound.
-    """
+    """The engine of 'stepscope demo --simulate' and 'stepscope tour --simulate'."""
+    levels = level_flags(slo_itl, slo_ttft)
     prepare_process()
     if exit_with_stdin:
         threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()

@@ -39,7 +39,7 @@ def open_source(
     """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample.
 
     Raises:
-        WrongUsage: an option cannot be used with the mix, or is missing for it.
+        WrongUsage: an option cannot be used with the mix.
         TraceError, RecordingError, CommandFailed: the file cannot be read.
     """
     if source == MIX:
@@ -64,8 +64,7 @@ def _mix(spec: WorkloadSpec, max_model_len: int, limit: int | None) -> Simulated
             "--max-concurrency: a simulated mix sends every request at its time; leave it out"
         )
     num_requests = limit or spec.num_requests
-    if num_requests is None:
-        raise WrongUsage("a mix has no end: give --num-requests")
+    assert num_requests is not None, "the command has a default"
 
     def requests(seed: int) -> Iterable[SimulatedRequest]:
         given = {"seed": seed, "num_requests": num_requests}

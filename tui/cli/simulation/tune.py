@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import typer
 
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.suspects import Seen
@@ -17,11 +18,23 @@ from stepscope.recordings.simulation.tuning import (
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.tui.cli.shared.arguments import (
+    AsJson,
+    SloItl,
+    SloTtft,
+    Target,
+    WatchSeconds,
+    example,
+    with_key,
+)
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import FAILED
 from stepscope.tui.settings.service_levels import said
+
+commands = typer.Typer(rich_markup_mode=None)
+
 
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
@@ -34,21 +47,26 @@ _SHOWN = (
 )
 
 
+@commands.command(
+    "tune",
+    epilog=example(
+        "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
+        "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
+    ),
+)
+@with_key
 def run(
-    target: str | None,
-    seconds: float | None,
-    slo_itl: str | None,
-    slo_ttft: str | None,
-    as_json: bool,
+    target: Target = None,
+    *,
+    seconds: WatchSeconds = None,
+    slo_itl: SloItl = None,
+    slo_ttft: SloTtft = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Simulate sets of knobs, and print them with the best one, or why none keeps the levels.
+    """Find the knobs that keep the service levels best.
 
-    Returns:
-        The exit code: 0, or 1 if no knobs keep the service levels.
-
-    Raises:
-        RecordingError: the recording is too short, or its steps are too much alike.
-        Interrupted: a signal ended the command early.
+    Candidates are simulated with the recorded requests, as in 'stepscope what-if'. Nothing is
+    changed. Says why, and which load would do, if no knobs keep the levels (exit code 1).
     """
     with studied(target, seconds, "tune", slo_itl, slo_ttft) as work:
         level, basis = work.level, work.basis

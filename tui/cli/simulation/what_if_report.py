@@ -93,7 +93,7 @@ def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, floa
     best = {id(case) for case in best_of(found.variants)}
     points = [
         FrontierPoint(
-            case.text.partition("=")[2], _pair(case, 50), _pair(case, 99), id(case) in best
+            case.text.rpartition("=")[2], _pair(case, 50), _pair(case, 99), id(case) in best
         )
         for case in found.variants
     ]

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from stepscope.tui.cli.shared.arguments import example, help_alone
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.table.shared import example, help_alone
 
 commands = typer.Typer(
     name="bench",

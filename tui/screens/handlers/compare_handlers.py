@@ -150,7 +150,7 @@ class CompareHandlers:
                 self.begin(session, WhatIfSide(session, text.strip()).origin)
                 self._stage.draw()
 
-        question = "what if (KNOB=VALUE, more with commas):"
+        question = "what if (KNOB=VALUE, more after a space):"
         self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_knobs), use)
 
     def begin(self, a: Origin, b: Origin) -> None:
@@ -165,7 +165,7 @@ def _no_such_file(text: str) -> str | None:
 
 
 def _no_such_knobs(text: str) -> str | None:
-    for part in text.strip().split(",") if text.strip() else []:
+    for part in text.split():
         name, equals, value = part.partition("=")
         if name not in Knobs.__struct_fields__:
             return f"no knob is called {name!r}"

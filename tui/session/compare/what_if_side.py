@@ -20,7 +20,7 @@ class WhatIfSide:
 
     Args:
         session: the session that the dashboard shows.
-        change: knobs as on the command line of `stepscope what-if`.
+        change: knobs as on the command line of `stepscope what-if`, one value of each.
     """
 
     def __init__(self, session: Origin, change: str) -> None:
@@ -110,7 +110,7 @@ class WhatIfFeed:
         wanted = self._wanted
         if not wanted.path.exists() or self._process is not None:
             if self._process is None:
-                options = (wanted.change, "-o", str(wanted.path))
+                options = (*wanted.change.split(), "-o", str(wanted.path))
                 self._process = WhatIfProcess(wanted.recorded(), *options)
             if self._process.wait(until_s - time.monotonic()) is None:
                 return None

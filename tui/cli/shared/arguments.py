@@ -8,7 +8,7 @@ import typer
 
 from stepscope.tui.settings.cli_errors import WRONG_USAGE
 
-Endpoint = Annotated[
+EngineName = Annotated[
     str | None,
     typer.Argument(
         metavar="ENDPOINT",
@@ -79,6 +79,12 @@ SloTtft = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="a later first token is late", show_default=False),
 ]
+WatchSeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NUMBER", help="how long to watch an engine  [default: 60]", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print everything as one JSON document")]
 
 _KEY_OPTIONS = {
@@ -109,19 +115,18 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
     Apply it last, directly below `@commands.command`.
     """
 
-    def run(**arguments: Any) -> Any:
-        from stepscope.tui.cli.engines.keys import note_unused_key, use_key
+    def run(*own: Any, **arguments: Any) -> Any:
+        from stepscope.tui.cli.shared.client_key import note_unused_key, use_key
 
-        given = {name: arguments.pop(name) for name in _KEY_OPTIONS}
+        given = {name: arguments.pop(name, None) for name in _KEY_OPTIONS}
         use_key({name: value for name, value in given.items() if value is not None})
         if given["key"] is not None:
             named = arguments.get("endpoints") or [
                 arguments.get("endpoint") or arguments.get("target")  # an engine or a file
             ]
             note_unused_key([each for each in named if each])
-        return command(**arguments)
+        return command(*own, **arguments)
 
-    own = list(inspect.signature(command).parameters.values())
     made = [
         inspect.Parameter(
             name,
@@ -131,7 +136,7 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         for name, option in _KEY_OPTIONS.items()
     ]
-    parameters = [*own, *made]
+    parameters = [*inspect.signature(command).parameters.values(), *made]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__name__ = command.__name__

@@ -1,0 +1,97 @@
+"""Changes of knobs, as the user types them: `KNOB=VALUE` words.
+
+Words are one change together. Commas in a value make variants of that knob, where a command takes
+variants.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import convert_flags
+
+Variant: TypeAlias = tuple[str, dict[str, KnobValue]]
+"""A text for people, and the values of the knobs that differ."""
+
+_MAX_SWEEP = 8
+_MAX_VARIANTS = 32
+
+
+def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
+    """Return knob -> what follows its `=`, with its commas. The names are not checked.
+
+    Raises:
+        WrongUsage: a word is not KNOB=VALUE, or names a knob again.
+    """
+    texts: dict[str, str] = {}
+    for word in words:
+        name, equals, text = (part.strip() for part in word.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not name or not text:
+            raise WrongUsage(f"expected KNOB=VALUE, got {word!r}; {example}")
+        if "=" in text:
+            apart = " ".join(part.strip() for part in word.split(","))
+            raise WrongUsage(
+                f"{word!r}: a space stands between knobs that change together: {apart}"
+            )
+        if name in texts:
+            raise WrongUsage(
+                f"{name} is given twice: {texts[name]!r} and {text!r} ('stepscope what-if' tries "
+                f"both with {name}={texts[name]},{text})"
+            )
+        texts[name] = text
+    return texts
+
+
+def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]:
+    """Return the changes to try: each value of each knob, with each of the others.
+
+    Args:
+        words: `KNOB=VALUE`, or `KNOB=VALUE,VALUE` for variants.
+        sweep: the same, or `KNOB=FIRST..LAST` for values over a range.
+
+    Raises:
+        WrongUsage: there is no such knob, a value is not valid, or there are too many variants.
+    """
+    texts = knob_texts(words, "for example max_num_batched_tokens=256,512")
+    if sweep is not None:
+        name, values = _swept(sweep)
+        if name in texts:
+            raise WrongUsage(f"--sweep: {name} is given twice: {texts[name]!r} and {sweep!r}")
+        texts[name] = ",".join(values)  # the last: it varies fastest
+    if unknown := [name for name in texts if name not in Knobs.__struct_fields__]:
+        raise WrongUsage(
+            f"{unknown[0]!r} is no knob; the knobs are {', '.join(Knobs.__struct_fields__)}"
+        )
+    found = []
+    for chosen in itertools.product(*(text.split(",") for text in texts.values())):
+        flags = dict(zip(texts, chosen, strict=True))
+        said = " ".join(f"{name}={value}" for name, value in flags.items())
+        found.append((said, convert_flags(Knobs, flags)))
+    if len(found) > _MAX_VARIANTS:
+        raise WrongUsage(f"{len(found)} variants; at most {_MAX_VARIANTS} are tried")
+    return found if texts else []
+
+
+def _swept(text: str) -> tuple[str, list[str]]:
+    """Return the knob and the values of a sweep.
+
+    `KNOB=FIRST..LAST` gives about each doubling, at most eight values.
+    """
+    name, _, bounds = text.partition("=")
+    name = name.replace("-", "_")
+    if name and "," in bounds and "=" not in bounds:
+        return name, bounds.split(",")
+    first, dots, last = bounds.partition("..")
+    if not (dots and first.isdigit() and last.isdigit() and 0 < int(first) < int(last)):
+        raise WrongUsage(
+            f"--sweep: expected KNOB=FIRST..LAST, whole numbers, or KNOB=VALUE,VALUE, got {text!r}"
+        )
+    low, high = int(first), int(last)
+    num_points = min(_MAX_SWEEP, (high // low).bit_length() if high >= 2 * low else 2)
+    num_points = max(num_points, 2)
+    values = {round(low * (high / low) ** (at / (num_points - 1))) for at in range(num_points)}
+    return name, [str(value) for value in sorted(values)]
