@@ -8,6 +8,7 @@ accounts for becomes an `unknown` piece. So the pieces of a wait always sum to t
 Requests that decode in every step cost nothing here.
 """
 
+import copy
 import math
 from collections.abc import Collection, Sequence
 
@@ -41,6 +42,7 @@ from stepscope.recordings.attribution.open_waits import (
     wait_of,
     without_step,
 )
+from stepscope.recordings.attribution.queue import QueueWait, reasons_of
 from stepscope.recordings.attribution.queue_time import QueueTime
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.pauses import known_since, leave_out
@@ -64,6 +66,7 @@ class Explainer:
         after_slow: whether the last step of `state` was slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
+        with_queue: keep each wait in the queue that has ended in `queued`.
 
     Attributes:
         state: the state after the last message, without blocks.
@@ -83,8 +86,10 @@ class Explainer:
         baseline: Baseline | MemoryBaseline | None = None,
         after_slow: bool = False,
         learns: Baseline | None = None,
+        with_queue: bool = False,
     ) -> None:
         self.late: list[Late] = []
+        self.queued: list[QueueWait] = []
         self.life: list[Piece] = []
         self.has_ended = False
         self.num_steps = 0
@@ -95,6 +100,7 @@ class Explainer:
         self._learns = learns
         self.only = only
         self._with_begun = with_begun
+        self._with_queue = with_queue
         self.state = SessionState() if state is None else state.copy_without_blocks()
         if not math.isinf(itl_bound_ns):
             self.state.table.late_ns = math.floor(itl_bound_ns)
@@ -134,7 +140,7 @@ class Explainer:
             self._is_lost = self._needs_snapshot = True
         outcome = None
         if isinstance(message, StepRecord):
-            if self._last_record is None or message.step > self._last_record:
+            if not self.is_repeated(message):
                 outcome = self._take_step(message)
                 self._is_lost = False
         elif isinstance(message, EngineStatus):
@@ -147,6 +153,10 @@ class Explainer:
             self.state.apply(message)
         self.state.blocks = None
         return outcome
+
+    def is_repeated(self, record: StepRecord) -> bool:
+        """Whether a step was taken already: a publisher may repeat it under a new number."""
+        return self._last_record is not None and record.step <= self._last_record
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
@@ -287,7 +297,7 @@ class Explainer:
                     continue  # its last token came in the step before
                 wait = self._wait(request_id)
             if wait.status != "running":  # its admission was not told
-                self._admit(request_id, wait, between, start_ns, step)
+                self._leave_queue(request_id, wait, between, start_ns, step)
 
     def _take_rows(
         self,
@@ -388,15 +398,18 @@ class Explainer:
         elif not is_known:
             return
         elif isinstance(event, Aborted):
+            if self._with_queue and request_id in self._waiting:
+                self._leave_queue(request_id, self._waits[request_id], between, time_ns, None)
             self._end(request_id)
         elif isinstance(event, Admitted):
             wait = self._waits.get(request_id) or self._wait(request_id)
             if wait.status != "running":
-                self._admit(request_id, wait, between, time_ns, step)
+                self._leave_queue(request_id, wait, between, time_ns, step)
         elif isinstance(event, Preempted):
             wait = self._waits.get(request_id) or self._wait(request_id)
             wait.fill(between, time_ns, step)
             wait.status = "out"
+            wait.queued_ns, wait.num_before = time_ns, len(wait.pieces)
             self._waiting.add(request_id)
 
     def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
@@ -407,23 +420,56 @@ class Explainer:
             self._waits[event.request_id] = Wait("waiting", event.time_ns)
             return
         wait = Wait("waiting", origin.last_token_ns, origin.num_output_tokens)
+        wait.queued_ns = origin.received_ns
         self._waits[event.request_id] = wait
         way = "lost" if origin.sent_ns is None else "way"
         for detail, end_ns in (("room", origin.sent_ns or 0), (way, origin.received_ns)):
             piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
             wait.add(piece, min(end_ns, latest_ns))
+        wait.num_before = len(wait.pieces)
 
-    def _admit(
-        self, request_id: int, wait: Wait, between: Sequence[Piece], start_ns: int, step: int
+    def _leave_queue(
+        self,
+        request_id: int,
+        wait: Wait,
+        between: Sequence[Piece],
+        end_ns: int,
+        step: int | None,
     ) -> None:
-        """End the wait of a request in the queue at `start_ns`."""
-        if self.only is None and wait.status != "out":
+        """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
+        was_out = wait.status == "out"
+        if self.only is None and not was_out:
             spans: Collection[Piece] = self._queue.cover(wait)
         else:  # a life keeps single steps, and after a preemption the cause is another one
             spans = self._queue.since(wait.covered_ns)
-        wait.fill([*spans, *between], start_ns, step)
+        wait.fill([*spans, *between], end_ns, (self._step or 0) + 1 if step is None else step)
         wait.status = "running"
         self._waiting.discard(request_id)
+        if self._with_queue:
+            self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))
+
+    def waiting(self) -> dict[int, QueueWait]:
+        """The waits so far of the requests in the queue, by request id."""
+        found, now_ns = {}, self.state.time_ns
+        for request_id in self._waiting:
+            wait = copy.copy(self._waits[request_id])
+            wait.pieces = wait.pieces.copy()
+            wait.fill(self._queue.since(wait.covered_ns), now_ns, self.state.step)
+            found[request_id] = self._queue_wait(request_id, wait, wait.status == "out", None, None)
+        return found
+
+    def _queue_wait(
+        self, request_id: int, wait: Wait, was_out: bool, end_ns: int | None, step: int | None
+    ) -> QueueWait:
+        return QueueWait(
+            request_id,
+            was_out,
+            wait.queued_ns,
+            end_ns,
+            step,
+            reasons_of(wait.pieces[wait.num_before :]),
+            len(self._waiting),
+        )
 
     def _end(self, request_id: int) -> None:
         wait = self._waits.pop(request_id, None)

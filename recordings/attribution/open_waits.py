@@ -51,12 +51,20 @@ class Wait:
     """The current wait of a request for its next token.
 
     `pieces` are the parts from `start_ns` to `covered_ns`, with one cause each.
+
+    Attributes:
+        queued_ns: since when the request was last in the queue; None if unknown.
+        num_before: number of pieces from before that.
     """
 
-    __slots__ = ("covered_ns", "num_output", "pieces", "start_ns", "status")
+    __slots__ = (
+        "covered_ns", "num_before", "num_output", "pieces", "queued_ns", "start_ns", "status"
+    )  # fmt: skip
 
     def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
         self.status: WaitStatus = status
+        self.queued_ns = start_ns if status == "waiting" else None
+        self.num_before = 0
         self.start_ns = start_ns  # None: unknown, because it was first seen while running
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_output = num_output  # tokens before this wait

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stepscope.engine.protocol.wire import Snapshot, StepRecord
+from stepscope.engine.protocol.wire import Admitted, Arrived, Snapshot, StepRecord
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
+from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
@@ -18,6 +19,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.session import SessionState
 from tests.session.test_one_sum import (
     ALL,
     LEVELS,
@@ -154,6 +156,35 @@ def test_a_wait_in_memory_is_explained_as_in_the_file(
         assert in_memory is not None
         assert (in_memory.start_ns, in_memory.end_ns) == (each.start_ns, each.end_ns)
         assert (in_memory.token_idx, in_memory.cause) == (each.token_idx, each.cause)
+
+
+@pytest.mark.parametrize("session", STEPS)
+def test_the_reasons_of_each_wait_in_the_queue_sum_to_it_and_are_never_guessed(
+    session: Callable[[], Messages],
+) -> None:
+    messages, ledger = session(), Ledger(SessionState())
+    arrived, admitted = dict[int, int](), dict[int, int]()
+    last, has_hole = messages[0][0] - 1, isinstance(messages[0][1], Snapshot)
+    for number, message in messages:
+        ledger.take(message, number > last + 1)
+        has_hole |= number > last + 1
+        last = number
+        for event in getattr(message, "events", ()):
+            if isinstance(event, Arrived):
+                arrived.setdefault(event.request_id, event.time_ns)
+            elif isinstance(event, Admitted) and isinstance(message, StepRecord):
+                admitted.setdefault(event.request_id, message.schedule_start_ns)
+    waits = [*ledger.admitted(), *ledger.waiting()]
+    assert len(waits) > 50
+    for wait in waits:
+        waited_ns = wait.waited_ns(ledger.now_ns)
+        if waited_ns is not None:
+            assert sum(wait.reasons.values()) == waited_ns
+    assert any("" in wait.reasons for wait in waits) == has_hole
+    firsts = {each.request_id: each for each in ledger.admitted() if not each.was_preempted}
+    if not has_hole:
+        by_hand = {each: admitted[each] - arrived[each] for each in admitted}
+        assert {each: wait.waited_ns(0) for each, wait in firsts.items()} == by_hand
 
 
 def test_without_rows_the_length_of_waits_is_unknown_and_not_zero(tmp_path: Path) -> None:
