@@ -31,15 +31,20 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class RequestTable:
-    """The views of live and recently finished requests, by request id."""
+    """The views of live and recently finished requests, by request id.
 
-    __slots__ = ("_finished", "late_ns", "longest_gaps", "views")
+    Attributes:
+        running: the ids of those whose status is "running".
+    """
+
+    __slots__ = ("_finished", "late_ns", "longest_gaps", "running", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
         # The longest gap between two tokens of each request; None: do not track it.
         self.longest_gaps: dict[int, int] | None = None
         self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
+        self.running = {each for each, view in self.views.items() if view.status == "running"}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -50,8 +55,9 @@ class RequestTable:
     def copy(self) -> "RequestTable":
         other = RequestTable()
         views = other.views = self.views.copy()
-        for request_id in [each for each, view in views.items() if view.status == "running"]:
+        for request_id in self.running:
             views[request_id] = _copied(views[request_id])
+        other.running = self.running.copy()
         other._finished = self._finished.copy()
         return other
 
@@ -140,6 +146,7 @@ class RequestTable:
             view.finish_reason = view.finish_step = view.finish_ns = None
         view.status = "running"
         self.views[row.request_id] = view
+        self.running.add(row.request_id)
         return view
 
     def take_event(self, event: RequestEvent, step: int, time_ns: int, outcome: Outcome) -> None:
@@ -158,6 +165,7 @@ class RequestTable:
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
             view.status = "running"
+            self.running.add(view.request_id)
             view.num_computed_tokens = event.num_cached_tokens
             if not comes_back(view):
                 # Not from its first row, which may come steps later.
@@ -170,12 +178,14 @@ class RequestTable:
         elif isinstance(event, Preempted):
             outcome.num_preempted += 1
             view.status = "preempted"
+            self.running.discard(view.request_id)
             view.num_preemptions += 1
             view.high_water = max(view.high_water, view.num_computed_tokens)
             view.num_computed_tokens = 0
             view.num_blocks = 0
         else:
             view.status = "finished"
+            self.running.discard(view.request_id)
             view.finish_step = step
             view.finish_ns = time_ns
             view.num_blocks = 0

@@ -86,6 +86,12 @@ class SessionState:
         other.between = copy.deepcopy(self.between)
         return other
 
+    def copy_without_blocks(self) -> "SessionState":
+        """Like `copy`, without the block map: large, and of no use to who follows waits."""
+        other = copy.copy(self)
+        other.blocks = None
+        return other.copy()
+
     @property
     def requests(self) -> dict[int, RequestView]:
         """Live and recently finished requests, by id."""

@@ -54,7 +54,7 @@ class HistoryFeed:
         if self.side is None:
             if not self._read_past(until_s):
                 return True
-            self.side = Side(self.name, self._slo, self._follower.state, self._past)
+            self.side = Side(self.name, self._slo, self._past)
         taken = False
         while time.monotonic() < until_s:
             num_taken = 0

@@ -27,7 +27,6 @@ class Past:
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
         self.since_ns = state.time_ns if since_ns is None else since_ns
-        self.pauses = state.pauses
         baseline = Baseline()  # learns while it reads: a run is read once and may still grow
         self.explainer = Explainer(
             slo.itl_ms * 1e6,
@@ -40,7 +39,6 @@ class Past:
 
     def take(self, message: Telemetry, after_gap: bool) -> None:
         """Process the next message from before the run."""
-        self.pauses = self.pauses.after(message)
         self.explainer.take(message, after_gap)
         self.explainer.late.clear()  # these waits do not belong to the side
 

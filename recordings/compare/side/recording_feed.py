@@ -91,7 +91,7 @@ class RecordingFeed:
         past = Past(self._slo, self._state, self._since(snapshot))
         if before is not None:
             past = self._past(before)
-        self.side = Side(self.name, self._slo, self._state, past)
+        self.side = Side(self.name, self._slo, past)
         return frames
 
     def _past(self, before: Position) -> Past:

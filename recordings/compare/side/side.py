@@ -5,7 +5,7 @@ Its memory is bounded, however many steps a run has.
 
 import threading
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -28,11 +28,11 @@ from stepscope.recordings.compare.side.sliced import SlicedWaits
 from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
-from stepscope.recordings.state.clocks import leave_out
+from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
-from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -46,9 +46,8 @@ class Side:
     Args:
         name: the name shown to people.
         slo: the service levels, the same for both runs.
-        state: the state right before the first message. The side works on a copy of it.
-        past: what is known about waits in progress at that point. None: only `state` is known, and
-            these waits are left out.
+        past: what came before the first message. If it is only the state then, the waits in
+            progress are left out.
 
     Attributes:
         lock: held while a message is processed. Readers of columns or tables must hold it too.
@@ -60,7 +59,7 @@ class Side:
         num_late: number of late waits that have this cause as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
+    def __init__(self, name: str, slo: SLO, past: Past | SessionState) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
@@ -69,23 +68,22 @@ class Side:
         self.points = StepPoints()
         self.totals = RunTotals()
         levels: dict[LatencyKind, float] = {"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6}
-        self.waits = {kind: Distribution(levels.get(kind)) for kind in get_args(LatencyKind)}
+        self._wait_sums = WaitSums(levels)
+        self.waits = self._wait_sums.of
         self.kept = KeptLevels(0, 0)
         self.sliced = SlicedWaits()
         self.requests: dict[int, RequestRun] = {}
+        self._past = Past(slo, past) if isinstance(past, SessionState) else past
+        self._explainer = self._past.explainer
+        self._state = state = self._explainer.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._past = Past(slo, state) if past is None else past
-        self._explainer = self._past.explainer
-        self._state = state.copy()
-        self._state.pauses = self._past.pauses
-        self._state.table.longest_gaps = {}
-        self._state.blocks = None  # block moves are not needed here
+        state.table.longest_gaps = {}
         self._watch = RequestWatch(slo.itl_ms)
-        self._watch.begin(self._state)
+        self._watch.begin(state)
         self._in_force = dict(state.knobs)  # knob values at the last step, or before the first
         self._coming: list[KnobsChanged] = []  # changes that are not in force yet
         for view in state.requests.values():
@@ -117,7 +115,7 @@ class Side:
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """The percentiles of all latencies. The caller must hold `lock`."""
-        return {kind: waits.spread() for kind, waits in self.waits.items()}
+        return self._wait_sums.spreads()
 
     def figures(self) -> dict[str, float | None]:
         """All figures of the run. The caller must hold `lock`, or have read the whole run."""
@@ -137,21 +135,17 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
-        last_step = self.points.last_step
-        if isinstance(message, StepRecord) and last_step is not None and message.step <= last_step:
-            return  # the publisher repeats steps under new numbers
         if after_gap:
             self._watch.begin(self._state)
-        outcome = self._state.apply(message)
-        self._state.blocks = None
-        self._explainer.take(message, after_gap)
+        outcome = self._explainer.take(message, after_gap)
         self._count_causes()
         if isinstance(message, KnobsChanged):
             self._coming.append(message)
         elif isinstance(message, Snapshot):
             self._in_force, self._coming = dict(message.knobs), []
-        if isinstance(message, StepRecord) and outcome is not None:
-            self._take_step(message, outcome, after_gap)
+        if isinstance(message, StepRecord):
+            if outcome is not None:
+                self._take_step(message, outcome, after_gap)
         elif isinstance(message, EngineStatus):
             self._take_events(message, message.time_ns)
 
@@ -161,8 +155,8 @@ class Side:
         now_ns = record.tokens_ns
         if self.origin_ns is None:
             self.origin_ns = record.schedule_start_ns
-        leave_out(outcome, self._state, now_ns, self._past.since_ns)
-        self._take_waits(record, outcome)
+        is_one_step = not self._state.is_summed_up
+        self._wait_sums.add(record, outcome, is_one_step=is_one_step)
         if outcome.longer_request_ids:
             self._take_longest(outcome, record.step, now_ns)
         self._take_events(record, now_ns)
@@ -173,7 +167,7 @@ class Side:
         flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         num_rows = None if record.batch is None else len(record.batch)
-        applied = AppliedStep(0, record, outcome, num_rows, not self._state.is_summed_up)
+        applied = AppliedStep(0, record, outcome, num_rows, is_one_step)
         self.totals.append(applied, end_ns)
         self._take_finished(outcome, now_ns, end_ns)
         self.sliced.take(record, outcome, max(start_ns, end_ns))
@@ -193,22 +187,6 @@ class Side:
     def _since(self, time_ns: int) -> int:
         """Nanoseconds from the start of the run to `time_ns`. Never less than at the last step."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
-
-    def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
-        waits = self.waits
-        if not self._state.is_summed_up:  # else its duration is that of an interval
-            waits["step"].add(record.tokens_ns - record.schedule_start_ns)
-        if record.totals is not None:
-            for kind, ns, weight in estimates_in(record.totals):
-                waits[kind].add(ns, weight)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            waits["itl"].add(gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            waits["ttft"].add(ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            waits["tpot"].add(tpot_ns)
-        for _, e2e_ns in outcome.e2e_ns:
-            waits["e2e"].add(e2e_ns)
 
     def _take_finished(self, outcome: Outcome, now_ns: int, end_ns: int) -> None:
         self._watch.take(outcome, self._state, now_ns)

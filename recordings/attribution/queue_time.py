@@ -1,14 +1,11 @@
-"""Waits for tokens that have ended: how long each was, and the causes of the late ones.
-
-A piece is a part of a wait that has one cause, see `causes.py`.
-"""
+"""`QueueTime`: what held up the requests in the queue, as pieces of time with one cause each."""
 
 from bisect import bisect_right
 from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
-from stepscope.recordings.attribution.causes import Late, Piece, merged
+from stepscope.recordings.attribution.causes import Piece, merged
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking_reason
 
 _PRUNE_AT = 4096
@@ -16,57 +13,6 @@ _CHUNK_PIECES = 32
 # The engine publishes an arrival during a step with the next step, or with the one after it if the
 # next one was already prepared.
 _NUM_LAST = 2
-
-
-class ClosedWaits:
-    """Counts the waits that have ended, and collects those that were late.
-
-    Attributes:
-        itl_counts, ttft_counts: number of tokens by length of their wait, without pauses by an
-            operator.
-
-    Args:
-        itl_bound_ns, ttft_bound_ns: a longer wait is late.
-    """
-
-    def __init__(self, itl_bound_ns: float, ttft_bound_ns: float) -> None:
-        self.late: list[Late] = []
-        self.itl_counts: dict[int, int] = {}
-        self.ttft_counts: dict[int, int] = {}
-        self._itl_bound_ns = itl_bound_ns
-        self._ttft_bound_ns = ttft_bound_ns
-
-    def count(self, request: Wait, ns: int, end_ns: int) -> bool:
-        """Count a wait that has ended. Returns whether it is late.
-
-        Args:
-            ns: length of the wait without the operator's pauses.
-        """
-        counts = self.itl_counts if request.num_output else self.ttft_counts
-        counts[ns] = counts.get(ns, 0) + 1
-        assert request.start_ns is not None
-        return end_ns - request.start_ns > self._bound_ns(request)
-
-    def add_late(
-        self, request_id: int, request: Wait, step: int, end_ns: int, pieces: tuple[Piece, ...]
-    ) -> None:
-        """Keep a late wait that ended in `step`."""
-        assert request.start_ns is not None
-        self.late.append(
-            Late(
-                request_id,
-                request.client_id,
-                request.num_output,
-                step,
-                request.start_ns,
-                end_ns,
-                round(self._bound_ns(request)),
-                pieces,
-            )
-        )
-
-    def _bound_ns(self, request: Wait) -> float:
-        return self._itl_bound_ns if request.num_output else self._ttft_bound_ns
 
 
 class _WaitChunk(NamedTuple):
@@ -79,7 +25,7 @@ class _WaitChunk(NamedTuple):
 
 
 class QueueTime:
-    """What delayed the requests in the queue: pieces of time with one cause each, in order.
+    """The pieces of time, in order.
 
     Long waits share most of their time, so the pieces of that time are merged only once.
     """

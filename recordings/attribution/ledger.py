@@ -1,16 +1,17 @@
 """`Ledger`: lists the admissions and preemptions of a session, from its records alone."""
 
+import heapq
+import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
-    Arrived,
     BatchRow,
     EngineInfo,
     EngineStatus,
     Finished,
-    Mark,
     Phase,
     Preempted,
     RequestEvent,
@@ -20,20 +21,47 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.attribution.ledger.preemptions import (
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.preemptions import (
     Preemption,
     PreemptionStatus,
     beneficiaries,
     lost_between,
 )
-from stepscope.recordings.attribution.ledger.queue import QueueWait, in_order
-from stepscope.recordings.attribution.ledger.tax import RecomputeTax
-from stepscope.recordings.attribution.ledger.waits import OpenWait, QueueWaits
-from stepscope.recordings.attribution.open_waits import blocking_reason
+from stepscope.recordings.attribution.queue import QueueWait, in_order
 from stepscope.recordings.state.session import SessionState
 
+MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
 _DECODE, _RECOMPUTE = int(Phase.DECODE), int(Phase.RECOMPUTE)
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+
+
+class RecomputeTax(NamedTuple):
+    """How much of a session was spent on recomputing preempted requests. None is unknown.
+
+    Attributes:
+        num_tokens: all tokens that the session computed.
+        step_ns: the time of all steps.
+    """
+
+    num_preemptions: int
+    num_lost: int | None
+    num_recomputed: int | None
+    num_tokens: int
+    recompute_ns: float | None
+    step_ns: int
+
+    @property
+    def token_share(self) -> float | None:
+        if self.num_recomputed is None or not self.num_tokens:
+            return None
+        return self.num_recomputed / self.num_tokens
+
+    @property
+    def time_share(self) -> float | None:
+        if self.recompute_ns is None or not self.step_ns:
+            return None
+        return self.recompute_ns / self.step_ns
 
 
 class Ledger:
@@ -50,13 +78,12 @@ class Ledger:
 
     def __init__(self, state: SessionState) -> None:
         self.preemptions: list[Preemption] = []
-        self.num_steps = self.num_admitted = 0
-        self.first_ns: int | None = None  # start of the first step
+        self.num_admitted = 0
         self.publishes_requests = True
-        self._state = state.copy()
-        self._state.blocks = None
-        self._waits = QueueWaits(state)
-        self._needs_snapshot = state.info is None
+        before = None if state.info is None else state
+        self._waits = Explainer(math.inf, math.inf, state=before, with_queue=True)
+        self._state = self._waits.state
+        self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
         self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token
         self._num_tokens = self._step_ns = 0
         self._adopt()
@@ -67,34 +94,39 @@ class Ledger:
         Args:
             after_gap: whether messages before it are missing.
         """
-        if isinstance(message, Mark):
-            return
-        self._needs_snapshot |= after_gap
-        self._waits.pauses = self._waits.pauses.after(message)
         info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo) and self._is_another(info):
-            self._forget()
-        if isinstance(message, Snapshot):
-            if self._needs_snapshot:
-                self._needs_snapshot = False
-                self._state.apply(message)
-                self._adopt()
+        if isinstance(info, EngineInfo):
+            if self.info is not None and self.info.engine_id != info.engine_id:
+                for preemptions in self._open.values():
+                    _leave_as(preemptions, "unknown")
+                self._open = {}
         elif isinstance(message, StepRecord):
+            if self._waits.is_repeated(message):
+                return
             self._take_step(message)
-            self._state.apply(message)
-        else:
-            if isinstance(message, EngineStatus):
-                self._take_events(message.events, message.time_ns, None, {})
-            self._state.apply(message)
-            if isinstance(message, EngineInfo):
-                self._adopt()
-        self._state.blocks = None
+        elif isinstance(message, EngineStatus):
+            self._take_events(message.events, message.time_ns, None, {})
+        self._waits.take(message, after_gap)
+        for wait in self._waits.queued:
+            self._keep(wait)
+        self._waits.queued.clear()
+        if isinstance(info, EngineInfo):
+            self._adopt()
 
     # Results
 
     @property
     def info(self) -> EngineInfo | None:
         return self._state.info
+
+    @property
+    def num_steps(self) -> int:
+        return self._waits.num_steps
+
+    @property
+    def first_ns(self) -> int | None:
+        """Start of the first step."""
+        return self._waits.first_step_ns
 
     @property
     def last_step(self) -> int:
@@ -107,17 +139,34 @@ class Ledger:
 
     def waiting(self) -> list[QueueWait]:
         """The waits of the requests still in the queue after the last message, in queue order."""
-        views = self._state.requests
-        queue = in_order(
-            [views[each] for each in self._waits.open if each in views],
-            self._waits.preempted_ns(),
-            self._state.knobs,
-        )
-        return self._waits.until_now([view.request_id for view in queue], self.now_ns)
+        waits, views = self._waits.waiting(), self._state.requests
+        preempted_ns = {each: wait.since_ns for each, wait in waits.items() if wait.was_preempted}
+        queue = in_order([views[each] for each in waits], preempted_ns, self._state.knobs)
+        return [
+            self._of(waits[view.request_id]._replace(num_behind=len(queue) - place))
+            for place, view in enumerate(queue, 1)
+        ]
 
     def admitted(self) -> list[QueueWait]:
         """The longest waits that have ended, longest first, at most `MAX_ADMITTED`."""
-        return self._waits.longest()
+        return [wait for _, _, wait in sorted(self._longest, reverse=True)]
+
+    def _of(self, wait: QueueWait) -> QueueWait:
+        """The wait with what is known of its request."""
+        view = self._state.requests.get(wait.request_id)
+        if view is None:
+            return wait
+        return wait._replace(client_id=view.client_id, num_prompt_tokens=view.num_prompt_tokens)
+
+    def _keep(self, wait: QueueWait) -> None:
+        self.num_admitted += wait.step is not None
+        waited_ns = wait.waited_ns(self.now_ns)
+        if waited_ns is not None:
+            entry = waited_ns, -wait.request_id, self._of(wait)
+            if len(self._longest) < MAX_ADMITTED:
+                heapq.heappush(self._longest, entry)
+            else:
+                heapq.heappushpop(self._longest, entry)
 
     def tax(self) -> RecomputeTax:
         """The cost of the preemptions so far."""
@@ -136,10 +185,6 @@ class Ledger:
 
     def _take_step(self, record: StepRecord) -> None:
         start_ns = record.schedule_start_ns
-        self.num_steps += 1
-        if self.first_ns is None:
-            self.first_ns = start_ns
-        self._waits.schedule(start_ns, blocking_reason(record))
         if record.events:
             is_preempting = any(isinstance(event, Preempted) for event in record.events)
             takers = beneficiaries(record, self._state) if is_preempting else {}
@@ -156,7 +201,7 @@ class Ledger:
                     self._recompute(row, step_ns / max(1, num_tokens))
         for event in record.events:
             if isinstance(event, Finished):
-                self._end(event.request_id, record.tokens_ns)
+                self._end(event.request_id)
 
     def _recompute(self, row: BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
@@ -197,22 +242,14 @@ class Ledger:
     ) -> None:
         for event in events:
             request_id = event.request_id
-            if isinstance(event, Arrived):
-                since_ns = event.time_ns if event.origin is None else event.origin.received_ns
-                wait = OpenWait(
-                    request_id, event.client_id, event.num_prompt_tokens, False, since_ns
-                )
-                self._waits.begin(wait, time_ns)
-            elif isinstance(event, Preempted):
+            if isinstance(event, Preempted):
                 self._preempt(event, time_ns, step, takers.get(request_id))
             elif isinstance(event, Admitted):
-                self.num_admitted += self._waits.end(request_id, time_ns, step)
                 self._resume(event, time_ns)
             elif isinstance(event, Aborted) or (isinstance(event, Finished) and step is None):
-                self._end(request_id, time_ns)
+                self._end(request_id)
 
-    def _end(self, request_id: int, time_ns: int) -> None:
-        self._waits.end(request_id, time_ns, None)
+    def _end(self, request_id: int) -> None:
         _leave_as(self._open.pop(request_id, ()), "ended")
 
     def _preempt(
@@ -233,9 +270,6 @@ class Ledger:
         before = self._open.setdefault(event.request_id, [])
         _leave_as(before, "waits")
         before.append(preemption)
-        num_prompt = 0 if view is None else view.num_prompt_tokens
-        wait = OpenWait(event.request_id, preemption.client_id, num_prompt, True, time_ns)
-        self._waits.begin(wait, time_ns)
 
     def _resume(self, event: Admitted, time_ns: int) -> None:
         """Process the admission of a preempted request.
@@ -261,40 +295,17 @@ class Ledger:
         self._open[request_id] = [preemption]
         return preemption
 
-    # Restart with another engine or a snapshot
-
-    def _is_another(self, info: EngineInfo) -> bool:
-        return self.info is not None and self.info.engine_id != info.engine_id
-
-    def _forget(self) -> None:
-        """Forget the open waits and preemptions, because another engine begins."""
-        for preemptions in self._open.values():
-            _leave_as(preemptions, "unknown")
-        self._open = {}
-        self._state = SessionState()
-        self._waits.forget()
-        self._needs_snapshot = True
-
     def _adopt(self) -> None:
         """Take over the requests of the state.
 
         Requests missing from the state have ended unobserved.
         """
         views = self._state.requests
-        out = {each for each, view in views.items() if view.status in ("waiting", "preempted")}
-        self._waits.keep(out, self._state.time_ns)
-        gone = [
-            each for each in self._open if each not in views or views[each].status == "finished"
-        ]
-        for request_id in gone:
-            _leave_as(self._open.pop(request_id), "unknown")
-        for request_id in sorted(out - self._waits.open.keys()):
-            view = views[request_id]
-            is_out = view.status == "preempted"
-            since_ns = None if is_out or view.is_partial else view.arrival_ns
-            wait = OpenWait(request_id, view.client_id, view.num_prompt_tokens, is_out, since_ns)
-            self._waits.begin(wait, self._waits.scheduled_ns)
-            if is_out and request_id not in self._open:
+        for request_id in list(self._open):
+            if request_id not in views or views[request_id].status == "finished":
+                _leave_as(self._open.pop(request_id), "unknown")
+        for request_id, view in sorted(views.items()):
+            if view.status == "preempted" and request_id not in self._open:
                 self._unseen(view, request_id)
 
 
