@@ -33,6 +33,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -144,7 +145,7 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
         # The mouse does the same.
         place = app.main.canvas.places["page"]
         at = next(y for y, line in enumerate(shown_page(app)) if "A decode" in line)
-        await pilot.click("#page", offset=(12 + 40, at))
+        await click(pilot, "page", (12 + 40, at))
         assert page_of(app).cursor_column == 40
         assert place.height > at
         await pilot.press("home", "x", "x", "x", "x", "x", "left")
@@ -164,9 +165,9 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
         assert "A chat-2" in screen_text(app)
         await pilot.press("o")
         row = next(y for y, line in enumerate(shown_page(app)) if "document-0" in line)
-        await pilot.click("#page", offset=(20, row))  # and is aligned by it at once
+        await click(pilot, "page", (20, row))  # and is aligned by it at once
         assert "aligned by request document-0" in screen_text(app)
-        await pilot.click("#page", offset=(20, row - 10))
+        await click(pilot, "page", (20, row - 10))
         assert "aligned by request chat-2" in screen_text(app)
         await pilot.press("s", "enter")
         assert app.main is not home

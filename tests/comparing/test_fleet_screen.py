@@ -14,6 +14,7 @@ from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.fleet_desk import SORTS, natural
 from stepscope.tui.views.pages import fleet_page
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
@@ -154,13 +155,13 @@ async def test_the_mouse_sorts_selects_and_opens_engines(sources: list[Any]) -> 
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)) as pilot:
         heading = screen_text(app).splitlines()[2]
-        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
+        await click(pilot, "page", (heading.index("waiting") + 2, 1))
         assert app.session.desk.sort == "wait"
-        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
+        await click(pilot, "page", (heading.index("waiting") + 2, 1))
         assert app.session.desk.is_reversed
-        await pilot.click("#page", offset=(5, 3))
+        await click(pilot, "page", (5, 3))
         assert app.session.desk.selected == order(app)[1]
-        await pilot.click("#page", offset=(5, 2), times=2)
+        await click(pilot, "page", (5, 2), times=2)
         assert app.main.view.page == "live"
         assert app.main.session.source.name == "engine-2"
 

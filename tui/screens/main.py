@@ -16,7 +16,6 @@ from textual.timer import Timer
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.changed_lines import may_write, write_changed
 from stepscope.tui.screens.drawing.drawn import DrawnPicture
 from stepscope.tui.screens.drawing.scene import Scene
 from stepscope.tui.screens.failures import Failures
@@ -79,7 +78,6 @@ class MainScreen(Screen[None]):
         self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
-        self._is_put_off = False  # the next picture must write all lines
         self._drawn = DrawnPicture(session.clock)
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
@@ -100,7 +98,7 @@ class MainScreen(Screen[None]):
     # Life
 
     def compose(self) -> ComposeResult:
-        yield from self.canvas.widgets.values()
+        yield self.canvas
 
     def on_mount(self) -> None:
         self.set_fps(self.fps)
@@ -138,7 +136,7 @@ class MainScreen(Screen[None]):
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
             self.scene.forget()
         self.skin = skin
-        self.canvas.set_skin(skin)
+        self.canvas.skin = skin
         self.styles.background = skin.background
         self.draw()
 
@@ -175,7 +173,7 @@ class MainScreen(Screen[None]):
             is_whole = self.view.page in ("fleet", "compare")
             self.draw(everything=self._drawn.is_due or is_moved or is_whole)
         else:
-            self._write()
+            self.canvas.write()
 
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
@@ -199,7 +197,7 @@ class MainScreen(Screen[None]):
                 log.exception("drawing failed")
             self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
-        self._write()
+        self.canvas.write()
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
@@ -208,22 +206,7 @@ class MainScreen(Screen[None]):
             self.draw()
         elif not self._seeking.is_about_to_end:
             self._show_notice()
-            self._write()
-
-    def _write(self) -> None:
-        """Write the changed lines to the terminal."""
-        if not may_write(self):
-            self.canvas.refresh_changed()
-            return
-        everything, self._is_put_off = self._is_put_off, False
-        write_changed(self, self.canvas, everything)
-
-    def _compositor_refresh(self) -> None:
-        if self._seeking.is_about_to_end and may_write(self):
-            self._is_put_off = True  # the replay has nearly found the step: write that picture
-            self._dirty_widgets.clear()
-            return
-        super()._compositor_refresh()
+            self.canvas.write()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -333,7 +316,7 @@ class MainScreen(Screen[None]):
         self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        if event.button and event.widget is self.canvas.widgets["scrub"]:
+        if event.button and self.canvas.at(event.x, event.y)[0] == "scrub":
             with self.failures.shown("the scrub bar"):
                 self._mouse.scrub_to(event.x)
             self.draw_next()

@@ -80,13 +80,13 @@ class Scene:
         frame.status = session.source.status
         if view.page == "fleet":
             desk = session.desk
-            desk.shown = fleet_page.columns(canvas.size.width)
+            desk.shown = fleet_page.columns(canvas.area.width)
             recorded = frozenset(desk.name_of(each) for each in session.switches.active)
             frame.fleet = desk.page(desk.name_of(session.source), recorded)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:
-            frame.compare = session.compare.page(compare_page.chart_columns(canvas.size.width))
+            frame.compare = session.compare.page(compare_page.chart_columns(canvas.area.width))
         if view.page != "live":
             _keep_row(view, frame)
         return frame
