@@ -190,6 +190,26 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
     assert "(again, or G: back)" in text
 
 
+async def test_swapped_and_dropped_keys_work_on_the_screen(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    actions = remapped({"pause": "L", "live": "space", "sort": [], "axis": ["o", "end"]})
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, actions=actions)
+    view = app.main.view
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("L")
+        assert not view.live
+        await pilot.press("space")
+        assert view.live
+        await pilot.press("o")
+        assert (view.axis, view.sort) == ("time", "arrival")
+        await pilot.press("end")
+        assert (view.axis, view.live) == ("step", True)
+        await pilot.press("t")
+        assert view.axis == "step"
+
+
 def test_an_action_without_a_key_is_not_in_the_footer() -> None:
     abilities = Abilities(actions=remapped({"pause": []}))
     assert "pause" not in {entry[0] for entry in footer_entries(abilities)}

@@ -658,28 +658,6 @@ async def test_digits_typed_in_a_burst_go_to_the_number_prompt_not_to_screens(
         assert app.main.view.page == "live"
 
 
-async def test_a_key_press_is_never_handled_before_an_earlier_one_still_in_flight(
-    source: Any,
-) -> None:
-    app = dashboard(source, control_endpoint="ipc:///nobody/here")
-    asked: list[int] = []
-    async with app.run_test(size=(120, 40)) as pilot:
-        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
-        await pilot.press("B")
-        late = events.Key("7", "7")
-        app.key_order.num_under_way = 1  # it was sent to the main screen before the overlay opened
-        app.post_message(events.Key("enter", None))
-        await pilot.pause()
-        assert asked == []
-        late._set_forwarded()
-        app.post_message(late)
-        for _ in range(50):
-            await pilot.pause(0.02)
-            if asked:
-                break
-        assert asked == [7]
-
-
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_service_level_in_the_late_token_heading_is_never_cut_in_a_word(
     source: Any, width: int

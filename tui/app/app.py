@@ -22,10 +22,9 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.app.key_order import KeyOrder
 from stepscope.tui.app.side_screens import SideScreens
+from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
-from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session_maker import SessionMaker
 from stepscope.tui.settings.action_table import Action
@@ -86,6 +85,7 @@ class Dashboard(App[None], inherit_bindings=False):
     ) -> None:
         forget_empty_no_color()
         super().__init__()
+        self.set_keymap(keymap(actions))
         self.title = title
         clock = clock or time.monotonic
         self._desk = FleetDesk(fleet or Fleet([source], clock), open=self._open_engine)
@@ -107,7 +107,6 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
-        self.key_order = KeyOrder(self, self.main)
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
@@ -147,7 +146,7 @@ class Dashboard(App[None], inherit_bindings=False):
         before = self.main
         if screen is not before:
             before.is_shown, screen.is_shown = False, True
-            self.session, self.main, self.key_order.main = screen.session, screen, screen
+            self.session, self.main = screen.session, screen
             if screen.is_mounted:
                 screen.set_skin(before.skin)
                 screen.set_fps(before.fps)
@@ -211,28 +210,12 @@ class Dashboard(App[None], inherit_bindings=False):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:
             return  # typed while the application ends
-        if isinstance(event, events.Key | events.Paste) and not self.key_order.admits(event):
-            return
         await super().on_event(event)
-        self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Handle a key that no screen has handled.
-
-        If an overlay is open, pass the key to it: it was sent to the screen below, in one burst
-        with the key that opened the overlay (a paste, a slow connection). Else show why the key
-        does nothing. Keys that reach the overlay itself do not arrive here.
-        """
-        if isinstance(self.screen, Overlay):
-            event.prevent_default()
-            self.screen.post_message(events.Key(event.key, event.character))
-        elif self.screen is self.main:
+        """Show why a key that no screen has handled does nothing."""
+        if self.screen is self.main:
             self.main.explain(event.key)
-
-    def on_paste(self, event: events.Paste) -> None:
-        """Pass a paste to the overlay that the key before it has opened."""
-        if isinstance(self.screen, Overlay):
-            self.screen.post_message(events.Paste(event.text))
 
     def close(self) -> None:
         """Stop threads, recordings and exports of all sessions, and save the preferences."""

@@ -6,10 +6,11 @@ Keys and mouse change the `View` (page, cursor, selection); a timer draws a few 
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.screen import Screen
 from textual.timer import Timer
 
@@ -19,8 +20,9 @@ from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.drawn import DrawnPicture
 from stepscope.tui.screens.drawing.scene import Scene
 from stepscope.tui.screens.failures import Failures
-from stepscope.tui.screens.handlers.handlers import Handlers, bindings
+from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
+from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.screens.seeking import Seeking
 from stepscope.tui.screens.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
@@ -28,6 +30,7 @@ from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
@@ -44,7 +47,7 @@ _T = TypeVar("_T")
 _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
-class MainScreen(Screen[None]):
+class MainScreen(Screen[None], inherit_bindings=False):
     """The main screen of one engine or recording.
 
     Args:
@@ -53,7 +56,8 @@ class MainScreen(Screen[None]):
     """
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
-    BLANK = True  # the widgets cover the screen itself
+    BLANK = True  # the canvas covers the screen itself
+    BINDINGS: ClassVar[list[BindingType]] = bindings(PAGES)
 
     def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
         super().__init__()
@@ -81,7 +85,6 @@ class MainScreen(Screen[None]):
         self._drawn = DrawnPicture(session.clock)
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
-        self._bindings = bindings(session.abilities.actions)
         parts = session, self.view, self.navigator
         self.handlers = Handlers(
             *parts,

@@ -1,7 +1,8 @@
 """`Canvas`: the picture of the main screen, in one widget: the views, and where each is.
 
-One widget for all views, because Textual then asks only once what has changed and cuts no lines: at
-ten frames a second a widget for each view would cost half as much again. A view is a function that draws one part of the screen, such as a chart, as lines of text.
+A view is a function that draws one part of the screen, such as a chart, as lines of text. Views
+share a widget because Textual then asks once what has changed and cuts no lines: at ten frames a
+second a widget for each view would cost half as much again.
 """
 
 import logging
@@ -185,7 +186,7 @@ class Canvas(Lines):
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
     ) -> None:
-        """Call `draw` and show its lines in the widget `name`.
+        """Call `draw` and keep its lines for the view `name`.
 
         If it fails, show and log the error.
         """

@@ -1,10 +1,9 @@
 """The handlers of all actions on the main screen."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from textual.app import App
-from textual.binding import Binding, BindingsMap
 
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.list_handlers import ListHandlers
@@ -19,23 +18,11 @@ from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.session.time.worst import WorstStalls
-from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.view import View
 
 _PREEMPTIONS = ("preempt",)
-
-
-def bindings(actions: Iterable[Action]) -> BindingsMap:
-    """Return the key bindings of all actions for the screens of an engine."""
-    return BindingsMap(
-        [
-            Binding(",".join(each.keys), f"do('{each.id}')", each.label, show=False, id=each.id)
-            for each in actions
-            if each.keys and not each.pages.isdisjoint(PAGES)
-        ]
-    )
 
 
 class Handlers:
