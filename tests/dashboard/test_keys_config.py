@@ -19,11 +19,18 @@ from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
 from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.settings import preferences as preferences_module
-from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.settings.actions import (
+    ACTIONS,
+    BY_ID,
+    Abilities,
+    KeyMapError,
+    footer_entries,
+    key_table,
+    remapped,
+)
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.config_file import ConfigFileError, changed
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
-from stepscope.tui.settings.keymap import KeyMapError, remapped
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.settings import (
     DashboardSettings,

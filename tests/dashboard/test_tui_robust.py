@@ -22,7 +22,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.guards import shown_thread_errors
+from stepscope.tui.app.run import shown_thread_errors
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.charts import lanes

@@ -18,7 +18,7 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.drawn import DrawnPicture
-from stepscope.tui.screens.drawing.scene import Scene
+from stepscope.tui.screens.drawing.frame_maker import FrameMaker
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
@@ -78,25 +78,16 @@ class MainScreen(Screen[None], inherit_bindings=False):
         )
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
-        self.scene = Scene(session, self.view, self.canvas)
+        self.frames = FrameMaker(session, self.view, self.canvas)
         self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
         self._drawn = DrawnPicture(session.clock)
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
-        parts = session, self.view, self.navigator
-        self.handlers = Handlers(
-            *parts,
-            self.operator,
-            self.notices,
-            stage=self,
-            looks=self,
-            forget=self.scene.forget,
-            app=lambda: self.app,
-        )
+        self.handlers = Handlers(self)
         self._handlers: Mapping[str, Callable[[], None]] = self.handlers.by_action
-        self._mouse = Mouse(*parts, self.canvas, self, self.handlers.pages)
+        self._mouse = Mouse(self, self.handlers.pages)
 
     # Life
 
@@ -119,7 +110,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def look_at(self, history: History) -> None:
         """Show another history of this source, such as the one from before a restart."""
         self.notices.leave_place()
-        self.scene.look_at(history)
+        self.frames.look_at(history)
         self.navigator.look_at(history)
         self.view.follow()
         self.view.selected = self.view.followed = None
@@ -129,7 +120,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
     @property
     def history(self) -> History:
         """The steps that the screen shows: those of the session, or those from before a restart."""
-        return self.scene.history
+        return self.frames.history
+
+    def forget(self) -> None:
+        """Drop all cached figures, because the keys, service levels or history have changed."""
+        self.frames.forget()
 
     def _key(self, action_id: str) -> str:
         return self.session.abilities.key(action_id)
@@ -137,7 +132,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
-            self.scene.forget()
+            self.frames.forget()
         self.skin = skin
         self.canvas.skin = skin
         self.styles.background = skin.background
@@ -168,7 +163,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.notices.say_later(said)
         self._look_at_alerts()
         self._show_notice()
-        is_busy = self.operator.pending or self.scene.is_busy or self.scene.is_behind
+        is_busy = self.operator.pending or self.frames.is_busy or self.frames.is_behind
         if is_busy or not self._drawn.is_like(seen):
             is_moved = self.frame is None or self.frame.status != session.source.status
             is_first = self.frame is not None and self.frame.last_step is None
@@ -239,7 +234,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Return a new frame: the data of the picture as of now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
-        self.frame = self.navigator.frame = self.scene.frame()
+        self.frame = self.navigator.frame = self.frames.frame()
         return self.frame
 
     def _show_notice(self) -> None:
@@ -256,7 +251,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     @property
     def is_busy(self) -> bool:
         """Whether a background computation is under way that may change the next picture."""
-        return self.scene.is_busy
+        return self.frames.is_busy
 
     @property
     def num_lanes(self) -> int:
@@ -267,11 +262,15 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Return the text that these views show, line by line."""
         return self.canvas.text_of(names)
 
-    def open_overlay(
-        self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
-    ) -> None:
-        """Show an overlay above the screen. When it closes, `use` is called with its result."""
-        self.app.push_screen(overlay, use)
+    def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
+        """Show an overlay above the screen. If it closes with a result, `use` gets that."""
+
+        def closed(result: _T | None) -> None:
+            if result is not None:
+                use(result)
+                self.draw_next()
+
+        self.app.push_screen(overlay, closed)
 
     # Keys
 
