@@ -137,7 +137,10 @@ async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_
     )
     refused = "this dashboard is --readonly"
     async with app.run_test(size=(120, 40)) as pilot:
-        notice = app.main.canvas.widgets["notice"].plain_text
+
+        def notice() -> list[str]:
+            return app.main.text_of("notice")
+
         await pilot.press("K")
         assert refused in notice()[0]
         await pilot.press("2")

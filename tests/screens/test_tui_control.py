@@ -28,13 +28,13 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.knob_editor import parse_value
 from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
 from stepscope.tui.session.control import engine_link
-from stepscope.tui.session.control.asked_workload import AskedWorkload
-from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.workload_text import (
+from stepscope.tui.session.control.asked_workload import (
+    AskedWorkload,
     parse_workload,
     published_workload,
     workload_text,
 )
+from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text

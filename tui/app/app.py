@@ -22,10 +22,9 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.app.key_order import KeyOrder
 from stepscope.tui.app.side_screens import SideScreens
+from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
-from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session_maker import SessionMaker
 from stepscope.tui.settings.action_table import Action
@@ -35,7 +34,7 @@ from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.frame.compare_origin import Origin
-from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.views.view import Axis, Sort
 
@@ -86,11 +85,12 @@ class Dashboard(App[None], inherit_bindings=False):
     ) -> None:
         forget_empty_no_color()
         super().__init__()
+        self.set_keymap(keymap(actions))
         self.title = title
         clock = clock or time.monotonic
-        self._desk = FleetDesk(fleet or Fleet([source], clock), open=self._open_engine)
+        self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
         self._sessions = SessionMaker(
-            self._desk,
+            self._fleet_view,
             title,
             readonly,
             actions,
@@ -107,11 +107,10 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
-        self.key_order = KeyOrder(self, self.main)
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
-        self._screens = {self._desk.name_of(source): self.main}  # by engine name
+        self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
         self._sides = SideScreens(self._sessions, self._switch_to)
         self.main.session.compare.open = self._open_side
         self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
@@ -126,7 +125,7 @@ class Dashboard(App[None], inherit_bindings=False):
         """
         before, screen = self.main, self._screens.get(name)
         if screen is None:
-            fleet = self._desk.fleet
+            fleet = self._fleet_view.fleet
             source = fleet.sources[fleet.names.index(name)]
             session = self._sessions.make(source, source.history, control_of(source))
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
@@ -134,12 +133,14 @@ class Dashboard(App[None], inherit_bindings=False):
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()
-            self._desk.fleet.open(screen.session.source)
+            self._fleet_view.fleet.open(screen.session.source)
         screen.view.page, screen.view.row = page, 0
         screen.view.trail = ("fleet",) if page != "live" else ()
-        if len(self._desk.fleet) > 1:
+        if len(self._fleet_view.fleet) > 1:
             back = screen.session.abilities.key("back")
-            screen.notices.say(f"{name}, one of {len(self._desk.fleet)} engines; {back} goes back")
+            screen.notices.say(
+                f"{name}, one of {len(self._fleet_view.fleet)} engines; {back} goes back"
+            )
         self._switch_to(screen)
 
     def _switch_to(self, screen: MainScreen) -> None:
@@ -147,7 +148,7 @@ class Dashboard(App[None], inherit_bindings=False):
         before = self.main
         if screen is not before:
             before.is_shown, screen.is_shown = False, True
-            self.session, self.main, self.key_order.main = screen.session, screen, screen
+            self.session, self.main = screen.session, screen
             if screen.is_mounted:
                 screen.set_skin(before.skin)
                 screen.set_fps(before.fps)
@@ -167,9 +168,9 @@ class Dashboard(App[None], inherit_bindings=False):
         Raises:
             RecordingError: one of the two recordings cannot be read.
         """
-        desk = self.main.session.compare
-        desk.begin(a, b)
-        desk.align = align
+        state = self.main.session.compare
+        state.begin(a, b)
+        state.align = align
         self.main.view.show("compare")
 
     def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
@@ -182,7 +183,7 @@ class Dashboard(App[None], inherit_bindings=False):
         for name, screen in self._screens.items():
             self.install_screen(screen, name)
         self.set_interval(LOOK_S, self._look_at_engines)
-        self.set_interval(_NEWCOMERS_S, self._desk.fleet.take_in)
+        self.set_interval(_NEWCOMERS_S, self._fleet_view.fleet.take_in)
         asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
         self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
 
@@ -196,8 +197,8 @@ class Dashboard(App[None], inherit_bindings=False):
         The list of engines measures for how long an engine stands out, so it must not miss a
         refresh.
         """
-        if len(self._desk.fleet) > 1:
-            self._desk.fleet.look()
+        if len(self._fleet_view.fleet) > 1:
+            self._fleet_view.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
@@ -211,28 +212,12 @@ class Dashboard(App[None], inherit_bindings=False):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:
             return  # typed while the application ends
-        if isinstance(event, events.Key | events.Paste) and not self.key_order.admits(event):
-            return
         await super().on_event(event)
-        self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Handle a key that no screen has handled.
-
-        If an overlay is open, pass the key to it: it was sent to the screen below, in one burst
-        with the key that opened the overlay (a paste, a slow connection). Else show why the key
-        does nothing. Keys that reach the overlay itself do not arrive here.
-        """
-        if isinstance(self.screen, Overlay):
-            event.prevent_default()
-            self.screen.post_message(events.Key(event.key, event.character))
-        elif self.screen is self.main:
+        """Show why a key that no screen has handled does nothing."""
+        if self.screen is self.main:
             self.main.explain(event.key)
-
-    def on_paste(self, event: events.Paste) -> None:
-        """Pass a paste to the overlay that the key before it has opened."""
-        if isinstance(self.screen, Overlay):
-            self.screen.post_message(events.Paste(event.text))
 
     def close(self) -> None:
         """Stop threads, recordings and exports of all sessions, and save the preferences."""

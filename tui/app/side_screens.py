@@ -11,7 +11,7 @@ from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.session.session_maker import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.views.frame.compare_origin import Origin
-from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.frame.fleet_view import FleetView
 
 if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource
@@ -94,7 +94,9 @@ class SideScreens:
         source.start()
         # Its own fleet, because it is not one of the watched engines.
         sessions = replace(
-            self._sessions, desk=FleetDesk(Fleet([source], self._sessions.clock)), readonly=True
+            self._sessions,
+            fleet_view=FleetView(Fleet([source], self._sessions.clock)),
+            readonly=True,
         )
         screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
         screen.view.sort, screen.view.axis = home.view.sort, home.view.axis

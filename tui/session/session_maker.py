@@ -13,18 +13,18 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.tui.session.compare.state import CompareState
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.control.who import who
-from stepscope.tui.session.export.desk import ExportDesk
+from stepscope.tui.session.export.jobs import FileJobs
 from stepscope.tui.session.recording.record_switches import RecordSwitches
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.frame.fleet_view import FleetView
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
@@ -37,7 +37,7 @@ class SessionMaker:
     `run_dashboard` explains the fields.
     """
 
-    desk: FleetDesk
+    fleet_view: FleetView
     title: str
     readonly: bool = False
     actions: tuple[Action, ...] = ACTIONS
@@ -45,8 +45,8 @@ class SessionMaker:
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     rules: Sequence[Rule] = ()
-    compare: CompareDesk = field(default_factory=CompareDesk)
-    exports: ExportDesk = field(default_factory=ExportDesk)
+    compare: CompareState = field(default_factory=CompareState)
+    exports: FileJobs = field(default_factory=FileJobs)
     switches: RecordSwitches = field(default_factory=RecordSwitches)
 
     def make(
@@ -77,7 +77,7 @@ class SessionMaker:
             Abilities(self.readonly, frozenset(needs), self.actions),
             self.title,
             shown_endpoint(control_endpoint) or source.name,
-            self.desk,
+            self.fleet_view,
             self.compare,
             self.exports,
             preferences=self.preferences,

@@ -31,7 +31,7 @@ def standing(
     errors = [failure, session.background_error]
     if view.page == "fleet":
         failed = session.switches.errors.items()
-        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in failed]
+        errors += [f"{session.fleet_view.name_of(source)}: {error}" for source, error in failed]
     else:
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous

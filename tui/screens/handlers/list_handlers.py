@@ -1,12 +1,8 @@
 """Handlers of the keys that move through the lanes of requests and through lists on pages."""
 
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
-from stepscope.tui.screens.handlers.stage import Stage
-from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import Navigator
-from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.view import View
 
 _ROWS = 10  # how far the "screen" keys move in a list
 
@@ -15,27 +11,17 @@ class ListHandlers:
     """The handlers of one screen for moving through lanes and lists."""
 
     def __init__(
-        self,
-        session: Session,
-        view: View,
-        navigator: Navigator,
-        notices: Notices,
-        stage: Stage,
-        pages: PageHandlers,
-        comparing: CompareHandlers,
+        self, screen: HandledScreen, pages: PageHandlers, comparing: CompareHandlers
     ) -> None:
-        self._session = session
-        self._view = view
-        self._navigator = navigator
-        self._notices = notices
-        self._stage = stage
-        self._pages = pages
-        self._comparing = comparing
+        self._screen = screen
+        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
+        self._notices = screen.notices
+        self._pages, self._comparing = pages, comparing
 
     def column(self, direction: int) -> None:
         """Move the cursor by one column; on the fleet page, sort the engines by the next column."""
         if self._view.page == "fleet":
-            self._session.desk.move_sort(direction)
+            self._session.fleet_view.move_sort(direction)
         else:
             self._navigator.move(direction)
 
@@ -48,7 +34,7 @@ class ListHandlers:
 
     def sort(self) -> None:
         if self._view.page == "fleet":
-            self._session.desk.move_sort(1)
+            self._session.fleet_view.move_sort(1)
         else:
             self._view.next_order()
             self._session.prefer("sort", self._view.sort)
@@ -56,7 +42,7 @@ class ListHandlers:
     def reverse(self) -> None:
         """Reverse the order of the list: engines on the fleet page, else late tokens."""
         if self._view.page == "fleet":
-            self._session.desk.reverse()
+            self._session.fleet_view.reverse()
         else:
             self._view.longest_first = not self._view.longest_first
 
@@ -64,7 +50,7 @@ class ListHandlers:
         if self._view.page != "live":
             self._pages.select(direction)
             return
-        rows = self._stage.frame.lanes if self._stage.frame is not None else []
+        rows = self._screen.frame.lanes if self._screen.frame is not None else []
         if not rows:
             return
         ids = [row.request_id for row in rows]
@@ -76,8 +62,8 @@ class ListHandlers:
         if 0 <= at < len(ids):
             self._view.selected = ids[at]
         else:
-            self._view.scroll_lanes(direction, self._stage.num_lanes)
-            shown = self._stage.new_frame().lanes
+            self._view.scroll_lanes(direction, self._screen.num_lanes)
+            shown = self._screen.new_frame().lanes
             if shown:
                 self._view.selected = shown[-1 if direction > 0 else 0].request_id
 
@@ -93,7 +79,7 @@ class ListHandlers:
             self._comparing.go_home()
             return
         if self._view.selected is None and self._view.first_lane is None:
-            if len(self._session.desk.fleet) > 1:
+            if len(self._session.fleet_view.fleet) > 1:
                 self._pages.show("fleet")
             return
         self._view.selected = None

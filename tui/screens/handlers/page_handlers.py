@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 
-from stepscope.tui.screens.handlers.stage import Stage
-from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import Navigator, lane_keys
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.pages.request_page import request_id_of
 from stepscope.tui.views.panels import latency_panel
-from stepscope.tui.views.view import View
 
 
 class PageHandlers:
@@ -22,23 +19,11 @@ class PageHandlers:
         edit_knob: opens the knob editor at the knob with this name.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        navigator: Navigator,
-        notices: Notices,
-        stage: Stage,
-        edit_knob: Callable[[str], None],
-        to_clipboard: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._navigator = navigator
-        self._notices = notices
-        self._stage = stage
+    def __init__(self, screen: HandledScreen, edit_knob: Callable[[str], None]) -> None:
+        self._screen = screen
+        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
+        self._notices = screen.notices
         self._edit_knob = edit_knob
-        self._to_clipboard = to_clipboard
 
     def show(self, page: Page) -> None:
         """Open a page. If the live page is shown already, "live" goes to the newest step."""
@@ -52,16 +37,16 @@ class PageHandlers:
             return
         if page == "live" and view.page == "live":
             self._navigator.follow()
-        if page == "request" and view.selected is None and self._stage.frame is not None:
+        if page == "request" and view.selected is None and self._screen.frame is not None:
             # Fix the request, or another one might be shown with every step.
-            view.selected = request_id_of(self._stage.frame)
+            view.selected = request_id_of(self._screen.frame)
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
         """Open this page of the engine that is selected on the fleet page."""
-        chosen_engine = self._session.desk.selected
+        chosen_engine = self._session.fleet_view.selected
         if chosen_engine is not None:
-            self._session.desk.open(chosen_engine, page)
+            self._session.fleet_view.open(chosen_engine, page)
 
     def select(self, direction: int) -> None:
         """Move the selection by `direction` rows."""
@@ -69,17 +54,17 @@ class PageHandlers:
         if view.page == "compare":
             self._session.compare.take_row(view.row + direction)
             return
-        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        rows = targets(self._screen.frame) if self._screen.frame is not None else []
         view.row = max(0, min(view.row + direction, len(rows) - 1))
         view.entry = rows[view.row] if rows else None
         if view.page == "fleet" and rows:
-            self._session.desk.selected = rows[view.row].engine
+            self._session.fleet_view.selected = rows[view.row].engine
         if view.page == "step" and rows:
             view.selected = rows[view.row].request_id
 
     def chosen(self) -> Target | None:
         """Return the target of the selected row: a step, a request, a knob or an engine."""
-        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        rows = targets(self._screen.frame) if self._screen.frame is not None else []
         return rows[self._view.row] if self._view.row < len(rows) else None
 
     def inspect(self) -> None:
@@ -87,7 +72,7 @@ class PageHandlers:
 
         On the live page, open the selected request, or else the step at the cursor.
         """
-        view, frame = self._view, self._stage.frame
+        view, frame = self._view, self._screen.frame
         if view.page == "fleet":
             self.open_engine("live")
             return
@@ -113,7 +98,7 @@ class PageHandlers:
 
     def _find_row(self, request_id: int | None) -> None:
         """Select the row of a request on the page that has just been opened."""
-        rows = targets(self._stage.new_frame())
+        rows = targets(self._screen.new_frame())
         for number, target in enumerate(rows):
             if request_id is not None and target.request_id == request_id:
                 self._view.row = number
@@ -150,14 +135,14 @@ class PageHandlers:
     def copy(self) -> None:
         """Copy the screen's text to the terminal's clipboard."""
         if self._view.page == "live":
-            text = "\n".join(line.rstrip() for line in self._stage.text_of("header", "figures"))
-            if self._stage.frame is not None:
-                text += _stalls(self._stage.frame)
+            text = "\n".join(line.rstrip() for line in self._screen.text_of("header", "figures"))
+            if self._screen.frame is not None:
+                text += _stalls(self._screen.frame)
             what = "the key figures"
         else:
-            text = "\n".join(line.rstrip() for line in self._stage.text_of("page"))
+            text = "\n".join(line.rstrip() for line in self._screen.text_of("page"))
             what = "this screen"
-        self._to_clipboard(text.strip())
+        self._screen.app.copy_to_clipboard(text.strip())
         self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
 
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.types import CSSPathType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start.start_handlers import handlers
 from stepscope.tui.screens.start.start_screen import StartScreen
@@ -85,6 +84,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     ) -> None:
         forget_empty_no_color()
         super().__init__()
+        self.set_keymap(keymap(actions))
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
@@ -200,20 +200,17 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
 
-    def pressed(self, key: str) -> None:
-        """Handle a key that no overlay took: the key of an action, or the digit of an entry."""
-        action = next((each for each in self.actions if key in each.keys), None)
-        if action is not None:
-            self.do(action.id)
-        elif key.isdigit():
-            sections = self.sections()
-            place = start_page.digits_of(sections).get(int(key))
-            if place is not None:
-                self.choose(start_page.entries_of(sections)[place].choice)
+    def choose_digit(self, digit: int) -> None:
+        """Choose the entry that has this digit."""
+        sections = self.sections()
+        place = start_page.digits_of(sections).get(digit)
+        if place is not None:
+            self.choose(start_page.entries_of(sections)[place].choice)
 
     def do(self, action_id: str) -> None:
-        """Run the handler of an action."""
-        self._handlers[action_id]()
+        """Run the handler of an action, if the action is available."""
+        if any(each.id == action_id for each in self.actions):
+            self._handlers[action_id]()
 
     def choose_selected(self) -> None:
         entries = start_page.entries_of(self.sections())
@@ -291,14 +288,3 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def _prompt_closed(self, text: str | None) -> None:
         self._prompt = self._checking = None
         self.draw()
-
-    def on_key(self, event: events.Key) -> None:
-        """Pass a key to the overlay that opened after the key was typed."""
-        if isinstance(self.screen, Overlay):
-            event.prevent_default()
-            self.screen.post_message(events.Key(event.key, event.character))
-
-    def on_paste(self, event: events.Paste) -> None:
-        """Pass a paste to the overlay that opened after it."""
-        if isinstance(self.screen, Overlay):
-            self.screen.post_message(events.Paste(event.text))

@@ -1,11 +1,13 @@
 """`StartScreen`: shows the start list in one widget, and passes keys and clicks on."""
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
+from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import Skin
 
@@ -17,14 +19,16 @@ class StartTarget(Protocol):
 
     def set_skin(self, skin: Skin) -> None: ...
 
-    def pressed(self, key: str) -> None: ...
+    def do(self, action_id: str) -> None: ...
+
+    def choose_digit(self, digit: int) -> None: ...
 
     def clicked(self, x: int, y: int) -> None: ...
 
     def move(self, direction: int) -> None: ...
 
 
-class StartScreen(Screen[None]):
+class StartScreen(Screen[None], inherit_bindings=False):
     """The Textual screen that shows the start list.
 
     It passes its events to `start`, which must not block.
@@ -32,6 +36,10 @@ class StartScreen(Screen[None]):
 
     DEFAULT_CSS = "StartScreen { layout: vertical; overflow: hidden; }"
     BLANK = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(("start",)),
+        *(Binding(str(each), f"digit({each})", show=False, priority=True) for each in range(1, 10)),
+    ]
 
     def __init__(self, start: StartTarget, skin: Skin) -> None:
         super().__init__()
@@ -49,9 +57,11 @@ class StartScreen(Screen[None]):
         self.widget.styles.height = max(1, event.size.height)
         self._start.draw()
 
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        self._start.pressed(event.key)
+    def action_do(self, action_id: str) -> None:
+        self._start.do(action_id)
+
+    def action_digit(self, digit: int) -> None:
+        self._start.choose_digit(digit)
 
     def on_click(self, event: events.Click) -> None:
         self._start.clicked(event.x, event.y)

@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.protocol.wire import KnobsChanged
+from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
-from stepscope.tui.views.frame.lane_rows import lane_rows
+from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
-from stepscope.tui.views.frame.open_column import Drawn, with_open_column
 from stepscope.tui.views.view import View
 
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
@@ -129,7 +129,7 @@ class FrameBuilder:
                 cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
-            columns, lanes = with_open_column(Drawn(columns, lanes), state.in_flight, state)
+            columns, lanes = _with_open_column(columns, lanes, state.in_flight, state)
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
@@ -285,3 +285,43 @@ def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | Non
         if column is not None and column.first <= step <= column.last:
             return x
     return None
+
+
+def _with_open_column(
+    columns: Sequence[ChartColumn | None],
+    lanes: Sequence[LaneRow],
+    step: StepInFlight,
+    state: SessionState,
+) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+    """Shift the columns and lanes left by one, and add the step in flight as the last column.
+
+    That step has no record yet.
+    """
+    prefilling = {part.request_id for part in step.prefills}
+    column = ChartColumn(
+        step.step,
+        step.step,
+        step.since_ns,
+        step.num_prefill_tokens,
+        step.num_decodes,
+        step.token_budget,
+        None,
+        has_preemption=False,
+        has_knob_change=False,
+        has_mark=False,
+        has_breach=False,
+        is_lost=False,
+        is_open=True,
+    )
+    shifted = []
+    for lane in lanes:
+        view = state.requests.get(lane.request_id)
+        cell = int(Cell.ABSENT)
+        if lane.request_id in prefilling:
+            cell = int(Cell.PREFILL)
+        elif view is not None and view.status == "waiting":
+            cell = int(Cell.WAITING)
+        elif view is not None and view.status == "running":
+            cell = len(Cell)  # the step of its next token still runs
+        shifted.append(lane._replace(cells=lane.cells[1:] + bytes((cell,))))
+    return [*columns[1:], column], shifted

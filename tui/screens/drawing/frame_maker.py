@@ -1,4 +1,4 @@
-"""`Scene`: makes the frames that a screen draws, from the steps of one history.
+"""`FrameMaker`: makes the frames that a screen draws, from the steps of one history.
 
 On the fleet and compare pages it adds the data of other engines and of the comparison. A history is
 a session's steps in memory.
@@ -19,7 +19,7 @@ from stepscope.tui.views.view import View
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
 
 
-class Scene:
+class FrameMaker:
     """Makes frames for a canvas. `history` is the history on the screen."""
 
     def __init__(self, session: Session, view: View, canvas: Canvas) -> None:
@@ -79,14 +79,14 @@ class Scene:
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
         frame.status = session.source.status
         if view.page == "fleet":
-            desk = session.desk
-            desk.shown = fleet_page.columns(canvas.size.width)
-            recorded = frozenset(desk.name_of(each) for each in session.switches.active)
-            frame.fleet = desk.page(desk.name_of(session.source), recorded)
+            fleet_view = session.fleet_view
+            fleet_view.shown = fleet_page.columns(canvas.area.width)
+            recorded = frozenset(fleet_view.name_of(each) for each in session.switches.active)
+            frame.fleet = fleet_view.page(fleet_view.name_of(session.source), recorded)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:
-            frame.compare = session.compare.page(compare_page.chart_columns(canvas.size.width))
+            frame.compare = session.compare.page(compare_page.chart_columns(canvas.area.width))
         if view.page != "live":
             _keep_row(view, frame)
         return frame

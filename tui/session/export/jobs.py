@@ -1,4 +1,4 @@
-"""`ExportDesk`: writes files (exports, recordings), one at a time, on a thread of its own."""
+"""`FileJobs`: writes files (exports, recordings), one at a time, on a thread of its own."""
 
 import logging
 import threading
@@ -148,10 +148,10 @@ def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
 
 
 @dataclass(slots=True)
-class ExportDesk:
+class FileJobs:
     """Starts and cancels the jobs that write files, and reports their progress.
 
-    One desk serves all screens of a dashboard. Use it only on the UI thread.
+    One object serves all screens of a dashboard. Use it only on the UI thread.
 
     Attributes:
         last: the last export that was ordered; None before the first.

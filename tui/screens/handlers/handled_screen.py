@@ -1,25 +1,38 @@
-"""`Stage` and `Looks`: the parts of a screen that handlers may use.
-
-They are protocols; the main screen implements them.
-"""
+"""`HandledScreen`: what handlers may use of a screen; the main screen is one."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from textual.app import App
 from textual.screen import Screen
 
 from stepscope.recordings.history.history import History
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.session.control.operator import Operator
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
+from stepscope.tui.views.view import View
 
 _T = TypeVar("_T")
 
 
-class Stage(Protocol):
-    """The picture on the screen, and the overlays (dialogs) above it."""
+class HandledScreen(Protocol):
+    """A session, what is shown of it, and the overlays (dialogs) above that."""
+
+    session: Session
+    view: View
+    navigator: Navigator
+    operator: Operator
+    notices: Notices
+    canvas: Canvas
+    fps: float
+    skin: Skin
 
     @property
-    def skin(self) -> Skin: ...
+    def app(self) -> App[object]: ...
 
     @property
     def frame(self) -> Frame | None:
@@ -49,29 +62,18 @@ class Stage(Protocol):
     def draw_next(self) -> None:
         """Draw a frame now; if a replay is seeking a step, draw once that step is found."""
 
+    def forget(self) -> None:
+        """Drop all cached figures, because the keys, service levels or history have changed."""
+
+    def set_skin(self, skin: Skin) -> None: ...
+
+    def set_fps(self, fps: float) -> None: ...
+
     def text_of(self, *names: str) -> list[str]:
         """Return the text that these views show, line by line."""
 
     def action_do(self, action_id: str) -> None:
         """Run the handler of an action, and draw the result at once."""
 
-    def open_overlay(
-        self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
-    ) -> None:
-        """Show an overlay above the screen. When it closes, `use` is called with its result."""
-
-
-class Looks(Protocol):
-    """How the screen looks, and the methods by which keys change that."""
-
-    @property
-    def skin(self) -> Skin: ...
-
-    @property
-    def fps(self) -> float: ...
-
-    def set_skin(self, skin: Skin) -> None: ...
-
-    def set_fps(self, fps: float) -> None: ...
-
-    def draw(self) -> None: ...
+    def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
+        """Show an overlay above the screen. If it closes with a result, `use` gets that."""

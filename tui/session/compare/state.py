@@ -1,6 +1,6 @@
-"""`CompareDesk`: which two runs are compared, and which part of them the screen shows.
+"""`CompareState`: which two runs are compared, and which part of them the screen shows.
 
-One desk serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own.
+One object serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _MAX_CACHED = 8192
 
 
 @dataclass(slots=True)
-class CompareDesk:
+class CompareState:
     """The state of the compare page: runs, cursor, zoom and selection.
 
     Use it only on the screen's thread. `comparer` and `origins` are None while no comparison is

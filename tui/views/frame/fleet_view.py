@@ -1,7 +1,7 @@
-"""`FleetDesk`: how the operator views several engines: the sort order and the selected engine.
+"""`FleetView`: how the operator views several engines: the sort order and the selected engine.
 
-All screens of a dashboard share one desk, so the order stays when the operator opens an engine and
-comes back.
+All screens of a dashboard share one `FleetView`, so the order stays when the operator opens an
+engine and comes back.
 """
 
 import re
@@ -79,7 +79,7 @@ class FleetPage(NamedTuple):
 
 
 @dataclass(slots=True)
-class FleetDesk:
+class FleetView:
     """The operator's view of the fleet. Use it only on the screen's thread."""
 
     fleet: Fleet

@@ -1,4 +1,4 @@
-"""`WhatIfSide`: a simulation of the session with other knobs, as one run of a comparison."""
+"""`WhatIfRun`: a simulation of the session with other knobs, as one run of a comparison."""
 
 import tempfile
 import time
@@ -13,7 +13,7 @@ from stepscope.tui.views.frame.compare_origin import Origin
 _MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take minutes
 
 
-class WhatIfSide:
+class WhatIfRun:
     """Simulates the session when the comparison first reads it.
 
     The recording of the simulation is deleted together with this object.
@@ -61,7 +61,7 @@ class WhatIfFeed:
     It implements `Feed`.
     """
 
-    def __init__(self, wanted: WhatIfSide) -> None:
+    def __init__(self, wanted: WhatIfRun) -> None:
         self.name = wanted.origin.name
         self._wanted = wanted
         self._process: WhatIfProcess | None = None
