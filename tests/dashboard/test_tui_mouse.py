@@ -186,7 +186,7 @@ async def test_in_readonly_mode_the_mouse_opens_no_editor(source: Any) -> None:
         await pilot.press("6")
         await click(pilot, "page", place_of(app, "page", "row", 1), times=2)
         assert app.screen is app.main
-        line = screen_text(app).splitlines()[1]
+        line = screen_text(app).splitlines()[2]
         await click(pilot, "figures", (line.index("BUDGET") + 2, 0))
         assert app.screen is app.main
 
@@ -201,3 +201,14 @@ def test_a_clickable_area_adds_no_width_to_a_line_or_a_framed_box() -> None:
     box = framed([line], 10, 3, (("t", "title"),))
     assert all(length_of(each) == 10 for each in box)
     assert set(PAGE_VIEWS) >= set(ROWS)
+
+
+async def test_clicks_on_the_verdict_and_on_the_names_of_screens_lead_there(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await click(pilot, "verdict", (5, 0))
+        assert app.main.view.page == "step"  # the queue's evidence
+        for name in ("Latency", "KV", "Live"):
+            line = screen_text(app).splitlines()[-2]
+            await click(pilot, "notice", (line.index(name), 0))
+            assert f" {name}]" in screen_text(app).splitlines()[-2]

@@ -30,6 +30,7 @@ from stepscope.tui.views.panels import (
     knob_panel,
     latency_panel,
     tour_strip,
+    verdict_line,
 )
 from stepscope.tui.views.theme import Skin
 
@@ -51,6 +52,7 @@ class _View(NamedTuple):
 
 
 _VIEWS: Mapping[str, _View] = {
+    "verdict": _View(verdict_line.draw, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
@@ -79,6 +81,7 @@ class Canvas(Lines):
         self.places: dict[str, Region] = {}
         self.page: Page = "live"  # the page that `places` is for
         self.area = Size(0, 0)  # of the screen
+        self.shows_tabs = False  # in the row of the notice
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
         self._session = session
         self._label_width = 14
@@ -239,11 +242,15 @@ class Canvas(Lines):
         self._show("footer", footer.draw, abilities, following, self.area.width, self.page)
 
     def notice(self, line: Line) -> None:
-        """Show the notice line; it is shown even on a screen too small for anything else."""
+        """Show the notice line, also on a screen too small for anything else.
+
+        Without a notice its row names the screens.
+        """
+        self.shows_tabs = not line
         if self.is_too_small:
             self._drawn["too_small"] = [*self._small, line]
         else:
-            self._drawn["notice"] = [line]
+            self._drawn["notice"] = [line or footer.tabs(self._session.abilities, self.page)]
 
     def write(self) -> None:
         """Write to the terminal what has changed."""

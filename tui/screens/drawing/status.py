@@ -12,6 +12,8 @@ from stepscope.tui.views.notices import Tone
 from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
 
+_AGEING = ("stale", "down")  # the screen says how old the figures are
+
 
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
@@ -65,6 +67,7 @@ def _source_error(session: Session) -> str | None:
 def seen(session: Session, operator: Operator, view: View) -> object:
     """Return a value that differs from the last one whenever the picture must be drawn again."""
     switch, now_s = session.record_switch, session.clock()
+    has_clock = (switch is not None and switch.active) or session.source.status in _AGEING
     replay = replay_of(session.source)
     news: object = session.history.version
     if view.page == "fleet":
@@ -79,7 +82,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
         replay and (len(replay.file_events.found), replay.file_events.is_done),
         session.background_error,
         operator.pending,
-        round(now_s) if switch is not None and switch.active else round(now_s / 4),
+        round(now_s) if has_clock else round(now_s / 4),
     )
 
 

@@ -54,6 +54,12 @@ class Mouse:
             found = key_figures.action_at(frame, width, x, y)
             if found is not None and abilities.allows(abilities.action(found)):
                 self._screen.action_do(found)
+        elif name == "verdict" and frame.verdict.look:
+            self._screen.action_do(frame.verdict.look)
+        elif name == "notice" and self._canvas.shows_tabs:
+            found = footer.tab_at(abilities, self._view.page, x)
+            if found is not None:
+                self._screen.action_do(found)
         elif name == "page" and frame.fleet is not None:
             self._click_fleet(x, y, is_double)
         elif name == "page" and frame.compare is not None and self._click_charts(x, y, is_double):

@@ -8,6 +8,7 @@ from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
@@ -44,6 +45,7 @@ class _Figures(NamedTuple):
     stall: Late | None
     worst: Stalls
     waiting_trend: int
+    verdict: Verdict
 
 
 class _Taken(NamedTuple):
@@ -89,6 +91,7 @@ class FrameBuilder:
         self._figures_taken: _Taken | None = None
         self._events_taken: _Taken | None = None
         self._built_of: object = None  # the last frame
+        self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -153,6 +156,8 @@ class FrameBuilder:
             stall=figures.stall,
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
+            verdict=figures.verdict,
+            age_s=self._age_s(),
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -163,6 +168,13 @@ class FrameBuilder:
             windows=windows,
             keys=self._keys,
         )
+
+    def _age_s(self) -> float:
+        """Seconds since the last message of the engine came."""
+        version, now_s = self._history.version, self._clock()
+        if version != self._heard[0]:
+            self._heard = version, now_s
+        return now_s - self._heard[1]
 
     # Figures that are read rather than watched
 
@@ -188,14 +200,16 @@ class FrameBuilder:
         is_elsewhere = self._figures_at != cursor and self._stands()
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
             end_ns = None if view.live else state.time_ns
+            minute = minute or history.latency(end_ns, window_s)
             self._figures = _Figures(
-                minute or history.latency(end_ns, window_s),
+                minute,
                 self._rates(end_ns),
                 history.goodput(end_ns, window_s),
                 history.limits(end_ns, window_s),
                 history.last_stall(cursor),
                 history.stalls(),
                 self._waiting_trend(cursor, state),
+                verdict_at(history, state, cursor, minute),
             )
             self._figures_mode, self._figures_at = mode, cursor
             now_s = self._clock()
