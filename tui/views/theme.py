@@ -38,8 +38,9 @@ _LANE_STYLES = (
     "preempted",
     "idle",
 )
+LATE = "!"  # a token that came late
 assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell) + 1
-LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True))
+LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True)) | {LATE: "breach"}
 
 LEVELS = "▁▂▃▄▅▆▇█"  # one to eight eighths of a cell
 

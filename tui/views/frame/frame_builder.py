@@ -324,6 +324,7 @@ def _with_open_column(
         has_knob_change=False,
         has_mark=False,
         has_breach=False,
+        is_slow=False,
         is_lost=False,
         is_open=True,
     )
