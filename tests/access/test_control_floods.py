@@ -1,11 +1,16 @@
 """However much clients send to the control socket, it costs the engine a bounded time."""
 
 import queue
+import socket
+import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -40,7 +45,7 @@ from stepscope.engine.protocol.commands import (
 from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
-from stepscope.engine.transport import rate_limit
+from stepscope.engine.transport import rate_limit, sockets
 from stepscope.engine.transport.rate_limit import RateLimiter
 from tests.support.waiting import wait_for
 
@@ -523,3 +528,30 @@ def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_served(
             asked.discard(received[0])
             codes[received[1].code if isinstance(received[1], Error) else "taken"] += 1
     assert codes["rate_limited"]
+
+
+def _send_both_ways(server: "zmq.Socket[bytes]", identity: bytes, client: socket.socket) -> None:
+    for _ in range(1_000):
+        server.send_multipart([identity, bytes(250_000)], zmq.NOBLOCK)
+        client.sendall(b"\x00\x01y")
+        time.sleep(0.02)
+
+
+def test_a_client_that_sends_but_reads_nothing_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "STALLED_MS", 500)
+    with closing(sockets.server_socket(zmq.ROUTER, None)) as server:
+        server.linger = 0
+        server.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            # Hello of ZMTP 3.0 (NULL), then a message of one byte.
+            greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+            client.sendall(greeting)
+            client.recv(len(greeting), socket.MSG_WAITALL)
+            client.sendall(bytes([4, len(ready)]) + ready + b"\x00\x01x")
+            identity, _ = server.recv_multipart()
+            with pytest.raises((zmq.ZMQError, OSError)):  # whoever notices first
+                _send_both_ways(server, identity, client)
