@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from stepscope.engine.control.bulk_questions import BulkQuestion, BulkQuestions
-from stepscope.engine.control.bulk_replies import BulkReplies, at_once
+from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.outbox import Outbox
@@ -95,8 +94,7 @@ class ControlServer:
             engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
         )
         bind(self._socket, address)
-        self._bulk = BulkReplies(self._outbox.post)
-        self._questions = BulkQuestions(engine, replay, self._bulk)
+        self._bulk = BulkReplies(engine, replay, self._outbox.post)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -211,7 +209,7 @@ class ControlServer:
             client = RemoteClient(
                 self._outbox.post, identity, command_id, account=account, is_bulk=True
             )
-            self._questions.take(command, client)
+            self._bulk.take(command, client)
         elif isinstance(command, Submit):
             self._roles.check(identity, command, command.client_id)
             if self._engine.inbox.qsize() >= self._engine.max_waiting:
@@ -263,10 +261,12 @@ class ControlServer:
                     self._replies.bundle(client.identity, client.command_id, message)
                     continue
             elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
-                self._bulk.answer(client.account, client, at_once(message))
+                self._bulk.answer(client, message)
                 continue
             elif client.is_bulk:
-                self._bulk.release(client.account)
+                self._bulk.answered(client.account)
+                if isinstance(message, msgspec.Raw):
+                    self._limiter.charge_bytes(client.account, len(bytes(message)))
             self._replies.send(client.identity, client.command_id, message)
             if client.once is not None and not isinstance(message, msgspec.Raw):
                 self._changes.answered(client.once, message)

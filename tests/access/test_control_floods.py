@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,10 @@ import zmq
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control.bulk_replies import (
-    CLIENT_RATE,
     MAX_PENDING,
     MAX_REPLAY_FRAMES,
     SLICE,
     BulkReplies,
-    at_once,
     replayed,
 )
 from stepscope.engine.control.remote_client import RemoteClient
@@ -43,6 +42,7 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
+from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit, sockets
@@ -387,51 +387,55 @@ def test_a_replay_reply_is_read_in_slices_and_bounded_in_messages_and_bytes(
     assert pauses == [None] * -(-whole // SLICE)
 
 
-def remote(account: bytes) -> RemoteClient:
-    return RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+class Asked:
+    """Queries to an engine that never answers, and to a ring of one message."""
+
+    def __init__(self) -> None:
+        self.answered: queue.Queue[bytes] = queue.Queue()
+        self.inbox: list[Any] = []
+        engine: Any = SimpleNamespace(inbox=SimpleNamespace(put=self.inbox.append))
+        self.bulk = BulkReplies(engine, Ring(1, 1).replay, self._posted)
+
+    def _posted(self, outgoing: Any) -> None:
+        self.answered.put(outgoing[0].account)
+
+    def take(self, account: bytes, command: ReplayFrom | GetSnapshot) -> None:
+        client = RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+        self.bulk.take(command, client)
 
 
 def test_a_client_has_a_bounded_number_of_pending_bulk_replies() -> None:
-    bulk = BulkReplies(lambda outgoing: None)
-    assert [bulk.reserve(b"a") for _ in range(MAX_PENDING + 2)] == [True] * MAX_PENDING + [
-        False
-    ] * 2
-    assert bulk.reserve(b"b")
-    bulk.release(b"a")
-    assert bulk.reserve(b"a")
-    bulk.close()
+    asked = Asked()
+    for _ in range(MAX_PENDING):
+        asked.take(b"a", GetSnapshot())
+    with pytest.raises(ConfigError, match="waits for an answer"):
+        asked.take(b"a", GetSnapshot())
+    asked.take(b"b", GetSnapshot())
+    asked.bulk.answered(b"a")
+    asked.take(b"a", GetSnapshot())
+    assert len(asked.inbox) == MAX_PENDING + 2
+    asked.bulk.close()
 
 
-def test_clients_that_have_used_least_of_their_rate_are_answered_first() -> None:
-    answered: queue.Queue[bytes] = queue.Queue()
+def test_clients_with_many_questions_and_with_one_are_answered_in_turn() -> None:
+    asked = Asked()
+    with asked.bulk._changed:  # nothing is answered before all have asked
+        for account in (b"many", b"many", b"many", b"gone", b"one", b"two", b"two"):
+            asked.take(account, ReplayFrom(sequence=0, limit=1))
+        asked.bulk.forget(b"gone")
+    order = [asked.answered.get(timeout=5) for _ in range(6)]
+    assert order == [b"many", b"one", b"two", b"many", b"two", b"many"]
+    asked.bulk.close()
+
+
+def test_a_client_that_was_sent_too_many_bytes_may_send_again_after_a_while() -> None:
     now_s = 0.0
-    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
-    with bulk._changed:  # nothing is answered before all have asked
-        asked = ((b"many", 0, 3), (b"some", 1e6, 1), (b"new", 0, 1))
-        for account, used, number in asked:
-            share = bulk._share(account)
-            share.level -= used
-            for _ in range(number):
-                reply = Error(code="small", message="")
-                bulk.answer(account, remote(account), at_once(reply))
-        bulk.answer(b"gone", remote(b"gone"), at_once(Error(code="small", message="")))
-        bulk.forget(b"gone")
-    order = [answered.get(timeout=5) for _ in range(5)]
-    assert order == [b"new", b"some", b"many", b"many", b"many"]
-    bulk.close()
-
-
-def test_no_client_is_sent_more_bytes_than_its_rate() -> None:
-    answered: queue.Queue[bytes] = queue.Queue()
-    now_s = 0.0
-    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
-    bulk._share(b"greedy").level = -0.3 * CLIENT_RATE
-    bulk.answer(b"greedy", remote(b"greedy"), at_once(Error(code="small", message="")))
-    with pytest.raises(queue.Empty):  # it has to wait
-        answered.get(timeout=0.1)
-    now_s = 0.4
-    assert answered.get(timeout=5) == b"greedy"
-    bulk.close()
+    limiter = RateLimiter(lambda: now_s)
+    limiter.charge_bytes(b"greedy", 10_000_000)
+    assert not limiter.admit(b"greedy", 40)
+    assert limiter.admit(b"other", 40)
+    now_s = 0.5
+    assert limiter.admit(b"greedy", 40)
 
 
 def test_during_a_flood_of_replay_requests_other_commands_are_answered(
