@@ -17,10 +17,8 @@ import zmq
 from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.outbox import Outbox
-from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.remote_client import Outbox, RemoteClient
 from stepscope.engine.control.replies import Replies
-from stepscope.engine.control.roles import Roles
 from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.inbox import Denial, Departure
@@ -88,7 +86,6 @@ class ControlServer:
         # libzmq disconnects a client that sends more. Commands up to here get a proper answer.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
-        self._roles = Roles(self._connections, engine.inbox, self._tally)
         self._replies = Replies(self._socket, self._connections, self._forget)
         self._changes = Changes(
             engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
@@ -211,7 +208,7 @@ class ControlServer:
             )
             self._bulk.take(command, client)
         elif isinstance(command, Submit):
-            self._roles.check(identity, command, command.client_id)
+            self._check_role(identity, command, command.client_id)
             if self._engine.inbox.qsize() >= self._engine.max_waiting:
                 message = (
                     f"{self._engine.max_waiting} commands are waiting already; try again later"
@@ -231,7 +228,7 @@ class ControlServer:
             answer = Ack(effective_step=self._engine.next_step, detail=detail)
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
-            self._roles.check(identity, command, command.who)
+            self._check_role(identity, command, command.who)
             self._changes.take(identity, command_id, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
@@ -245,6 +242,19 @@ class ControlServer:
             message += f" ({known})" if known else ""
             denial = Denial(asker, "", "rate_limited", message, count, lane=account)
             self._engine.inbox.put(denial)
+
+    def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
+        """Raise ConfigError if the client's key is a viewer's. The audit trail gets the refusal."""
+        holder = self._connections.holder(identity)
+        if holder is None or holder.role == "operator":
+            return
+        self._tally.num_denied += 1
+        message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
+        asker = self._connections.asker(identity, who)
+        lane = self._connections.account(identity)
+        name = type(command).__name__
+        self._engine.inbox.put(Denial(asker, name, "viewer", message, lane=lane))
+        raise ConfigError("viewer", message)
 
     # Replies
 
