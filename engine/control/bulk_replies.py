@@ -2,14 +2,15 @@
 
 Every viewer may ask for messages of the replay ring, snapshots and pages of the audit trail.
 However many ask, the thread uses at most `SHARE` of one core, in slices so short that other threads
-get the GIL in time. Clients take turns, so who asks one question at a time does not wait behind who
-asks many. What bytes the answers have is charged to the client (`RateLimiter.charge_bytes`).
+get the GIL in time, and sends at most `RATE` bytes a second, after a burst of `BURST`. Who asks the
+fewest questions at a time is served first. The bytes of an answer are charged to the client, too
+(`RateLimiter.charge_bytes`).
 """
 
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -28,6 +29,8 @@ from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
 log = logging.getLogger("stepscope.engine")
 
 SHARE = 0.02  # of one core's time
+RATE, BURST = 4e6, 16e6  # bytes a second, bytes at once, to all clients together
+MIN_BYTES = 65_536  # a smaller answer counts as this many bytes
 MAX_PENDING = 64  # questions of one client without an answer
 MAX_REPLAY_FRAMES = 2_000  # in one answer; the client asks again for more
 SLICE = 64  # messages read at a time
@@ -83,8 +86,8 @@ class BulkReplies:
         self._replay = replay
         self._post = post
         self._num_open: Counter[bytes] = Counter()  # questions without an answer, by account
-        # What waits for the thread, by account; the first is the next to be served.
-        self._waiting: OrderedDict[bytes, deque[tuple[RemoteClient, Parts]]] = OrderedDict()
+        self._waiting: dict[bytes, deque[tuple[RemoteClient, Parts]]] = {}  # by account
+        self._room, self._filled_s = BURST, time.monotonic()  # of the burst
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._last: tuple[Snapshot | None, msgspec.Raw] = (None, msgspec.Raw())
@@ -176,10 +179,11 @@ class BulkReplies:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             if self._closing.is_set():
                 return None
-            account, waiting = self._waiting.popitem(last=False)
+            account = min(self._waiting, key=lambda each: len(self._waiting[each]))
+            waiting = self._waiting.pop(account)
             taken = waiting.popleft()
             if waiting:
-                self._waiting[account] = waiting
+                self._waiting[account] = waiting  # behind others that wait for as many
             return taken
 
     def _made(self, parts: Parts) -> msgspec.Raw:
@@ -188,11 +192,20 @@ class BulkReplies:
         for part in parts:
             raw = None if part is None else self._encoded(part)
             took_s = time.thread_time() - began_s
-            self._closing.wait(took_s * (1 / SHARE - 1))
+            owed_s = 0.0 if raw is None else self._owed_s(len(bytes(raw)))
+            self._closing.wait(max(took_s * (1 / SHARE - 1), owed_s))
             began_s = time.thread_time()
             if raw is not None:
                 return raw
         raise AssertionError("an answer has a last part")
+
+    def _owed_s(self, num_bytes: int) -> float:
+        """Charge the bound of all clients; return for how long to send nothing."""
+        now_s = time.monotonic()
+        self._room = min(BURST, self._room + (now_s - self._filled_s) * RATE)
+        self._filled_s = now_s
+        self._room -= max(MIN_BYTES, num_bytes)
+        return max(0.0, -self._room / RATE)
 
     def _encoded(self, reply: AnyReply | msgspec.Raw) -> msgspec.Raw:
         if isinstance(reply, msgspec.Raw):
