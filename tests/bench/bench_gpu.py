@@ -99,14 +99,12 @@ def plan_jobs(
             letters += "fg"
         letters += "h" * (place == min(1, len(models) - 1)) + "i" * (place == 0)
         wanted.append((letters, model, False))
-    jobs = []
-    for letters, model, is_peer in wanted:
-        chosen = "".join(each for each in letters if each in parts)
-        if chosen:
-            job = Job(parts=chosen, model=model, device=device, is_quick=is_quick, is_peer=is_peer)
-            job.recordings = recordings
-            jobs.append(job)
-    return jobs
+    rest = {"device": device, "is_quick": is_quick, "recordings": recordings}
+    return [
+        Job(parts=chosen, model=model, is_peer=is_peer, **rest)
+        for letters, model, is_peer in wanted
+        if (chosen := "".join(each for each in letters if each in parts))
+    ]
 
 
 # The parent: starts a worker for each job
@@ -121,21 +119,18 @@ def conduct(
     """
     start_s = time.monotonic()
     report.gpu["before"] = _nvidia_smi(jobs[0].device)
-    left = list(jobs)
+    report.write(file)
+    left, is_interrupted = list(jobs), True
     with contextlib.suppress(KeyboardInterrupt):
-        report.is_interrupted = True
         while left:
             weights = [START_WEIGHT + sum(job.weights(job.parts)) for job in left]
             left_s = seconds - (time.monotonic() - start_s)
             job = left.pop(0)
             job.seconds = max(0.0, left_s) * weights[0] / sum(weights)
-            report = _run(job, report, file, worker)
-        report.is_interrupted = False
-    report = gpu_report.read(file) if file.exists() and report.is_interrupted else report
-    _give_reasons(report, "it was interrupted")
-    report.is_interrupted = bool(left) or any(
-        each.why == "it was interrupted" for each in report.outcomes
-    )
+            _run(job, file, worker)
+        is_interrupted = False
+    report = _with_reasons(file, "it was interrupted")
+    report.is_interrupted = is_interrupted
     report.gpu["after"] = _nvidia_smi(jobs[0].device)
     report.seconds = time.monotonic() - start_s
     report.aims = gpu_report.judge(report)
@@ -143,15 +138,16 @@ def conduct(
     return report
 
 
-def _run(job: Job, report: Report, file: Path, worker: list[str]) -> Report:
-    """Run one job. Returns the report that its worker process left in `file`."""
+def _run(job: Job, file: Path, worker: list[str]) -> None:
+    """Run one job, whose worker process writes into the report in `file`."""
+    report = gpu_report.read(file)
     for part in job.parts:
         outcome = report.outcome(part, job.model)
         outcome.why = outcome.why or UNFINISHED
     report.write(file)
     if job.seconds <= 0:
-        _give_reasons(report, "no time was left for it (see --time-limit)")
-        return report
+        _with_reasons(file, "no time was left for it (see --time-limit)")
+        return
     process = subprocess.Popen(
         [*worker, msgspec.json.encode(job).decode(), str(file)],
         stdin=subprocess.PIPE,  # whose end tells it that this process is gone
@@ -170,15 +166,17 @@ def _run(job: Job, report: Report, file: Path, worker: list[str]) -> Report:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    _with_reasons(file, why)
+
+
+def _with_reasons(file: Path, why: str) -> Report:
+    """Say in the report why parts of it have not ended."""
     report = gpu_report.read(file)
-    _give_reasons(report, why)
-    return report
-
-
-def _give_reasons(report: Report, why: str) -> None:
     for outcome in report.outcomes:
         if outcome.why == UNFINISHED:
             outcome.why = why
+    report.write(file)
+    return report
 
 
 # The worker
@@ -236,8 +234,8 @@ def work(job: Job, file: Path) -> int:
                 with bench.part(part, job.model, max(0.0, left_s) * weights[0] / sum(weights)):
                     measures[part](bench, subject)
     except Exception as error:  # noqa: BLE001 - drivers and libraries may raise anything
-        _give_reasons(report, reason(error))
         report.write(file)
+        _with_reasons(file, reason(error))
         return 1
     return 0
 

@@ -78,6 +78,7 @@ class Bench:
         self.report = report
         self.recorder: Sequence[str] = ()  # records '{endpoint}' into '{file}' until SIGINT
         self.recordings: dict[str, str] = {}  # of (h): the file for each mode to record
+        self.common_settings: dict[str, Any] = {}  # of all parts that follow
         self._file = file
         self._outcome = gpu_report.Outcome(part="")
         self._deadline_s = float("inf")
@@ -92,6 +93,7 @@ class Bench:
         start_s = time.monotonic()
         self._outcome = self.report.outcome(letter, model)
         self._deadline_s = start_s + seconds
+        self.setting(**self.common_settings)
         why = None
         try:
             yield

@@ -99,17 +99,6 @@ class EngineSide(NamedTuple):
         return cast(ModelRunner, self.core.runner)
 
 
-def _describe(bench: Bench, engine: EngineSide) -> None:
-    info = engine.core.info
-    bench.setting(
-        dtype=info.dtype,
-        implementation=info.implementation or "",
-        attention=info.attention_backend or "",
-        overlap=engine.core.overlap,
-        kv_tokens=engine.runner.num_blocks * engine.runner.block_size,
-    )
-
-
 @contextlib.contextmanager
 def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
     """Open an engine as in `stepscope serve`, with room for the longest step of all parts."""
@@ -124,14 +113,21 @@ def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
     )
     knobs = Knobs(max_num_batched_tokens=sizes.budget, max_num_seqs=sizes.seq_capacity)
     with open_engine(config, knobs, progress=lambda what, share: None) as (core, intake, size):
-        yield EngineSide(core, intake, size, model_shape(PREFIX + model))
+        engine, info = EngineSide(core, intake, size, model_shape(PREFIX + model)), core.info
+        bench.common_settings = {
+            "dtype": info.dtype,
+            "implementation": info.implementation or "",
+            "attention": info.attention_backend or "",
+            "overlap": core.overlap,
+            "kv_tokens": engine.runner.num_blocks * engine.runner.block_size,
+        }
+        yield engine
 
 
 # (b), (c), (d): steps
 
 
 def measure_decode(bench: Bench, engine: EngineSide) -> None:
-    _describe(bench, engine)
     runner = engine.runner
     for context in bench.sizes.contexts:
         for batch in bench.sizes.batches:
@@ -149,7 +145,6 @@ def measure_decode(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_prefill(bench: Bench, engine: EngineSide) -> None:
-    _describe(bench, engine)
     for count in bench.sizes.prefills:
         flops = step_flops(engine.shape, [(0, count)], 1)
         _measure_step(
@@ -158,7 +153,6 @@ def measure_prefill(bench: Bench, engine: EngineSide) -> None:
 
 
 def measure_curve(bench: Bench, engine: EngineSide) -> None:
-    _describe(bench, engine)
     for count in bench.sizes.curve:
         _measure_step(bench, engine, f"{count} tokens", [(0, count)], tokens=count)
 
@@ -250,7 +244,7 @@ class Streams:
         first: requests submitted at the start, right after the prefix cache was emptied.
         arrivals: later requests, each with how many tokens the first ones have produced by then.
         most_s: seconds after which the run ends, even if requests are still running.
-        before: called on its own thread. The first requests are submitted when it has returned.
+        before: called on a thread of its own before the first requests are submitted.
     """
 
     def __init__(
@@ -260,7 +254,7 @@ class Streams:
         arrivals: Sequence[tuple[int, Submit]] = (),
         *,
         most_s: float,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], None] | None = None,
     ) -> None:
         self.core = engine.core
         self.is_partial = False
@@ -283,18 +277,26 @@ class Streams:
             NotMeasuredError: the engine refused a request, or `before` failed.
         """
         thread = threading.Thread(target=self._begin, daemon=True)
-        thread.start()
+        if self._before is None:
+            self._submit()
+        else:
+            thread.start()
         self.core.run()
-        thread.join()
+        if self._before is not None:
+            thread.join()
         if self._failure is not None:
             raise NotMeasuredError(self._failure)
 
     def _begin(self) -> None:
+        assert self._before is not None
         try:
             self._before()
         except NotMeasuredError as error:
             self.fail(str(error))
-            return
+        else:
+            self._submit()
+
+    def _submit(self) -> None:
         self.core.inbox.put(Call(ResetPrefixCache(who=WHO), SilentClient()))
         self.start_ns = self.end_ns = self.core.runner.clock()
         for (submit, token_ids), stream in zip(self._calls, self.streams, strict=True):
@@ -377,7 +379,6 @@ def yardstick(sizes: Any, num_requests: int, most_output: int, vocab_size: int) 
 def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
     """(f) Run the yardstick with the default knobs. The one sample is the time of all of it."""
     core, sizes = engine.core, bench.sizes
-    _describe(bench, engine)
     bench.setting(max_num_batched_tokens=core.scheduler.knobs.max_num_batched_tokens)
     bench.doing("the whole run")
     short = ThroughputSpec(input_len=LengthRange(8, 32), output_len=LengthRange(4, 8), seed=1)
@@ -414,7 +415,6 @@ def measure_yardstick(bench: Bench, engine: EngineSide) -> None:
 
 def measure_same_work(bench: Bench, engine: EngineSide) -> None:
     """(g) Run on stepscope the requests that transformers ran, with the same cut."""
-    _describe(bench, engine)
     works = [
         point.facts for point in bench.points if point.samples and "num_requests" in point.facts
     ]
@@ -435,7 +435,6 @@ def measure_same_work(bench: Bench, engine: EngineSide) -> None:
 def measure_arrivals(bench: Bench, engine: EngineSide) -> None:
     """Measure every batching mode, one after the other, with the same requests."""
     sizes, core = bench.sizes, engine.core
-    _describe(bench, engine)
     bench.setting(
         num_streams=sizes.num_streams,
         arrival_prompt=sizes.arrival_prompt,
@@ -469,7 +468,7 @@ def _measure_mode(
     mode: str,
     budget: int,
     most_s: float,
-    wait: Callable[[], None],
+    wait: Callable[[], None] | None,
 ) -> None:
     sizes, source = bench.sizes, random.Random(0)
 
@@ -512,17 +511,15 @@ def _measure_mode(
 
 
 @contextlib.contextmanager
-def _recording(bench: Bench, endpoint: str, mode: str) -> Iterator[Callable[[], None]]:
-    """Yield a function that starts the recorder, if there is one, and waits until it writes.
+def _recording(bench: Bench, endpoint: str, mode: str) -> Iterator[Callable[[], None] | None]:
+    """Yield a function that starts the recorder and waits until it writes; None for no recording.
 
     The recorder is stopped when the `with` block ends.
     """
-    file = bench.recordings.get(mode)
+    file = bench.recordings.get(mode, "")
     started: list[subprocess.Popen[bytes]] = []
 
     def wait() -> None:
-        if file is None:
-            return
         command = [part.format(endpoint=endpoint, file=file) for part in bench.recorder]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         started.append(process)
@@ -534,7 +531,7 @@ def _recording(bench: Bench, endpoint: str, mode: str) -> Iterator[Callable[[], 
         time.sleep(0.5)  # until the recorder has a snapshot from before the run
 
     try:
-        yield wait
+        yield wait if file else None
     finally:
         for process in started:
             time.sleep(0.5)  # the last records are on their way
@@ -556,7 +553,6 @@ def measure_telemetry(bench: Bench, engine: EngineSide) -> None:
     A subscriber on this machine receives all telemetry.
     """
     sizes, core = bench.sizes, engine.core
-    _describe(bench, engine)
     bench.setting(num_requests=sizes.telemetry_requests, output_tokens=sizes.telemetry_output)
     times_s: dict[bool, list[float]] = {True: [], False: []}
     sink = core.sink
