@@ -3,7 +3,7 @@
 from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.mcap.index import McapIndex
 
-REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
+REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:

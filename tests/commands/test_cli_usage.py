@@ -20,7 +20,6 @@ from stepscope.tui.cli.dashboards import demo_engine
 COMMANDS = (
     "demo",
     "serve",
-    "http",
     "top",
     "load",
     "record",
@@ -30,7 +29,6 @@ COMMANDS = (
     "simulate",
     "what-if",
     "snapshot",
-    "audit",
     "doctor",
     "screenshot",
     "plot",
@@ -113,6 +111,27 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
     }
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["audit", "freeze"], ["snapshot", "--audit", "freeze"]),
+        (["http", "e", "--bind", "foo"], ["serve", "--http-for", "e", "--http", "foo"]),
+        (
+            ["repair", "freeze", "-o", "new.mcap"],
+            ["verify", "--repair", "freeze", "-o", "new.mcap"],
+        ),
+    ],
+)
+def test_an_old_name_does_what_the_new_one_does_and_says_so(
+    run: Run, old: list[str], new: list[str]
+) -> None:
+    before, after = run(*old), run(*new)
+    assert (before.exit_code, before.stdout) == (after.exit_code, after.stdout)
+    note, _, rest = before.stderr.partition("\n")
+    assert note.startswith(f"stepscope: note: 'stepscope {old[0]}' is now 'stepscope {new[0]} ")
+    assert rest.partition(" (see")[0] == after.stderr.partition(" (see")[0]
+
+
 def test_the_version_is_shown(run: Run) -> None:
     done = run("--version")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -152,8 +171,11 @@ def test_the_version_is_shown(run: Run) -> None:
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
         (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),
-        (["http", "e", "--bind", "foo"], "'foo' is not HOST:PORT"),
-        (["http", "e", "--bind", "127.0.0.1:99999"], "with a port of 0..65535"),
+        (["serve", "--http-for", "e", "--http", "foo"], "'foo' is not HOST:PORT"),
+        (["serve", "--http-for", "e", "--http", "127.0.0.1:99999"], "a port of 0..65535"),
+        (["serve", "--http-for", "e", "--model", "demo"], "--model: with --http-for no engine"),
+        (["verify", "freeze", "-o", "x"], "--output: only with --repair"),
+        (["snapshot", "session.mcap"], "session.mcap is a recording: give --audit"),
         (["serve", "--endpoint", "http://x"], "'http://x' is not ipc://PATH"),
         (["serve", "--name", "a/b"], "'a/b' cannot name an engine"),
         (["serve", "--kv-memory", "12QB"], "kv_memory is auto, a size"),
@@ -181,9 +203,9 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
     for name in ("freeze", "chunked.mcap", "mine"):
-        done = run("audit", name)
+        done = run("snapshot", "--audit", name)
         assert (done.exit_code, done.stdout) == (0, "no changes yet\n"), done.stderr
-    done = run("audit", str(tmp_path))
+    done = run("snapshot", "--audit", str(tmp_path))
     assert done.exit_code == 1  # a folder is neither
 
 

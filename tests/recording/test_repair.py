@@ -409,7 +409,7 @@ def test_the_damage_message_names_missing_steps_and_the_remedy(
         return recording.message, steps
 
     num = len(places)
-    repair_it = "; 'stepscope repair' makes a whole file of it"
+    repair_it = "; 'stepscope verify --repair' makes a whole file of it"
     content[places[2].offset + places[2].length // 2] ^= 0xFF
     message, steps = told()
     first, last = next((a + 1, b - 1) for a, b in itertools.pairwise(steps) if b > a + 1)

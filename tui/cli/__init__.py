@@ -1,6 +1,6 @@
 """The `stepscope` command: its entry point, and how every command ends.
 
 May import: tui.cli.dashboards, tui.cli.shared, tui.settings.
-A command is a module in the package of its kind, such as `engines` or `recordings`, with its options
-beside its body; `command_line.py` names it.
+A command is a module in the package of its kind, such as `engines` or `recordings`, with its
+options beside its body; `command_line.py` names it.
 """

@@ -1,10 +1,9 @@
-"""`stepscope audit`: prints who changed an engine and when, from the engine or a recording."""
+"""`stepscope snapshot --audit`: prints who changed an engine, from the engine or a recording."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
@@ -13,39 +12,22 @@ from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
-from stepscope.tui.cli.shared.arguments import example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import format as fmt
 
-commands = typer.Typer(rich_markup_mode=None)
+RECORDING_SUFFIXES = (".mcap", ".part")
 
 
-_SUFFIXES = (".mcap", ".part")
+def audit(target: str | None, as_json: bool) -> None:
+    """Print the audit trail, oldest entry first.
 
-
-@commands.command(
-    epilog=example("stepscope audit", "stepscope audit session.mcap --json | jq '.[] | .who'")
-)
-@with_key
-def audit(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ENDPOINT|FILE",
-            help="an engine, a recording or a sample (default: the only local engine)",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
-) -> None:
-    """Show who changed an engine, and which changes it refused.
-
-    A name after 'key' was proved with that key. Any other name is only a claim.
+    Args:
+        target: a recording or sample, else an engine; None: the only local engine.
     """
-    is_file = target is not None and (target.endswith(_SUFFIXES) or _is_recording(target))
+    is_file = target is not None and (target.endswith(RECORDING_SUFFIXES) or _is_recording(target))
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
         write_json([_as_dict(entry, info) for entry in entries])
@@ -65,7 +47,7 @@ def _is_recording(target: str) -> bool:
 
 
 def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
-    with connect(choose(target, "stepscope audit {}")) as client:
+    with connect(choose(target, "stepscope snapshot {} --audit")) as client:
         info = client.info()
         entries: list[Audited] = []
         after, missing = 0, ""

@@ -1,4 +1,4 @@
-"""`stepscope http`: serves the OpenAI API over HTTP for an engine in another process."""
+"""`stepscope serve --http-for`: serves the OpenAI API for an engine in another process."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ import typer
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
+from stepscope.tui.cli.shared.arguments import EngineName, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import with_options
@@ -27,7 +27,7 @@ _DEFAULTS = {"bind": "127.0.0.1:8000"}
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
-@commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@commands.command("http-server")
 @with_key
 @with_options("http", defaults=_DEFAULTS)
 def http(
@@ -36,7 +36,7 @@ def http(
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Serve the OpenAI API over HTTP for an engine, now or later."""
+    """Serve the OpenAI API over HTTP for an engine; `serve` runs it as a child process."""
     settings = resolve(HttpSettings, "http", flags, _DEFAULTS)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -49,7 +49,7 @@ def http(
         return
     address = parse_address(settings.bind)
     check_private(address, settings.api_key)
-    where = choose(endpoint, "stepscope http {}")
+    where = choose(endpoint, "stepscope serve --http-for {}")
     listener, text = open_listener(settings.bind)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:

@@ -116,7 +116,7 @@ class HttpProcess:
 
     def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         descriptor = listener.fileno()
-        arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
+        arguments = ["http-server", self._endpoint, "--inherited-socket", str(descriptor)]
         settings = {
             environment_name("http", name): str(value)
             for name, value in msgspec.structs.asdict(self._settings).items()

@@ -11,9 +11,11 @@ from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
+from stepscope.tui.cli.engines.audit import RECORDING_SUFFIXES, audit
+from stepscope.tui.cli.shared.arguments import example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.settings.cli_errors import WrongUsage
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -21,23 +23,52 @@ commands = typer.Typer(rich_markup_mode=None)
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
 
 
-@commands.command(epilog=example("stepscope snapshot --json | jq .kv"))
+@commands.command(
+    epilog=example(
+        "stepscope snapshot --json | jq .kv",
+        "stepscope snapshot --audit",
+        "stepscope snapshot session.mcap --audit --json | jq '.[] | .who'",
+    )
+)
 @with_key
 def snapshot(
-    endpoint: EngineName = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ENDPOINT|FILE",
+            help="name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
+            "--audit also a recording or sample (default: the only local engine)",
+            show_default=False,
+        ),
+    ] = None,
+    shows_audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="who changed the engine, and which changes it refused, oldest first"
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="the whole snapshot and the figures of the last minute, as JSON"
+            "--json",
+            help="the whole snapshot and the figures of the last minute, or the audit, as JSON",
         ),
     ] = False,
 ) -> None:
-    """Show once what an engine, or a server with /metrics, is doing now."""
-    if endpoint is not None and is_metrics_url(endpoint):
+    """Show once what an engine, or a server with /metrics, is doing now.
+
+    In the audit, a name after 'key' was proved with that key. Any other name is only a claim.
+    """
+    if shows_audit:
+        audit(target, as_json)
+        return
+    if target is not None and target.endswith(RECORDING_SUFFIXES):
+        raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
+    if target is not None and is_metrics_url(target):
         figures: dict[str, float | None] | None
-        taken, figures = _of_metrics(MetricsAddress.parse(endpoint))
+        taken, figures = _of_metrics(MetricsAddress.parse(target))
     else:
-        chosen = choose(endpoint, "stepscope snapshot {}")
+        chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:
             taken = client.snapshot()
         figures = _last_minute(chosen, taken) if as_json else None

@@ -1,51 +1,27 @@
-"""`stepscope repair`: makes a complete recording from one that was cut off or damaged."""
+"""`stepscope verify --repair`: makes a complete recording from one that was cut off or damaged."""
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from stepscope.recordings.check.repair import RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.file.chunk_damage import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
-from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
 
+def repair_file(file: str, output: str | None = None, strip_tokens: bool = False) -> None:
+    """Write a repaired copy of a recording, if anything is wrong with it.
 
-@commands.command(
-    "repair",
-    epilog=example(
-        "stepscope repair session.mcap.part", "stepscope repair broken.mcap -o mended.mcap"
-    ),
-)
-def repair_file(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a cut or damaged recording")],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="the new file (default: named after the old one)"
-        ),
-    ] = None,
-    strip_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--strip-tokens",
-            help="leave out all prompts and outputs, also of an undamaged recording",
-        ),
-    ] = False,
-) -> None:
-    """Make a complete recording from one that is cut or damaged.
+    With `strip_tokens`, write a copy without prompts and outputs instead.
 
-    The old file is only read; the new one has a new index. Says what was kept and what was lost.
-    A file that is still being written is left alone (exit code 1): its recorder completes it.
+    Raises:
+        CommandFailed, RecordingError: nothing can be saved, the copy cannot be written, or the
+            recording is still being written.
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)

@@ -8,21 +8,50 @@ import typer
 from stepscope.recordings.check.verify import Check, VerifyReport, verify
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.service_levels import levels_text
+from stepscope.tui.cli.recordings.repair import repair_file
 from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.settings.cli_errors import FAILED
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
 @commands.command(
-    "verify", epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json")
+    "verify",
+    epilog=example(
+        "stepscope verify session.mcap",
+        "stepscope verify f.mcap --json",
+        "stepscope verify session.mcap.part --repair",
+        "stepscope verify session.mcap --strip-tokens -o shared.mcap",
+    ),
 )
 def verify_file(
     file: RecordingFile,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="write a whole recording from one that is cut or damaged, if it is"
+        ),
+    ] = False,
+    strip_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--strip-tokens", help="write a recording without the prompts and outputs of this one"
+        ),
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="with these: the file to write (default: named after the old one)",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> int:
     """Check a recording from its bytes to its KV accounting.
@@ -30,7 +59,18 @@ def verify_file(
     Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
     replayed, and every count and reference is checked against them. Ends with 1 when anything is
     wrong. A file that is still being written is not an error.
+
+    --repair only reads the old file; the new one has a new index. It says what was kept and what
+    was lost, and leaves a file alone that is still being written (exit code 1): its recorder
+    completes it.
     """
+    if repair or strip_tokens:
+        if as_json:
+            raise WrongUsage("--json: not with --repair or --strip-tokens, which check nothing")
+        repair_file(file, output, strip_tokens)
+        return DONE
+    if output is not None:
+        raise WrongUsage("--output: only with --repair or --strip-tokens")
     path = find_recording(file)
     with Progress() as progress:
         report = verify(path, lambda share: progress(f"verifying {path.name}", share))
@@ -38,7 +78,7 @@ def verify_file(
         say(msgspec.json.format(msgspec.json.encode(as_document(report)), indent=2).decode())
     else:
         say(*table(report))
-    return 0 if report.is_good else FAILED
+    return DONE if report.is_good else FAILED
 
 
 def as_document(report: VerifyReport) -> dict[str, Any]:
@@ -83,7 +123,7 @@ def table(report: VerifyReport) -> list[str]:
         lines.append("  it is being written right now: its end is not in it yet")
     if report.with_tokens:
         lines.append(
-            "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
+            "  it holds prompts and outputs ('stepscope verify --strip-tokens' takes them out)"
         )
     if report.levels:
         lines.append(f"  service levels it was recorded with: {levels_text(report.levels)}")

@@ -122,7 +122,7 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
         use_key({name: value for name, value in given.items() if value is not None})
         if given["key"] is not None:
             named = arguments.get("endpoints") or [
-                arguments.get("endpoint") or arguments.get("target")  # an engine or a file
+                arguments.get("http_for") or arguments.get("endpoint") or arguments.get("target")
             ]
             note_unused_key([each for each in named if each])
         return command(*own, **arguments)
