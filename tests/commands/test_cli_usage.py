@@ -25,7 +25,6 @@ COMMANDS = (
     "record",
     "replay",
     "set",
-    "schedule",
     "simulate",
     "what-if",
     "snapshot",
@@ -116,6 +115,7 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
     [
         (["audit", "freeze"], ["snapshot", "--audit", "freeze"]),
         (["http", "e", "--bind", "foo"], ["serve", "--http-for", "e", "--http", "foo"]),
+        (["schedule", "no.json"], ["simulate", "--steps", "no.json"]),
         (
             ["repair", "freeze", "-o", "new.mcap"],
             ["verify", "--repair", "freeze", "-o", "new.mcap"],

@@ -51,10 +51,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Predict": {
         "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
-        "schedule": (
-            "simulation.schedule",
-            "Dry-run the scheduler, without a model: one JSON line a step.",
-        ),
         "what-if": (
             "simulation.what_if",
             "Say what a recorded session would have been with other knobs.",
@@ -99,6 +95,7 @@ _INTERNAL = {
 _OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
     "audit": (("snapshot", "--audit"), "snapshot --audit"),
     "http": (("http-server",), "serve --http-for ENDPOINT --http HOST:PORT"),
+    "schedule": (("simulate", "--steps"), "simulate --steps"),
     "repair": (("verify", "--repair"), "verify --repair"),
 }
 _MODULES = {name: place[0] for group in GROUPS.values() for name, place in group.items()}

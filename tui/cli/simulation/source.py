@@ -33,6 +33,12 @@ class SimulatedSource(NamedTuple):
     recorded: RecordedWork | None = None
 
 
+def is_recording_name(source: str) -> bool:
+    """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
+    path = Path(source)
+    return source != MIX and (path.suffix in (".mcap", PART_SUFFIX) or not path.exists())
+
+
 def open_source(
     source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
 ) -> SimulatedSource:
@@ -45,7 +51,7 @@ def open_source(
     if source == MIX:
         return _mix(spec, max_model_len, limit)
     path = Path(source)
-    if path.suffix in (".mcap", PART_SUFFIX) or not path.exists():
+    if is_recording_name(source):
         with Recording(find_recording(source)) as recording:
             work = recorded_work(recording)
         requests = [
