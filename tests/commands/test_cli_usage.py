@@ -115,6 +115,11 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
     [
         (["audit", "freeze"], ["snapshot", "--audit", "freeze"]),
         (["http", "e", "--bind", "foo"], ["serve", "--http-for", "e", "--http", "foo"]),
+        (
+            ["autopilot", "/no/engine", "--slo-itl", "9ms"],
+            ["tune", "/no/engine", "--hold", "itl=9ms"],
+        ),
+        (["diagnose", "no.mcap"], ["tune", "--bottleneck", "no.mcap"]),
         (["schedule", "no.json"], ["simulate", "--steps", "no.json"]),
         (
             ["repair", "freeze", "-o", "new.mcap"],

@@ -56,14 +56,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Say what a recorded session would have been with other knobs.",
         ),
         "tune": ("simulation.tune", "Find the knobs that keep the service levels best."),
-        "diagnose": (
-            "simulation.diagnose",
-            "Find the setting that is the bottleneck, and prove it.",
-        ),
-        "autopilot": (
-            "simulation.autopilot",
-            "Hold an ITL level by moving the token budget of an engine.",
-        ),
     },
     "Run an engine": {
         "serve": ("engines.serve", "Run an engine, and publish every step of it."),
@@ -94,6 +86,8 @@ _INTERNAL = {
 # Names of the release before: what they run, and what to write instead.
 _OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
     "audit": (("snapshot", "--audit"), "snapshot --audit"),
+    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl=TIME"),
+    "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
     "http": (("http-server",), "serve --http-for ENDPOINT --http HOST:PORT"),
     "schedule": (("simulate", "--steps"), "simulate --steps"),
     "repair": (("verify", "--repair"), "verify --repair"),

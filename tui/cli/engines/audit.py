@@ -14,11 +14,9 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, who_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import format as fmt
-
-RECORDING_SUFFIXES = (".mcap", ".part")
 
 
 def audit(target: str | None, as_json: bool) -> None:

@@ -11,10 +11,11 @@ from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.knob_text import typed_text
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.engines.audit import RECORDING_SUFFIXES, audit
+from stepscope.tui.cli.engines.audit import audit
 from stepscope.tui.cli.shared.arguments import example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 commands = typer.Typer(rich_markup_mode=None)

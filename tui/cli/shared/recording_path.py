@@ -6,6 +6,8 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
+RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
+
 
 def find_recording(file: str) -> Path:
     """Return the path of the file, or else of the shipped sample with that name."""

@@ -10,10 +10,9 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 MIX = "mix"
@@ -36,7 +35,7 @@ class SimulatedSource(NamedTuple):
 def is_recording_name(source: str) -> bool:
     """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
     path = Path(source)
-    return source != MIX and (path.suffix in (".mcap", PART_SUFFIX) or not path.exists())
+    return source != MIX and (path.suffix in RECORDING_SUFFIXES or not path.exists())
 
 
 def open_source(
