@@ -13,9 +13,8 @@ from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputRe
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 

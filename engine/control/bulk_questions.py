@@ -14,7 +14,7 @@ from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import Error, Replayed
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
 

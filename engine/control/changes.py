@@ -13,7 +13,7 @@ from stepscope.engine.loop.inbox import Call, Denial, Inbox, Settled
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.replies import AnyReply, Error
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.connections import Connections
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.text.text_stream import TextStream

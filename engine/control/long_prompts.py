@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 LONGEST_TEXTS = 256 * 1024  # characters from which the thread for the longest is used: some 0.2 s
 MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised

@@ -3,7 +3,7 @@
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Denial, Inbox
 from stepscope.engine.protocol.commands import Change, Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.connections import Connections
 
 

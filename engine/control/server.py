@@ -29,7 +29,7 @@ from stepscope.engine.loop.inbox import Departure
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit, Withdraw
 from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections

@@ -13,7 +13,7 @@ from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 log = logging.getLogger("stepscope.engine")
 

@@ -21,8 +21,8 @@ from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import kv_memory_bytes, num_kv_blocks
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 

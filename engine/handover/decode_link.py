@@ -19,7 +19,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.handover.away_request import AwayRequest
 from stepscope.engine.protocol.commands import Abort, GetInfo, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Loaded, Output, Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid

@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.engine.handover.kv_sender import FrameCopier
+from stepscope.engine.handover.hand_over import FrameCopier
 from stepscope.engine.protocol.commands import KVTicket
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import same_file
 
 PREFIX = "stepscope-kv-"

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

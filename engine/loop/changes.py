@@ -24,8 +24,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
 )
 from stepscope.engine.protocol.replies import Ack, Error
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
 from stepscope.engine.workload.arrivals import describe

@@ -31,10 +31,9 @@ from stepscope.engine.loop.inbox import (
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
-from stepscope.engine.loop.outlet import OwnWorkload, TelemetryOutlet, TelemetrySink
+from stepscope.engine.loop.outlet import OwnWorkload, SnapshotDesk, TelemetryOutlet, TelemetrySink
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
-from stepscope.engine.loop.snapshot_desk import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail

@@ -13,7 +13,7 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Change, Command, GetAudit, GetSnapshot, Submit
 from stepscope.engine.protocol.replies import Error, Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 log = logging.getLogger("stepscope.engine")
 

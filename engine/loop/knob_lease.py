@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
 
 

@@ -19,11 +19,11 @@ from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.pending_step import FailedLaunch, PendingStep, Unlaunched
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
+from stepscope.engine.scheduling.batching import TokenLimit
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, Runner, ScheduledStep, StepResult
-from stepscope.engine.scheduling.token_limit import TokenLimit
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from stepscope.engine.models import demo, random_model, random_shapes
 from stepscope.engine.models.cache import gguf_checkpoint, smollm2
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]

@@ -22,8 +22,8 @@ from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import Weights, WeightSource, refuse_unused
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
 

@@ -13,7 +13,7 @@ import platformdirs
 
 from stepscope.engine.models import demo
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
 RANDOM = "random_weights.json"

@@ -6,7 +6,7 @@ attention is either handled, checked by the probe in `transformers_model`, or re
 
 from typing import Any
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 _SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",

@@ -21,7 +21,7 @@ import torch
 from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.support import sliding_layers
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import PagedBatch, store_kv
 from stepscope.kernels.reference import ReferenceAttention

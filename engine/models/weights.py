@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stepscope.engine.models.checkpoint import refuse_file, weight_files
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 Shape = tuple[int, ...]
 

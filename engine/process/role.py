@@ -15,8 +15,8 @@ from stepscope.engine.handover.shared_memory import (
 )
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.other_engine import OtherEngine
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes, memory_bytes
 from stepscope.engine.scheduling.step import KVReceiver
 from stepscope.engine.transport.endpoints import Endpoint

@@ -23,9 +23,8 @@ from stepscope.engine.models import checkpoint
 from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.kv_memory import memory_bytes

@@ -17,9 +17,12 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_memory import memory_bytes
 from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
-from stepscope.engine.simulation.virtual.made_up_text import CHARS_PER_TOKEN, MadeUpCodec
 from stepscope.engine.simulation.virtual.paced import PacedRunner
+from stepscope.engine.simulation.virtual.requests import (
+    CHARS_PER_TOKEN,
+    DrawnStepTimes,
+    MadeUpCodec,
+)
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock

@@ -2,9 +2,8 @@
 
 import re
 
-from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, WrongValue
 from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
 
 MIN_TOKEN_CAPACITY = 8192

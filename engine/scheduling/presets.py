@@ -16,7 +16,7 @@ Sources, from the code of the releases:
 
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.config_error import WrongValue
+from stepscope.engine.protocol.settings.knobs import WrongValue
 from stepscope.engine.protocol.wire import KnobValue
 
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Aborted,
     Finished,
@@ -30,10 +29,9 @@ from stepscope.engine.scheduling.batching import BATCHING_MODES
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
-from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.request import Request, RequestStatus, WaitingQueue
 from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
 from stepscope.engine.scheduling.step_plan import StepPlan
-from stepscope.engine.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:

@@ -21,9 +21,8 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, RequestEvent
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
-from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.request import Request, RequestStatus, WaitingQueue, rank
 from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
-from stepscope.engine.scheduling.waiting_queue import WaitingQueue, rank
 
 # The constructor of a NamedTuple is half as fast, which shows at a thousand rows a step.
 _new_row: Callable[[tuple[Request, Phase, int, int, bool]], ScheduledRow] = partial(

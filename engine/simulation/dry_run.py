@@ -24,8 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts

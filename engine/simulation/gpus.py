@@ -6,7 +6,7 @@ inference uses.
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 
 class GpuRates(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 _MIN_TOKENS = 2  # different numbers of tokens that the points must have

@@ -8,7 +8,7 @@ experts, only the experts that the step's tokens choose are read.
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.gpus import GpuRates
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime

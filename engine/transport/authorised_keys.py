@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import platformdirs
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.keys import (
     Credentials,
     KeyPair,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import platformdirs
 
-from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.keys import Credentials
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS

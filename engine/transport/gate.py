@@ -18,7 +18,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.authorised_keys import Holder, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.io_threads import stand_back

@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs
 import zmq
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 NUM_KEY_CHARS = 40  # 32 bytes in Z85 (rfc.zeromq.org/spec/32)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")

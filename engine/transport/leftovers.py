@@ -13,7 +13,7 @@ import stat
 import time
 from pathlib import Path
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import (
     LOCK_SUFFIX,
     TELEMETRY_SUFFIX,

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, holder, lock_path
 from stepscope.engine.transport.keys import Credentials, KeyPair
 

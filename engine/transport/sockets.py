@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate
 from stepscope.engine.transport.io_threads import stand_back

@@ -17,8 +17,7 @@ from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.workload.corpus import Corpus
-from stepscope.engine.workload.questions import question
+from stepscope.engine.workload.corpus import Corpus, question
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 
 _SYSTEM_PROMPT = (

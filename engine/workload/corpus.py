@@ -2,11 +2,27 @@
 
 The text is the documentation of Python's standard library, which every machine with Python has: it
 needs no download and is always the same. A corpus is read-only, so threads may share it.
+
+Reads `questions.json`: questions for chats with a trained model (`WorkloadSpec.questions`).
 """
 
 import importlib
 import inspect
+import json
 import re
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def questions() -> tuple[str, ...]:
+    return tuple(json.loads(Path(__file__).with_name("questions.json").read_text("utf-8")))
+
+
+def question(key: int) -> str:
+    """Return the question that begins a chat; consecutive keys go through all questions."""
+    return questions()[key % len(questions())]
+
 
 _DOCUMENTED_MODULES = (
     "argparse", "asyncio", "collections", "concurrent.futures", "contextlib", "dataclasses",

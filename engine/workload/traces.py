@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 HASH_BLOCK_TOKENS = 512  # tokens of a block in a Mooncake trace
 _BAILIAN_BLOCK_TOKENS = 16

@@ -18,7 +18,7 @@ from stepscope.recordings.state.series.distribution import percentiles
 SLOW = 3.0  # times the baseline: a longer step is slow
 STILL_SLOW = 2.0  # right after a slow step: what slows a machine lasts for some steps
 MIN_STEPS = 8  # alike steps needed for a baseline
-_MAX_STEPS = 16_384  # a file's baseline of as many steps is better than that of any memory
+ENOUGH_STEPS = 16_384  # a file's baseline of as many steps is better than that of any memory
 _REACH = 2  # doublings: how much more work steps may have that stand in for alike steps
 _ABOUT = 1.1  # baselines that differ by less are treated as equal
 _EXACT_BITS = 8  # durations are counted to one part in 128
@@ -49,7 +49,7 @@ class SlowStep(NamedTuple):
 
     took_ns: int
     baseline_ns: int
-    known_at: int | None = None  # the later step after which the baseline was first known
+    told: str = ""  # what the baseline rests on, where that is more than the steps before it
 
     @property
     def excess_ns(self) -> int:
@@ -67,12 +67,6 @@ class _Alike:
         self.longest_ns = 0
         self._median_ns = 0
         self._known_at = 0
-
-    def copy(self) -> "_Alike":
-        other = _Alike()
-        other.counts = self.counts.copy()
-        other.num_steps, other.longest_ns = self.num_steps, self.longest_ns
-        return other
 
     def add(self, ns: int) -> None:
         rounded = _rounded(ns)
@@ -112,13 +106,6 @@ class Baseline:
             alike = self._alike[kind] = _Alike()
         alike.add(ns)
         self.num_steps += 1
-
-    def copy(self) -> "Baseline":
-        """A copy that other threads may read while this object grows."""
-        other = Baseline()
-        other._alike = {kind: alike.copy() for kind, alike in self._alike.items()}
-        other.num_steps = self.num_steps
-        return other
 
     def knows(self, work: StepWork) -> bool:
         """Whether there is a baseline for steps with this work."""
@@ -160,7 +147,7 @@ class Baseline:
         baseline_ns = self._ns(kind)
         if not baseline_ns or ns < times * baseline_ns:
             return None
-        return SlowStep(ns, baseline_ns)
+        return SlowStep(ns, baseline_ns, f"by {self.num_steps:,} steps of the file")
 
     def _ns(self, kind: _Class) -> int | None:
         """The usual duration of a step with this work; None if too few such steps are known.
@@ -232,10 +219,11 @@ def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
 
 
 class FileBaseline:
-    """The baseline from all steps of a file that were read so far.
+    """The baseline from the steps of a file.
 
     Attributes:
-        baseline: the object is never changed, but replaced when more was read. None without a file.
+        baseline: set once, when enough of the file was read, and never changed: what was explained
+            stays. None without a file.
     """
 
     def __init__(self) -> None:
@@ -274,7 +262,7 @@ class MemoryBaseline:
     def refresh(self) -> bool:
         """Judge the new steps. Returns whether an earlier step is judged now, or all by a file."""
         of_file = self._of_file.baseline
-        if of_file is not None and of_file.num_steps >= min(len(self._columns), _MAX_STEPS):
+        if of_file is not None and of_file.num_steps >= min(len(self._columns), ENOUGH_STEPS):
             is_new = self.baseline is not of_file
             self.baseline = of_file
             return is_new
@@ -303,7 +291,7 @@ class MemoryBaseline:
     def _judge(self, step: int, measured: tuple[StepWork, int], was_slow: bool) -> bool:
         """Judge a step; now and then also earlier ones. Returns whether one of those was slow."""
         if (slow := self.baseline.slow_step(*measured, after_slow=was_slow)) is not None:
-            self._slow[step] = slow
+            self._slow[step] = slow._replace(told="")
         elif not self.baseline.knows(measured[0]):
             self._open[step] = measured
         if self.baseline.num_steps & (self.baseline.num_steps - 1):
@@ -312,7 +300,7 @@ class MemoryBaseline:
         for at, each in known.items():
             del self._open[at]
             if (slow := self.baseline.slow_step(*each)) is not None:
-                self._slow[at] = slow._replace(known_at=step)
+                self._slow[at] = slow._replace(told=f"known since step {step:,}")
         return any(at in self._slow for at in known)
 
     def slow_step(

@@ -35,7 +35,7 @@ from stepscope.recordings.attribution.open_waits import (
     without_step,
 )
 from stepscope.recordings.attribution.request_waits import RequestWaits
-from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.session import SessionState
 
 _DECODE = int(Phase.DECODE)

@@ -35,7 +35,7 @@ class StepSpan(NamedTuple):
             self.end_ns - self.work_end_ns,
             self.record.step,
             1,
-            "" if self.slow.known_at is None else f"known since step {self.slow.known_at:,}",
+            self.slow.told,
             took_ns=self.slow.took_ns,
             baseline_ns=self.slow.baseline_ns,
         )

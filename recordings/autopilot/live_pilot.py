@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import (
     Audited,
     EngineStatus,
@@ -18,10 +18,9 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
 )
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move
-from stepscope.recordings.autopilot.step_feed import StepFeed
+from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move, StepFeed
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 
 LEASE_S = 6.0
 _RENEW_S = 1.0

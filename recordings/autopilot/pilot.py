@@ -7,17 +7,96 @@ larger budget would break the level; a smaller budget would cost TTFT and throug
 
 A margin corrects the model; it is learnt from the share of late gaps. Before a model can be fitted,
 the budget is halved when many gaps are late, and raised when few are.
+
+`StepFeed`: a journal that hands steps, statuses and knob changes to another thread.
+
+`StepSamples`: the newest steps of every shape seen, to fit a model of step times on.
+
+A plain window of the newest steps would not do: an engine that serves one load for an hour would
+fill it with equal steps, and displace the steps of other loads. So a few steps of each shape are
+kept.
 """
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import zip_longest
+from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import EngineStatus, KnobSpec, KnobValue, StepRecord
-from stepscope.engine.simulation.fitted import FittedModel
+from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    KnobSpec,
+    KnobValue,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.autopilot.step_samples import StepSamples
+from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.simulation.fitting import seen_step
+
+_Taken: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
+_MAX_WAITING = 20_000  # beyond that, the oldest are dropped
+
+
+class StepFeed(Journal):
+    """A queue of steps, statuses, knob changes and audit messages.
+
+    The source's thread fills it, and one other thread empties it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[_Taken] = deque(maxlen=_MAX_WAITING)
+
+    def take_new(self) -> list[_Taken]:
+        """Return the messages that came since the last call.
+
+        Of very many, the oldest are dropped.
+        """
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        super()._take(sequence, message, payload)
+        if isinstance(message, StepRecord | EngineStatus | KnobsChanged | Audited):
+            self._waiting.append(message)
+
+
+_OF_A_KIND = 8
+_EVERY = 4  # once a kind is full, only one of so many of its steps is kept
+
+
+class StepSamples:
+    """Keeps the newest steps of each kind.
+
+    Steps are of one kind if both their prefill tokens and their decodes round to the same powers of
+    two. There are at most some 150 kinds.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[tuple[int, int], deque[SeenStep]] = {}
+        self._num_seen: Counter[tuple[int, int]] = Counter()
+
+    def add(self, step: SeenStep) -> None:
+        shape = step.shape
+        kind = shape.num_prefill_tokens.bit_length(), shape.num_decodes.bit_length()
+        kept = self._by_kind.setdefault(kind, deque(maxlen=_OF_A_KIND))
+        self._num_seen[kind] += 1
+        if len(kept) < _OF_A_KIND or self._num_seen[kind] % _EVERY == 0:
+            kept.append(step)
+
+    def fit(self) -> FittedModel | None:
+        """Fit a model; None if the steps are too few or too much alike."""
+        # Interleave the kinds, because a fit predicts each stretch of its steps from the others.
+        rounds = zip_longest(*self._by_kind.values())
+        try:
+            return fit([step for each in rounds for step in each if step is not None])
+        except ConfigError:
+            return None
+
 
 BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
 LATE_SHARE = 0.05  # share of gaps that may be late: the level holds for p95

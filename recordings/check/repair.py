@@ -13,8 +13,8 @@ from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import losses, write_lock
 from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.file.compatibility import decode_keyframe
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import channels, read_chunk, read_chunk_bytes
 from stepscope.recordings.file.mcap.format import (

@@ -23,7 +23,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, MessageFrame
+from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import LOSSES

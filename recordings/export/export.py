@@ -1,17 +1,68 @@
-"""`export`: writes a recording, or a range of it, into a file of another format."""
+"""`export`: writes a recording, or a range of it, into a file of another format.
 
+Export to CSV: a table with a header line. Unknown values are empty.
+
+Export to JSON lines: every message as the engine sent it, its number and wall-clock time.
+"""
+
+import csv
+import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias, assert_never, get_args
 
-from stepscope.recordings.export.csv_file import write_csv
-from stepscope.recordings.export.jsonl import write_jsonl
-from stepscope.recordings.export.moments import Progress, StepRange, moments
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.recordings.check.strip import stripped
+from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
 from stepscope.recordings.export.mooncake import write_mooncake
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.export.parquet import write_parquet
-from stepscope.recordings.export.perfetto import write_perfetto
-from stepscope.recordings.export.tables import Table
+from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
+from stepscope.recordings.export.trace_events import write_perfetto
 from stepscope.recordings.file.reader import Recording
+
+
+def write_csv(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
+    """Write a table. Returns the number of rows."""
+    text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(column.name for column in COLUMNS[table])
+    count = 0
+    for row in table_rows(table, moments):
+        writer.writerow(row)
+        count += 1
+    text.flush()
+    text.detach()
+    return count
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bool) -> int:
+    """Write the messages. Returns the number of lines.
+
+    Batch rows of a step are lists, in the order of the fields of `BatchRow`.
+
+    Args:
+        with_tokens: also write prompts and outputs, if the recording has them.
+    """
+    count = 0
+    for moment in moments:
+        message = moment.message if with_tokens else stripped(moment.message)
+        time_ns = getattr(message, "tokens_ns", None) or getattr(message, "time_ns", None)
+        line = {
+            "sequence": moment.sequence,
+            "topic": wire.TOPICS[type(message)].decode(),
+            "wall_ns": None if time_ns is None else time_ns + moment.offset_ns,
+            "message": message,
+        }
+        stream.write(_encode(line) + b"\n")
+        count += 1
+    return count
+
 
 Format: TypeAlias = Literal["perfetto", "parquet", "csv", "jsonl", "mooncake"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -8,10 +8,10 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.errors import NotInRecording, RecordingError
-from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.file.chunk_cache import KEYFRAME
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.state.clocks import leave_out
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.session import SessionState
 
 Progress = Callable[[float], None]

@@ -13,16 +13,21 @@ from typing import IO, NamedTuple, Self
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import write_lock
-from stepscope.recordings.file.chunk_cache import ChunkCache
-from stepscope.recordings.file.chunk_damage import missing_text, nothing_left
+from stepscope.recordings.file.chunk_cache import (
+    KEYFRAME,
+    ChunkCache,
+    LoadedChunk,
+    MessageFrame,
+    missing_text,
+    nothing_left,
+    step_of,
+)
 from stepscope.recordings.file.compatibility import check_info, check_metadata, decode_keyframe
-from stepscope.recordings.file.extent import end_step, end_times, mend_times
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk, MessageFrame, step_of
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
-from stepscope.recordings.file.step_index import StepIndex
-from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.file.step_index import StepIndex, end_step, end_times, mend_times
+from stepscope.recordings.state.clocks import known_since
 
 
 class Position(NamedTuple):

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stepscope.recordings.fleets.figures import EngineFigures
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 
 HOLD_S = 3.0  # a finding is shown after so long
 LAPSE_S = 5.0  # and survives so long below its bound, if `_LEFT` of the difference stays

@@ -20,7 +20,7 @@ from stepscope.recordings.file.service_levels import (
 )
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.packed_record import PackedStep
+from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.history.splice import does_follow, splice
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import back_by, goes_on, set_back
@@ -247,7 +247,7 @@ class History(HistoryView):
         Waits are then explained again. Any thread may call it.
 
         Args:
-            baseline: covers more steps than the previous baseline, and must not change any more.
+            baseline: must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline

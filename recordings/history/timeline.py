@@ -24,14 +24,12 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.history.gaps import Gaps
 from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.packed_record import PackedStep
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
+from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
-from stepscope.recordings.state.clocks import WallClock
+from stepscope.recordings.state.clocks import WallClock, leave_out
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.pauses import leave_out
-from stepscope.recordings.state.series.event_notes import EventNotes
-from stepscope.recordings.state.series.events import EventLog, mark_event
+from stepscope.recordings.state.series.events import EventLog, EventNotes, mark_event
 from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies

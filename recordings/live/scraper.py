@@ -10,9 +10,7 @@ import threading
 import time
 import uuid
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress
-from stepscope.engine.adapters.metrics.ask import reading_of
-from stepscope.engine.adapters.metrics.fetch import FetchError
+from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, reading_of
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
 from stepscope.engine.adapters.metrics.reading import Reading
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord

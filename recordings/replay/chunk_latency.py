@@ -14,17 +14,15 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord
 from stepscope.recordings.attribution.baseline import StepWork, work_with
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, LoadedChunk
+from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.packed_record import decode_packed
-from stepscope.recordings.replay.excerpt import Turn, excerpt
-from stepscope.recordings.replay.filling import DAMAGE
-from stepscope.recordings.state.clocks import goes_on
+from stepscope.recordings.history.ring.segment import decode_packed
+from stepscope.recordings.replay.seek import DAMAGE, Turn, excerpt
+from stepscope.recordings.state.clocks import goes_on, leave_out
 from stepscope.recordings.state.number_bounds import MAX_NUMBER, check_numbers
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState

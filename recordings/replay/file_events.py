@@ -3,14 +3,22 @@
 Its thread has its own file handle and rests between chunks, so that it delays nothing else. It
 decodes a step only if its bytes contain the name of an event. Late tokens have no such name, so
 `FileLatency` finds them by computing the waits of all steps.
+
+`FileSearch`: a background thread that searches a whole file and gives way to other work.
+
+`EventSteps`: the steps of a file with a certain request event, a few bytes each.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.engine.protocol.wire import (
     Aborted,
@@ -21,11 +29,10 @@ from stepscope.engine.protocol.wire import (
     Rejected,
     RequestEvent,
 )
-from stepscope.recordings.file.landmarks import messages_in
-from stepscope.recordings.file.loaded_chunk import KEYFRAME
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.chunk_cache import KEYFRAME
+from stepscope.recordings.file.overview import messages_in
 from stepscope.recordings.file.reader import Position, Recording
-from stepscope.recordings.replay.event_steps import EventSteps, Noted
-from stepscope.recordings.replay.file_search import FileSearch
 from stepscope.recordings.state.series.events import (
     AuditedStep,
     EventKind,
@@ -33,7 +40,142 @@ from stepscope.recordings.state.series.events import (
     audit_event,
     knobs_event,
     mark_event,
+    request_event,
 )
+from stepscope.recordings.state.session import SessionState
+
+
+class FileSearch:
+    """Searches a file on a thread, with its own file handle.
+
+    Args:
+        path: the recording.
+        name: name of the thread.
+        look: the search itself, called on the thread. It must call `rest` often, and return if
+            `is_stopping`.
+        first_pause_s: seconds to wait at the start, so that the screen is drawn first.
+    """
+
+    def __init__(
+        self, path: Path, name: str, look: Callable[[Recording], None], first_pause_s: float
+    ) -> None:
+        self._path = path
+        self._look = look
+        self._first_pause_s = first_pause_s
+        self._is_stopping = False
+        self._hurry = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and wait for its end."""
+        self._is_stopping = True
+        self._hurry.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the search has ended."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float = 10.0) -> bool:
+        """Let the search run without rests, and wait for its end. Returns False on timeout."""
+        self._hurry.set()
+        return self._done.wait(timeout_s)
+
+    # The thread
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    def rest(self, seconds: float) -> bool:
+        """Sleep to give way to other work. Returns True at once after `wait` or `stop`."""
+        return self._hurry.wait(seconds)
+
+    def _run(self) -> None:
+        try:
+            self.rest(self._first_pause_s)
+            if not self._is_stopping:
+                with Recording(self._path) as recording:
+                    self._look(recording)
+        except (RecordingError, OSError):
+            pass  # playing it reports the error
+        finally:
+            self._done.set()
+
+
+Noted: TypeAlias = Preempted | Aborted | Rejected
+
+_NO_STATE = SessionState()  # the texts of these events need no state
+
+
+class EventSteps:
+    """Request events of one kind, such as preemptions; only the first in each step is stored.
+
+    One thread writes, any number read.
+    """
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._times_ns = array("q")
+        self._request_ids = array("q")
+        self._nums_blocks = array("q")
+        self._likes = array("q")  # number of the template with the other fields
+        self._templates: list[Noted] = []
+        self._numbers: dict[Noted, int] = {}  # of templates
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: int, time_ns: int, event: Noted) -> None:
+        """Add the next event in file order."""
+        if self._steps and step <= self._steps[-1]:
+            return  # the same step, or a repeated one
+        num_blocks = 0
+        template: Noted = replace(event, request_id=0)
+        if isinstance(template, Preempted):
+            num_blocks = template.num_blocks
+            template = replace(template, num_blocks=0)
+        number = self._numbers.setdefault(template, len(self._templates))
+        if number == len(self._templates):
+            self._templates.append(template)
+        # Steps are added last: a reader that finds a step finds its other columns.
+        self._times_ns.append(time_ns)
+        self._request_ids.append(event.request_id)
+        self._nums_blocks.append(num_blocks)
+        self._likes.append(number)
+        self._steps.append(step)
+
+    def next(self, step: int, direction: int) -> SessionEvent | None:
+        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
+        steps = self._steps
+        at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
+        return self._event(at) if 0 <= at < len(steps) else None
+
+    def spread(self, most: int) -> list[SessionEvent]:
+        """All events; if more than `most`, one from each of `most` equal ranges of steps."""
+        steps, number = self._steps, len(self._steps)
+        if number <= most:
+            return self._events(range(number))
+        first, extent = steps[0], steps[-1] - steps[0] + 1
+        places = {bisect_left(steps, first + extent * each // most) for each in range(most)}
+        return self._events(at for at in sorted(places) if at < number)
+
+    def _events(self, places: Iterable[int]) -> list[SessionEvent]:
+        return [event for at in places if (event := self._event(at)) is not None]
+
+    def _event(self, at: int) -> SessionEvent | None:
+        """The event as a line of the event log, with the same text as in a history."""
+        event: Noted = replace(self._templates[self._likes[at]], request_id=self._request_ids[at])
+        if isinstance(event, Preempted):
+            event = replace(event, num_blocks=self._nums_blocks[at])
+        return request_event(event, _NO_STATE, self._steps[at], self._times_ns[at])
+
 
 _MAX_SPREAD = 512  # cells of the widest bar
 _PAUSE_S = 0.005  # between two chunks

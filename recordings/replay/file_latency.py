@@ -11,14 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline
+from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.replay.chunk_latency import waits_in
-from stepscope.recordings.replay.file_search import FileSearch
-from stepscope.recordings.replay.filling import DAMAGE
+from stepscope.recordings.replay.file_events import FileSearch
+from stepscope.recordings.replay.seek import DAMAGE
 from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
@@ -40,8 +40,8 @@ class FileLatency:
         path: the recording.
         where: returns the step near which to search next; None if unknown.
         is_busy: returns whether the replay has more urgent work, for which the search waits.
-        learnt: called with the baseline (usual step durations) each time twice as many steps are
-            known, and at the end.
+        learnt: called once with the baseline (usual step durations), when enough steps are known
+            or the file is read.
 
     Attributes:
         search: the searching thread.
@@ -59,7 +59,7 @@ class FileLatency:
         self._is_busy = is_busy
         self._learnt = learnt
         self._baseline = Baseline()
-        self._num_published = 0  # steps in the baseline that was last given to `learnt`
+        self._has_learnt = False
         self._worked_since_s = 0.0
         self._itl, self._ttft = WorstWaitIndex(), WorstWaitIndex()
         self._gaps: list[SessionEvent] = []  # in order of steps; replaced, never changed
@@ -156,8 +156,8 @@ class FileLatency:
                 self._take(recording, nearest)
             except (RecordingError, *DAMAGE):
                 self._searched[nearest] = _UNREADABLE  # playing it reports the damage
-        if self._baseline.num_steps > self._num_published and not self.search.is_stopping:
-            self._publish_baseline()
+        if not self._has_learnt and not self.search.is_stopping:
+            self._learnt(self._baseline)
 
     def _take(self, recording: Recording, number: int) -> None:
         found = waits_in(recording, number, self._turn)
@@ -171,14 +171,13 @@ class FileLatency:
         if (steps := recording.steps_in(number)) is not None:
             self._first_steps[number], self._last_steps[number] = steps
         self._searched[number] = _SEARCHED
+        if self._has_learnt:
+            return
         for work, ns in found.steps:
             self._baseline.add(work, ns)
-        if self._baseline.num_steps >= 2 * max(MIN_STEPS, self._num_published):
-            self._publish_baseline()
-
-    def _publish_baseline(self) -> None:
-        self._num_published = self._baseline.num_steps
-        self._learnt(self._baseline.copy())
+        if self._baseline.num_steps >= ENOUGH_STEPS:
+            self._has_learnt = True
+            self._learnt(self._baseline)
 
     def _chunk_at(self, recording: Recording, before: int) -> int:
         """Number of the chunk at the position of the replay; `before` if unknown.

@@ -17,13 +17,11 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.file_events import FileEvents
 from stepscope.recordings.replay.file_latency import FileLatency
-from stepscope.recordings.replay.playhead import Playhead
+from stepscope.recordings.replay.playhead import Playhead, Tempo
 from stepscope.recordings.replay.reach import Reach
-from stepscope.recordings.replay.seek import WINDOW_STEPS, step_in
-from stepscope.recordings.replay.tempo import Tempo
+from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, step_in
 
 _TICK_S = 0.02
 # Time for drawing after a seek before other work. The first drawing also needs imports.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, fit
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.errors import RecordingError

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import shape_of_rows

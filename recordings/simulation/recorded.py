@@ -24,7 +24,7 @@ from stepscope.engine.simulation.virtual.cluster import TimedKnobs
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
-from stepscope.recordings.export.prefixes import Chain, PrefixBook
+from stepscope.recordings.export.mooncake import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.state.outcome import Outcome

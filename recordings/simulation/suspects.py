@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
@@ -18,7 +17,7 @@ from stepscope.recordings.compare.side.advice import MIN_LATE_SHARE
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.simulation.basis import WhatIfBasis
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.limits import Limit
 
 _MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
 from stepscope.recordings.simulation.suspects import chunks_for
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, forecast
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 
 KEPT_SHARE = 0.95  # share of requests that must keep both levels

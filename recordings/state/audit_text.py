@@ -1,9 +1,64 @@
-"""Texts of audit entries: who sent the engine which command, and what it changed."""
+"""Texts of audit entries: who sent the engine which command, and what it changed.
+
+Merges knob changes from three sources: the history, the audit entries, and the whole file.
+
+Texts of knobs and their values, the same wherever they are shown.
+"""
+
+from collections.abc import Mapping, Sequence
 
 from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
-from stepscope.engine.protocol.wire import Audited
-from stepscope.recordings.state.knob_text import changes_text
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
+
+# Short names for narrow lines, the same as in key figures and screens.
+_SHORT = {
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "seats",
+    "enable_chunked_prefill": "chunks",
+    "long_prefill_token_threshold": "long prefill",
+    "enable_prefix_caching": "prefix cache",
+}
+
+
+def value_text(value: KnobValue | None) -> str:
+    """The value of a knob as screens show it: on or off for a bool, a dash for None."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def typed_text(value: KnobValue | None) -> str:
+    """The value of a knob as a person types it for `stepscope set`, such as `true`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changes_text(
+    old: Mapping[str, KnobValue], new: Mapping[str, KnobValue], room: int | None = None
+) -> str:
+    """One line with all knob changes, each from its old to its new value.
+
+    Args:
+        room: terminal cells, or None for no limit. If the text is too long, names are shortened. If
+            it is still too long, the last changes are only counted.
+    """
+    values = {
+        name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
+    }
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    if room is None or len(text) <= room:
+        return text
+    short = [f"{_SHORT.get(name, name)} {value}" for name, value in values.items()]
+    for num_shown in range(len(short), 0, -1):
+        more = [f"+{len(short) - num_shown} more"] if num_shown < len(short) else []
+        text = ", ".join([*short[:num_shown], *more])
+        if len(text) <= room:
+            break
+    return text
+
 
 _DONE = {
     "Pause": "paused the engine",
@@ -118,3 +173,36 @@ def _workload_text(old: str, new: str) -> str:
 def _parts(workload: str) -> list[str]:
     """Split the text of a workload into its limit, its rate and its kinds of requests."""
     return workload.replace(": ", ", ", 1).split(", ")
+
+
+def known_changes(
+    in_memory: Sequence[KnobsChanged],
+    audit: Sequence[Audited],
+    in_file: Sequence[KnobsChanged] = (),
+) -> list[KnobsChanged]:
+    """All known knob changes, in order of their version.
+
+    An observer that joined late finds older changes only in the engine's audit entries. A replay
+    also finds changes in parts of the file that were not played yet.
+    """
+    versions = {change.version for change in in_memory}
+    told = [
+        KnobsChanged(
+            version=entry.version,
+            effective_step=entry.effective_step,
+            who=who_text(entry),
+            old=entry.old or {},
+            new=entry.new,
+            time_ns=entry.time_ns,
+        )
+        for entry in audit
+        if entry.command == SetKnobs.__name__
+        and not entry.code
+        and entry.new
+        and entry.effective_step is not None
+        and entry.version is not None
+        and entry.version not in versions
+    ]
+    versions |= {change.version for change in told}
+    others = [change for change in in_file if change.version not in versions]
+    return sorted([*others, *told, *in_memory], key=lambda change: change.version)

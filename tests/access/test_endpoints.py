@@ -14,7 +14,7 @@ import pytest
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
-from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.endpoints import (
     Endpoint,
     EndpointLock,

@@ -36,7 +36,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.authorised_keys import KeyFolder, Role
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import Gate, gate_of

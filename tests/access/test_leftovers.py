@@ -150,7 +150,7 @@ def lock(path: Path, control: str) -> None:
 # Starts and is killed, or ends, again and again; 3: its socket or its lock was taken from it.
 _STARTER = """
 import os, random, socket, time
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, same_file
 
 endpoint = Endpoint.parse("contested")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from socket import create_server
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.adapters.metrics.local_servers import (
     LocalServer,
     LocalServers,

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file
-from stepscope.engine.adapters.metrics.ask import reading_of
-from stepscope.engine.adapters.metrics.fetch import MAX_BYTES, FetchError
+from stepscope.engine.adapters.metrics.fetch import (
+    MAX_BYTES,
+    FetchError,
+    MetricsAddress,
+    in_file,
+    reading_of,
+)
 from stepscope.engine.adapters.metrics.interval import has_restarted, totals
 from stepscope.engine.adapters.metrics.reading import Reading, read
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.config_error import WrongValue
+from stepscope.engine.protocol.settings.knobs import WrongValue
 from stepscope.engine.protocol.wire import LatencyEstimate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet

@@ -13,8 +13,8 @@ import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.sglang import plugin, support
-from stepscope.engine.adapters.sglang.pool_books import PoolBooks
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.adapters.sglang.watcher import PoolBooks
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import AttachSglang
 from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import Scheduler, turn

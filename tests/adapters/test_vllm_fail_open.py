@@ -12,7 +12,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.adapters.vllm.block_books import BlockBooks
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import Attach
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.waiting import wait_for

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -151,7 +150,8 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
     assert history.version > version  # so that it is drawn anew
     second, life = history.stall(step), history.life(view)
     assert second is not None
-    assert slow_pieces([second])
+    assert len(slow_pieces([second])) == 1
+    assert f"by {baseline.num_steps:,} steps of the file" in second.explanation
     assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 
@@ -168,19 +168,19 @@ def test_a_baseline_from_fewer_steps_than_are_in_memory_is_not_used() -> None:
     assert late.cause == "held_up"
 
 
-def test_a_file_search_updates_the_baseline_when_its_steps_double_and_at_the_end(
-    tmp_path: Path,
+@pytest.mark.parametrize(("enough", "num_known"), [(16_384, 900), (100, 100)])
+def test_a_file_search_tells_the_baseline_once_when_enough_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, num_known: int
 ) -> None:
+    monkeypatch.setattr("stepscope.recordings.replay.file_latency.ENOUGH_STEPS", enough)
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
-    given: list[Baseline] = []
-    search = FileLatency(path, learnt=given.append).search
-    search.start()
-    assert search.wait(30)
-    search.stop()
-    numbers = [baseline.num_steps for baseline in given]
-    assert len(numbers) > 2
-    assert all(after >= 2 * before for before, after in pairwise(numbers[:-1]))
-    assert numbers[-1] == 900
+    given: list[tuple[Baseline, int]] = []
+    latency = FileLatency(path, learnt=lambda learnt: given.append((learnt, learnt.num_steps)))
+    latency.search.start()
+    assert latency.search.wait(30)
+    latency.search.stop()
+    ((baseline, num_steps),) = given
+    assert num_known <= num_steps == baseline.num_steps
 
 
 SLOW = {600: 4.0, 601: 2.5, 602: 2.6, 603: 2.4, 604: 1.5, 605: 2.5}

@@ -29,8 +29,7 @@ from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft

@@ -26,8 +26,7 @@ from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.autopilot.live_pilot import LivePilot
-from stepscope.recordings.autopilot.pilot import BUDGET
-from stepscope.recordings.autopilot.step_feed import StepFeed
+from stepscope.recordings.autopilot.pilot import BUDGET, StepFeed
 from stepscope.recordings.live.subscriber import Subscriber
 
 START_BUDGET = 2048  # of the policies that move it

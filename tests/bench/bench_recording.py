@@ -21,10 +21,9 @@ from synthetic_session import session
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.excerpt import excerpt
 from stepscope.recordings.replay.file_events import FileEvents
 from stepscope.recordings.replay.file_latency import FileLatency
-from stepscope.recordings.replay.seek import state_at
+from stepscope.recordings.replay.seek import excerpt, state_at
 
 WEEK_STEPS = 7 * 24 * 3600 * 50
 

@@ -34,8 +34,8 @@ from public_runs import (
 from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.simulation.fitted import fit_relative
 from stepscope.engine.simulation.gpus import GPUS
-from stepscope.engine.simulation.least_squares import fit_relative
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import TERMS, RooflineCoefficients, RooflineModel
 from stepscope.engine.simulation.step_time import StepShape

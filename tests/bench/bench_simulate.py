@@ -23,9 +23,13 @@ from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
 from stepscope.engine.simulation.virtual.cluster import run_cluster
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
+from stepscope.engine.simulation.virtual.requests import (
+    DrawnStepTimes,
+    SimulatedRequest,
+    of_mix,
+    of_trace,
+)
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.simulation.figures import RunSums

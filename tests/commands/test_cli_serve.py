@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from stepscope.engine.process import serve as engine_serve
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.sender import is_compiled

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport import keys as key_files
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
@@ -118,6 +118,8 @@ def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Pat
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run("$S compare ok.mcap freeze", folder, ascii_only)
     assert done.returncode == 0
+    said = done.stderr.splitlines()  # on a busy machine, that it is reading
+    assert all(line.startswith(b"reading ") for line in said), said
     whole = _run("$S compare ok.mcap freeze", folder, {"PYTHONIOENCODING": "utf-8"}).stdout
     drawn = whole.decode().translate(TO_ASCII)
     assert done.stdout.decode("ascii") == drawn.encode("ascii", "replace").decode()

@@ -199,7 +199,11 @@ def test_the_help_of_demo_shows_its_own_defaults(run: Run) -> None:
     assert "[default: 3000ms]" in said
     assert "[default: 150ms]" in said
     assert "budget of 64 tokens, at most 16 running requests" in said
-    assert "else 500)" in " ".join(run("top", "--help").stdout.split())
+
+
+def test_the_help_says_whose_service_levels_hold(run: Run) -> None:
+    said = " ".join(run("top", "--help").stdout.split())
+    assert "(default: as the engine or the recording says, else 500)" in said
 
 
 def test_audit_accepts_recordings_and_shipped_samples_by_name(
@@ -284,7 +288,7 @@ def test_with_several_engines_a_command_names_them_and_asks_for_one(
 
 
 def test_an_invalid_endpoint_is_refused(run: Run) -> None:
-    done = run("load", "http://localhost:8000")
+    done = run("snapshot", "ftp://localhost:8000")
     assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
 

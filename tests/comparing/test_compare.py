@@ -41,8 +41,8 @@ from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.distribution import Distribution, percentiles
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState

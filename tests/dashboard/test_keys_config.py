@@ -428,7 +428,7 @@ def test_the_config_command_says_where_each_value_comes_from(
     assert origins["fps = 4.0"] == "config.toml"
     assert origins['theme = "dark"'] == "STEPSCOPE_DASHBOARD_THEME"
     assert origins['sort = "blocks"'] == "--sort"
-    assert origins["slo_itl_ms = 50.0"] == "default"
+    assert origins["readonly = false"] == "default"
     assert origins['pause = "f7"'] == "config.toml"
     assert origins['zoom_in = "z"'] == "default"
     assert out.startswith(f"# {config_file}\n")

@@ -11,17 +11,16 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Arrived, BatchRow, StepRecord
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.file.loaded_chunk import MessageFrame
+from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.packed_record import decode_packed
+from stepscope.recordings.history.ring.segment import decode_packed
 from stepscope.recordings.packing.payloads import OpenPayloads
 from stepscope.recordings.packing.steps import StepPacker
-from stepscope.recordings.replay.excerpt import excerpt, windows
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.seek import WINDOW_STEPS, state_at, window_start
+from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, state_at, window_start, windows
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 

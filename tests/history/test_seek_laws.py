@@ -24,10 +24,9 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
-from stepscope.recordings.replay import filling
-from stepscope.recordings.replay.excerpt import excerpt
-from stepscope.recordings.replay.filling import TURN_MESSAGES
+from stepscope.recordings.replay import seek
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.seek import TURN_MESSAGES, excerpt
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.blocks import BlockMap, SoundMove
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
@@ -291,7 +290,7 @@ def test_steps_loaded_at_once_are_forgotten_as_if_loaded_one_by_one(
         assert begin is not None
         assert end is not None
         found = excerpt(recording, History(**limits), begin, end, lambda: True)
-        monkeypatch.setattr(filling, "TURN_MESSAGES", 1)
+        monkeypatch.setattr(seek, "TURN_MESSAGES", 1)
         expected = excerpt(recording, History(**limits), begin, end, lambda: True)
         assert found is not None
         assert expected is not None
@@ -320,7 +319,7 @@ def test_a_status_message_without_requests_leaves_pending_batch_rows_unapplied(
 
             with monkeypatch.context() as patch:
                 patch.setattr(FastForward, "settle", settle)
-                patch.setattr(filling, "has_no_request", tells_none)
+                patch.setattr(seek, "has_no_request", tells_none)
                 found = excerpt(recording, History(), begin, end, lambda: True)
             assert found is not None
             assert_the_same(found, one_by_one(recording, begin, end))

@@ -38,7 +38,7 @@ from stepscope.engine.bench.gpu.results import Aim, BenchPoint, PartOutcome, Rep
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_shapes import PREFIX, SHAPES
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.tui.cli.__main__ import main

@@ -25,9 +25,8 @@ from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_shapes import SHAPES
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs
+from stepscope.engine.protocol.settings.knobs import Batching, ConfigError, Knobs
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.bench.bench_gpu import RECORDER
 

@@ -23,8 +23,7 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, KVCounts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

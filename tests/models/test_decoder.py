@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.model import Model, StepContext
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts

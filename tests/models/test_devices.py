@@ -9,7 +9,7 @@ from stepscope.engine.execution.machine.devices import (
     is_out_of_memory,
     memory_for,
 )
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 # As torch words it.
 FULL = (

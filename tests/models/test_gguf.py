@@ -30,9 +30,8 @@ from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
 from stepscope.engine.models.support import longest_request
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

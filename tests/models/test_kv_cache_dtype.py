@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request

@@ -3,8 +3,8 @@
 import psutil
 import pytest
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import (
     CPU_SHARE_CAP_BYTES,
     DeviceUse,

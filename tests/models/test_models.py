@@ -16,8 +16,8 @@ from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, demo, loader
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.models.transformers_model import Probe, attention
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.replay.file_search import FileSearch
+from stepscope.recordings.replay.file_events import FileSearch
 from stepscope.recordings.replay.replay import ReplaySource
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import wait_for

@@ -44,7 +44,7 @@ PLAIN = Later(
 
 
 def metrics_of(messages: Messages) -> EngineMetrics:
-    metrics = EngineMetrics(ttft_s=0.5, itl_s=0.05)
+    metrics = EngineMetrics()
     for _, message in messages:
         (metrics.join if isinstance(message, Snapshot) else metrics.apply)(message)  # type: ignore[operator]
     return metrics

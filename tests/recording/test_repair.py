@@ -26,7 +26,7 @@ from stepscope.recordings.check.repair import default_output, repair, what_is_wr
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.loaded_chunk import MessageFrame
+from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import ChunkPlace

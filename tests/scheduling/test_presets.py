@@ -2,9 +2,8 @@
 
 import pytest
 
-from stepscope.engine.protocol.settings.config_error import WrongValue
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits, WrongValue
 from stepscope.engine.scheduling.presets import PRESETS, Defaults, defaults_like
 from stepscope.tui.cli.dashboards.config import config
 from stepscope.tui.settings.setting_values import resolve

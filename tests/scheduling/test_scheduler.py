@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

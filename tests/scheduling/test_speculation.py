@@ -10,8 +10,7 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import AnyReply, Output
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, StepRecord, Telemetry
 from stepscope.engine.scheduling.acceptance import accepted, bursts_of, has_drafts

@@ -17,9 +17,8 @@ from stepscope.engine.workload.arrivals import (
     from_trace,
     synthetic,
 )
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.corpus import Corpus, questions
 from stepscope.engine.workload.driver import WorkloadDriver
-from stepscope.engine.workload.questions import questions
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 
 WAIT_S = 20.0

@@ -8,7 +8,7 @@ import pytest
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepRecord
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.knob_text import changes_text
+from stepscope.recordings.state.audit_text import changes_text
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.panels.knob_effect import effect_of

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.file.landmarks import landmarks
+from stepscope.recordings.file.overview import landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
@@ -368,8 +368,11 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
     async with app.run_test(size=(120, 40)):
         await until(lambda: source.history.state.workload_spec is not None, "it is not published")
         await press(app, "W")
-        assert "now rate=0.5 document_share=0.1 chat_tokens=77 " in screen_text(app)
-        assert "seed=9; fields you leave out stay" in " ".join(screen_text(app).split())
+        for said in (
+            "now rate=0.5 document_share=0.1 chat_tokens=77 ",
+            "seed=9; fields you leave out stay",
+        ):
+            await until(lambda said=said: said in " ".join(screen_text(app).split()), said)
         await press(app, *"rate=2", "enter")
         # At once: telemetry need not have reported the change.
         await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
@@ -505,7 +508,9 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(
     app = dashboard(late)
     async with app.run_test(size=(120, 40)) as pilot:
         await press(app, "U")
-        said = "this dashboard has not changed a knob; the last one is anna: max_num_batched_tokens"
+        said = (
+            "this dashboard has not changed a knob; the last one is by anna: max_num_batched_tokens"
+        )
         await until(lambda: said in main_text(app), "nothing is said")
         await press(app, "6")
         await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")

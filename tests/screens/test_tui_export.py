@@ -275,7 +275,7 @@ async def test_a_live_dashboard_exports_current_and_finished_recordings(
         assert switch.path is not None
         name = switch.path.stem
         await until(lambda: switch._recorder._writer.num_safe_steps > 0, lambda: "not flushed")
-        await pilot.press("X", "down", "down", "down")
+        await pilot.press("X", "down", "down")
         assert "the whole recording so far" in screen_text(app)
         await pilot.press("enter")
         await told(app, f"exported {name}-steps.csv, ")

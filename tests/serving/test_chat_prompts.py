@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from stepscope.engine.models.demo import CHAT_TEMPLATE, byte_tokenizer
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.text.chat_prompt import render
-from stepscope.engine.text.tokenizer import Tokenizer
+from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.text.tokenizer import Tokenizer, render
 
 EACH = "{% for m in messages %}<{{ m['role'] }}>CONTENT{% endfor %}"
 LOOP = (

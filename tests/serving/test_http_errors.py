@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest
-from stepscope.engine.http.openai.unused_fields import UNUSED_FIELDS
+from stepscope.engine.http.openai.requests import UNUSED_FIELDS, ChatRequest, CompletionRequest
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.replies import Error

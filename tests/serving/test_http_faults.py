@@ -21,7 +21,7 @@ from stepscope.engine.http.settings import HttpSettings, check_private, parse_ad
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
 from stepscope.engine.protocol.replies import Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.cli.engines import http_process

@@ -7,13 +7,13 @@ import pytest
 
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai.requests import (
+    UNUSED_FIELDS,
     ChatRequest,
     CompletionRequest,
     decode_chat,
     decode_completion,
 )
 from stepscope.engine.http.openai.sampling import check_choices, requested_tokens
-from stepscope.engine.http.openai.unused_fields import UNUSED_FIELDS
 
 # The names in the requests of vLLM's and of llama.cpp's server.
 VLLM = """

@@ -16,17 +16,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.meters import length_bounds
-from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.metrics.reducer import EngineMetrics, GoodputRate
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom
 from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
+    Admitted,
     Arrived,
     EngineInfo,
     Finished,
+    FirstToken,
     KVCounts,
     Preempted,
     RowFlag,
@@ -350,3 +351,37 @@ def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
             if f"# TYPE {name.removesuffix('_bucket').removesuffix('_count')} " not in text
         ]
         assert missing == [], file
+
+
+@pytest.mark.parametrize(("levels", "num_kept"), [({}, None), ({"slo_itl_ms": 0.001}, 0)])
+def test_requests_within_levels_are_counted_by_the_levels_of_the_engine(
+    session: list[tuple[int, Telemetry]], levels: dict[str, float], num_kept: int | None
+) -> None:
+    info = next(message for _, message in session if isinstance(message, EngineInfo))
+    metrics = EngineMetrics()
+    metrics.apply(msgspec.structs.replace(info, **levels))
+    for _, message in session:
+        if not isinstance(message, EngineInfo):
+            metrics.apply(message)
+    assert (metrics.ttft_s, metrics.itl_s) == (0.5, 1e-6 if levels else 0.05)
+    kept = metrics.meters.registry.get_sample_value("stepscope_requests_within_levels_total")
+    assert kept == num_kept if levels else kept
+
+
+def test_cached_tokens_are_those_of_the_admission_however_late_its_rows_come() -> None:
+    static = simulate(
+        seed=5,
+        num_steps=400,
+        knobs=Knobs(batching="static", max_num_seqs=8),
+        workload=SimulatedWorkload(rate=9.0, document_share=0.5, document_tokens=600),
+        num_blocks=512,
+    )
+    events = [event for _, message in static for event in getattr(message, "events", [])]
+    cached: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, Admitted):
+            cached.setdefault(event.request_id, event.num_cached_tokens)
+    begun = {event.request_id for event in events if isinstance(event, FirstToken)}
+    expected = sum(cached[request] for request in begun)
+    assert expected > 0
+    assert total(reduced(static), "vllm:prompt_tokens_cached_total") == expected

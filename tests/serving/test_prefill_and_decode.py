@@ -34,9 +34,8 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Reply, Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     Arrived,

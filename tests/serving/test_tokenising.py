@@ -22,7 +22,7 @@ from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.models.demo import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit, Withdraw
 from stepscope.engine.protocol.replies import Ack, Error, Submitted
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.token_bound import TokenBound
 from stepscope.engine.text.tokenizer import PROSE, Tokenizer
 from tests.support.waiting import wait_for

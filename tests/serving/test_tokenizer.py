@@ -9,7 +9,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from stepscope.engine.models.demo import EOS_TOKEN_ID, byte_tokenizer
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import PROSE, Tokenizer
 
 TEXT = "Grüße, 世界! 🧑‍🚀 naïve\n— “quoted” — ok"

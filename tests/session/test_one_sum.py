@@ -31,8 +31,8 @@ from stepscope.recordings.samples import shipped
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import Sums, sums_of
 from stepscope.recordings.simulation.recorded import recorded_work
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep
-from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.by_hand import Messages, figures_by_hand

@@ -20,8 +20,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.engine.bench.gpu import results
 from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.measured import MeasuredModel, MeasuredPoint, read_points
 from stepscope.engine.simulation.step_time import StepShape
 

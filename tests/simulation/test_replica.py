@@ -23,9 +23,13 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
 from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest, of_mix
+from stepscope.engine.simulation.virtual.requests import (
+    BlockNames,
+    DrawnStepTimes,
+    SimulatedRequest,
+    of_mix,
+)
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 

@@ -6,10 +6,14 @@ import msgspec
 import pytest
 
 from stepscope.engine.models.random_shapes import SHAPES
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.gpus import GPUS, gpu_named
-from stepscope.engine.simulation.known_models import KNOWN_MODELS
-from stepscope.engine.simulation.model_shape import ModelShape, model_shape, shape_of_config
+from stepscope.engine.simulation.model_shape import (
+    KNOWN_MODELS,
+    ModelShape,
+    model_shape,
+    shape_of_config,
+)
 from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepShape
 

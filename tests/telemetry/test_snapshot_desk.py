@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.loop.snapshot_desk import MAX_WAIT_NS, SHARE, SnapshotDesk
+from stepscope.engine.loop.outlet import MAX_WAIT_NS, SHARE, SnapshotDesk
 from stepscope.engine.protocol.commands import GetSnapshot
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import Snapshot

@@ -24,7 +24,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "set": ("engines.set", "Change knobs of a running engine; print the step of effect."),
         "snapshot": (
             "engines.snapshot",
-            "Show once what an engine, or a server with /metrics, is doing now.",
+            "Show what an engine or a /metrics page says now.",
         ),
         "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
         "record": (
@@ -42,7 +42,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ledger": ("recordings.ledger", "Say who waits for what, and what preemption cost."),
         "stats": (
             "recordings.stats",
-            "Print all figures of a recording or an engine, or of /metrics.",
+            "Print all figures of a recording, an engine or /metrics.",
         ),
         "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
         "export": ("recordings.export", "Convert a recording to the format of another program."),

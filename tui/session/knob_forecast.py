@@ -12,7 +12,7 @@ import msgspec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.session.what_if_process import WhatIfProcess
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, in_file, is_metrics_url
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress, in_file, is_metrics_url
 from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local

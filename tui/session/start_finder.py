@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stepscope.engine.adapters.metrics.local_servers import LocalServers
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History

@@ -16,13 +16,12 @@ from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
-from stepscope.engine.loop.snapshot_desk import SnapshotDesk
+from stepscope.engine.loop.outlet import SnapshotDesk
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, SetKnobs, Submit
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits
 from stepscope.engine.protocol.wire import (
     EngineInfo,
     EngineState,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")

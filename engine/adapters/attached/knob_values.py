@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 _TYPES = {"int": int, "float": float}

@@ -1,9 +1,100 @@
-"""Downloads text over HTTP. Time and size are bounded, so that no server blocks or floods us."""
+"""Downloads text over HTTP. Time and size are bounded, so that no server blocks or floods us.
+
+`MetricsAddress`: where a server's metrics are, from a URL or a Prometheus `file_sd` file.
+
+Reads the metrics of a server, trying each possible path.
+"""
 
 import http.client
+import json
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stepscope.engine.adapters.metrics.reading import Reading, read
+from stepscope.engine.protocol.settings.knobs import WrongValue
+
+# TensorRT-LLM serves JSON at `/metrics`, and the Prometheus format at the second path.
+_PATHS = ("/metrics", "/prometheus/metrics")
+_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """A server that exports metrics. With an empty `path`, the default paths are tried."""
+
+    server: str  # scheme://HOST:PORT
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """The address without its scheme, for lists."""
+        return self.server.partition("://")[2] + self.path
+
+    @property
+    def control(self) -> str:
+        """The address as typed on a command line."""
+        return self.server + self.path
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URLs to try for the metrics, the likeliest first."""
+        return tuple(self.server + path for path in ((self.path,) if self.path else _PATHS))
+
+    @classmethod
+    def parse(cls, text: str) -> "MetricsAddress":
+        """Parse http://HOST:PORT, with a path if the metrics are not at a default path.
+
+        Raises:
+            WrongValue: `text` is not such an address.
+        """
+        try:
+            parts = urlsplit(text.strip())
+            is_good = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good or parts.username is not None or parts.query or parts.fragment:
+            raise WrongValue("bad_endpoint", f"{text!r} is not http://HOST:PORT or https://HOST")
+        return cls(f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/"))
+
+
+def is_metrics_url(text: str) -> bool:
+    """Whether `text` is the address of a metrics server: it starts with http:// or https://."""
+    return text.strip().startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
+def in_file(path: Path) -> list[MetricsAddress]:
+    """Return the addresses listed in a Prometheus `file_sd` file.
+
+    Its form is `[{"targets": ["HOST:PORT"], "labels": {...}}]`. Only the labels `__scheme__` and
+    `__metrics_path__` are used.
+
+    Raises:
+        WrongValue: the file cannot be read, names no target, or does not have this form.
+    """
+    try:
+        groups = json.loads(path.read_bytes())
+        found = [
+            MetricsAddress.parse(
+                f"{labels.get('__scheme__', 'http')}://{target}{labels.get('__metrics_path__', '')}"
+            )
+            for group in groups
+            for labels in (group.get("labels", {}),)
+            for target in group["targets"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = error if isinstance(error, WrongValue | OSError) else "not of that form"
+        raise WrongValue(
+            "bad_endpoint",
+            f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}',
+        ) from error
+    if not found:
+        raise WrongValue("bad_endpoint", f"{path} names no target")
+    return list(dict.fromkeys(found))
+
 
 MAX_BYTES = 8 * 1024 * 1024
 TIMEOUT_S = 2.0
@@ -64,3 +155,23 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
 def _plain(error: object) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text)
+
+
+def reading_of(address: MetricsAddress, timeout_s: float = TIMEOUT_S) -> Reading:
+    """Return the current values of a server's metrics.
+
+    Raises:
+        FetchError: the server does not answer in time, or exports no metric of a known engine.
+    """
+    error: FetchError | None = None
+    for url in address.urls:
+        try:
+            reading = read(fetch(url, timeout_s))
+        except FetchError as failed:
+            error = error or failed
+            continue
+        if reading is not None:
+            return reading
+        error = FetchError(f"{url} exports no metric of vLLM, SGLang, TensorRT-LLM or stepscope")
+    assert error is not None
+    raise error

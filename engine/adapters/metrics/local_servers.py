@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress
-from stepscope.engine.adapters.metrics.ask import reading_of
-from stepscope.engine.adapters.metrics.fetch import FetchError
+from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, reading_of
 
 USUAL_PORTS = (8000, 30000)  # vLLM's and TensorRT-LLM's, SGLang's
 _COMMANDS = (

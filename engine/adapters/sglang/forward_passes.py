@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.config_error import WrongValue
+from stepscope.engine.protocol.settings.knobs import WrongValue
 from stepscope.engine.protocol.wire import StepRecord, Totals
 
 PREFIX = "sglang+"  # before the ZeroMQ address, on a command line

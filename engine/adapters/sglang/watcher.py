@@ -1,7 +1,15 @@
-"""`SglangWatcher`: reads what SGLang queues, batches and finishes, for the step recorder."""
+"""`SglangWatcher`: reads what SGLang queues, batches and finishes, for the step recorder.
 
+`SglangRequest`: wraps SGLang's `Req` in the form that the step recorder reads.
+
+`PoolBooks`: how many pages of SGLang's KV pool are used and cached.
+
+SGLang does not report which request holds which page, so single pages are not published.
+"""
+
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic_ns
 from typing import Any, cast
 
@@ -9,16 +17,127 @@ from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
-from stepscope.engine.adapters.sglang.pool_books import PoolBooks
-from stepscope.engine.adapters.sglang.request import SglangRequest
 from stepscope.engine.adapters.sglang.shapes import (
     SglangBatch,
     SglangPlan,
     SglangReq,
     SglangScheduler,
 )
-from stepscope.engine.protocol.wire import Aborted, Finished, Phase, RequestEvent
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    BlockMove,
+    BlockRun,
+    Finished,
+    KVCounts,
+    Phase,
+    RequestEvent,
+)
 from stepscope.engine.telemetry.step_draft import StepDraft
+
+
+class SglangRequest:
+    """A request of SGLang. It exposes only counts, and never a token.
+
+    Attributes:
+        num_prompt_tokens: at arrival. SGLang shortens the prompt of a request that it rejects.
+        is_waiting: whether the request is in SGLang's queue.
+        was_admitted: whether the request has left the queue before.
+    """
+
+    __slots__ = ("is_waiting", "num_prompt_tokens", "req", "request_id", "was_admitted")
+
+    def __init__(self, req: SglangReq) -> None:
+        self.req = req
+        self.request_id = req.rid
+        self.num_prompt_tokens = len(req.origin_input_ids)
+        self.is_waiting = True
+        self.was_admitted = False
+
+    @property
+    def max_tokens(self) -> int:
+        return int(self.req.sampling_params.max_new_tokens)
+
+    @property
+    def priority(self) -> int:
+        return self.req.priority or 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.req.kv.kv_committed_len
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Number of output tokens that the client gets: those after a stop string do not count."""
+        length = self.req.finished_len
+        return len(self.req.output_ids) if length is None else length
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.req.output_ids)
+
+
+class PoolBooks:
+    """Counts the pages. Create it on SGLang's own thread: only that thread may read the pool.
+
+    Attributes:
+        num_evicted_tokens: tokens evicted from the radix cache and not published yet.
+        num_queried, num_hit: prompt tokens that were looked up in the radix cache, and those found
+            in it, since the last `counts`.
+    """
+
+    def __init__(self, scheduler: SglangScheduler) -> None:
+        self._observer = scheduler.pool_stats_observer
+        self._page_size = scheduler.page_size
+        self._thread = threading.get_ident()
+        self.num_evicted_tokens = 0
+        self.num_queried = self.num_hit = 0
+        self._used, self._cached, self._empty = self._read()
+
+    def evicted(self, before: int, num_tokens: int) -> None:
+        """Count the tokens of an eviction.
+
+        Evictions may be nested: one SGLang method calls the other. So the count is set, and not
+        only increased.
+
+        Args:
+            before: value of `num_evicted_tokens` before this eviction.
+            num_tokens: tokens that it evicted, including those of a nested eviction.
+        """
+        self.num_evicted_tokens = before + num_tokens
+
+    def counts(self) -> KVCounts:
+        """Return the page counts.
+
+        On another thread than SGLang's, used and cached are those read last.
+        """
+        if threading.get_ident() == self._thread:
+            self._used, self._cached, self._empty = self._read()
+        num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)
+        found = KVCounts(
+            self._used, self._cached, self._empty, num_evicted, self.num_queried, self.num_hit
+        )
+        self.num_queried = self.num_hit = 0
+        return found
+
+    def _read(self) -> tuple[int, int, int]:
+        stats = self._observer.get_pool_stats()
+        num_cached = stats.full_evictable_size // self._page_size
+        num_empty = stats.full_available_size // self._page_size
+        num_pages = stats.full_capacity // self._page_size
+        return max(0, num_pages - num_cached - num_empty), num_cached, num_empty
+
+    # These do nothing, because the owners of pages are unknown
+
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None: ...
+    def release(self, owner: int, blocks: Iterable[int]) -> None: ...
+    def look_again(self, blocks: Iterable[int]) -> None: ...
+
+    def drain(self) -> list[BlockMove]:
+        return []
+
+    def runs(self) -> list[BlockRun] | None:
+        return None
+
 
 _ABORTED = "aborted in SGLang"
 _FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a pause"

@@ -9,9 +9,8 @@ from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
-from stepscope.engine.adapters.vllm.prefix_hashes import VllmPrefixHashes
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import Aborted, Finished, RequestEvent

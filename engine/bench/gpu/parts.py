@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.models.random_shapes import SHAPES
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 
 class BenchPart(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 FORMAT = 1
 _POINT_DEPTH = 3  # of `outcomes[i].points`

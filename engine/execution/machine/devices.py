@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes
 from stepscope.kernels.fp8 import FP8
 

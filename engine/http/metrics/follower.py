@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
+from stepscope.engine.client.telemetry_reader import Received, ReorderBuffer
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.sockets import SocketReader

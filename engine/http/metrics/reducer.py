@@ -2,16 +2,19 @@
 
 Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
 client or this process. If a request was first seen after it had started, only what was seen counts.
+
+`GoodputRate`: requests per second that met their service levels, over the last minute.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
-from stepscope.engine.http.metrics.goodput import GoodputRate
 from stepscope.engine.http.metrics.meters import Meters
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import (
     Aborted,
+    Admitted,
     Arrived,
     BatchRow,
     EngineInfo,
@@ -29,6 +32,45 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+
+_WINDOW_NS = 60_000_000_000
+
+
+class GoodputRate:
+    """Counts the requests that met their service levels. Times are on the engine's clock.
+
+    The rate covers the time since the first message after `restart`, at most one minute.
+    """
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+        self._now_ns = 0
+        self._kept_ns: deque[int] = deque()  # when each request finished
+
+    def restart(self) -> None:
+        """Forget all requests so far, because messages about them are missing."""
+        self._since_ns = None
+        self._kept_ns.clear()
+
+    def advance(self, now_ns: int) -> None:
+        """Set the current time on the engine's clock, and forget requests older than a minute."""
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        self._now_ns = now_ns
+        while self._kept_ns and self._kept_ns[0] <= now_ns - _WINDOW_NS:
+            self._kept_ns.popleft()
+
+    def add(self, time_ns: int) -> None:
+        """Count a request that finished within its service levels."""
+        self._kept_ns.append(time_ns)
+
+    @property
+    def per_s(self) -> float | None:
+        """Requests per second that met their service levels. None until some time has passed."""
+        if self._since_ns is None or self._now_ns <= self._since_ns:
+            return None
+        return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)
+
 
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
@@ -51,12 +93,12 @@ class _Life:
 class EngineMetrics:
     """The engine's metrics.
 
-    Args:
-        ttft_s, itl_s: service levels for goodput, in seconds.
+    `ttft_s` and `itl_s` are the service levels for goodput, in seconds: those that the engine was
+    started with, else the defaults.
     """
 
-    def __init__(self, ttft_s: float = 0.5, itl_s: float = 0.05) -> None:
-        self.ttft_s, self.itl_s = ttft_s, itl_s
+    def __init__(self) -> None:
+        self.ttft_s, self.itl_s = 0.5, 0.05
         self.meters = Meters()
         self.goodput = GoodputRate()
         self.info: EngineInfo | None = None
@@ -107,7 +149,7 @@ class EngineMetrics:
             self._apply_step(message)
         elif isinstance(message, EngineStatus):
             self._go_on(message, message.time_ns)
-            self._apply_arrivals(message.events)
+            self._apply_starts(message.events)
             self._apply_events(message.events, message.time_ns)
         elif isinstance(message, EngineInfo):
             self._set_info(message)
@@ -141,7 +183,7 @@ class EngineMetrics:
         meters.observe("stepscope_step_seconds", (step.tokens_ns - start_ns) / 1e9)
         if scheduled_ns is not None:
             meters.observe("stepscope_schedule_seconds", (scheduled_ns - start_ns) / 1e9)
-        self._apply_arrivals(step.events)
+        self._apply_starts(step.events)
         begun_ns = start_ns if scheduled_ns is None else scheduled_ns
         gaps: dict[int, list[_Life]] = {}  # most requests of a step wait since the same step
         rows = step.batch or ()
@@ -171,7 +213,6 @@ class EngineMetrics:
         if not life.was_scheduled:
             life.was_scheduled = True
             life.scheduled_ns = scheduled_ns
-            view.num_cached_tokens = row.num_hit_tokens
         if not samples:
             return num_tokens
         if row.flags & _FIRST_TOKEN:
@@ -185,8 +226,13 @@ class EngineMetrics:
         view.last_token_ns = tokens_ns
         return num_tokens
 
-    def _apply_arrivals(self, events: list[RequestEvent]) -> None:
+    def _apply_starts(self, events: list[RequestEvent]) -> None:
+        """Apply arrivals and admissions, which the rows of the same step rest on."""
         for event in events:
+            if isinstance(event, Admitted):
+                life = self._lives.get(event.request_id)
+                if life is not None and not life.was_scheduled:  # else it finds its own tokens
+                    life.view.num_cached_tokens = event.num_cached_tokens
             if not isinstance(event, Arrived):
                 continue
             view = RequestView(
@@ -205,7 +251,7 @@ class EngineMetrics:
                 life.has_kept_levels = ttft_s <= self.ttft_s
 
     def _apply_events(self, events: list[RequestEvent], time_ns: int) -> None:
-        """Apply all events but arrivals."""
+        """Apply all events but arrivals and admissions."""
         for event in events:
             if isinstance(event, Preempted):
                 self.meters.count("vllm:num_preemptions")
@@ -263,3 +309,5 @@ class EngineMetrics:
         if self.info is None or self.info.max_model_len != info.max_model_len:
             self.meters.size(info.max_model_len)
         self.info = info
+        self.ttft_s = (info.slo_ttft_ms or 500.0) / 1000
+        self.itl_s = (info.slo_itl_ms or 50.0) / 1000

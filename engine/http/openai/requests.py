@@ -2,15 +2,112 @@
 
 A field declared here is used. `unused_fields` says what becomes of all others that are known. For
 any other field, the request is refused with an error that names the field.
+
+The fields of OpenAI's, vLLM's and llama.cpp's requests that this server does not use, and why.
+
+`requests.py` declares those that it uses. Each of these here is accepted with the values that ask
+for nothing, and refused with the reason if it has another one. Null is as if absent, in any field.
 """
 
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.http.errors import ApiError, from_validation, not_supported
-from stepscope.engine.http.openai.unused_fields import UNUSED_FIELDS
+
+
+class UnusedField(NamedTuple):
+    """Why a field is not used, and the values that ask for nothing; None: no value asks for any."""
+
+    reason: str
+    values: tuple[Any, ...] | None
+
+
+_Row: TypeAlias = tuple[str, tuple[Any, ...] | None, str]
+
+_SAME = "it does not change the answer"
+_TOOLS = "models here call no tools"
+_FORM = "nothing here makes the text keep to a form"
+_MESSAGE = "a message is a role and a text"
+_MEDIA = "text is all that goes in and out"
+_TEMPLATE = "the prompt is made of the messages, by the model's own chat template"
+_THOUGHTS = "the model alone decides how long it thinks, and its thoughts are part of the text"
+_SAMPLING = "there is no such way of sampling"
+_SHOWN = "the answer does not show it"
+
+# fmt: off
+_ROWS: tuple[_Row, ...] = (
+    ("prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt", None, _SAME),
+    ("n_cache_reuse id_slot session_id safety_identifier metadata prediction", None, _SAME),
+    ("backend_sampling sse_ping_interval", None, _SAME),
+    # They say more about other fields, which are not used either.
+    ("parallel_tool_calls parse_tool_calls", None, _TOOLS),
+    ("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers", None, _SAMPLING),
+    ("xtc_threshold dynatemp_exponent mirostat_tau mirostat_eta adaptive_decay", None, _SAMPLING),
+    ("guided_decoding_backend guided_whitespace_pattern", None, _FORM),
+    ("spaces_between_special_tokens return_mm_kwargs routed_experts_prompt_start", None, _SHOWN),
+    ("truncation_side n_keep n_discard", None, "a prompt is taken whole or refused"),
+    ("tools functions", ([],), _TOOLS),
+    ("tool_choice function_call", ("none", "auto"), _TOOLS),
+    ("web_search_options", (), _TOOLS),
+    ("response_format", ({"type": "text"},), _FORM),
+    ("structured_outputs", ({},), _FORM),
+    ("guided_json guided_regex guided_choice guided_grammar", (), _FORM),
+    ("json_schema grammar grammar_triggers preserved_tokens", ("", []), _FORM),
+    ("grammar_lazy n_indent", (False,), _FORM),
+    ("modalities", (["text"],), _MEDIA),
+    ("audio prompt_embeds multimodal_data mm_processor_kwargs media_io_kwargs", ({},), _MEDIA),
+    ("add_generation_prompt", (True,), _TEMPLATE),
+    ("continue_final_message", (False,), _TEMPLATE),
+    ("chat_template generation_prompt chat_template_kwargs documents", ({}, [], ""), _TEMPLATE),
+    ("reasoning_effort", (), _THOUGHTS),
+    ("verbosity", ("medium",), _THOUGHTS),
+    ("thinking_token_budget reasoning_budget_tokens", (-1,), _THOUGHTS),
+    ("include_reasoning", (True,), _THOUGHTS),
+    ("reasoning_format", ("none",), _THOUGHTS),
+    ("reasoning_control thinking_forced_open", (False,), _THOUGHTS),
+    ("logit_bias bad_words", ({}, []), _SAMPLING),
+    ("allowed_token_ids samplers repetition_detection", (), _SAMPLING),
+    ("use_beam_search early_stopping watermarking", (False,), _SAMPLING),
+    ("best_of length_penalty typical_p", (1,), _SAMPLING),
+    ("top_n_sigma adaptive_target", (-1,), _SAMPLING),
+    ("xtc_probability dry_multiplier mirostat dynatemp_range min_keep", (0,), _SAMPLING),
+    ("repeat_last_n", (-1,), "penalties count all tokens of the request"),
+    ("echo return_token_ids return_tokens return_tokens_as_token_ids", (False,), _SHOWN),
+    ("return_token_offsets return_prompt_text return_progress verbose", (False,), _SHOWN),
+    ("timings_per_token post_sampling_probs", (False,), _SHOWN),
+    ("prompt_logprobs logprob_token_ids", (), _SHOWN),
+    ("skip_special_tokens", (True,), _SHOWN),
+    ("response_fields", ([],), _SHOWN),
+    ("truncate_prompt_tokens suffix", ("",), "a prompt is taken whole or refused"),
+    ("store", (False,), "this server keeps no answers"),
+    ("moderation", (), "this server checks no contents"),
+    ("service_tier", ("auto", "default"), "requests differ in their priority only"),
+    ("cache_salt", (), "all requests share one prefix cache"),
+    ("kv_transfer_params ec_transfer_params", ({},), "nothing is handed to other servers"),
+    ("vllm_xargs lora", ({}, []), "there is no extension to read it"),
+    ("stream_interval", (1,), "the tokens of each step are sent at once"),
+    ("t_max_predict_ms", (-1, 0), "a time limit is the client's"),
+    # Of messages, their parts, and the options of streams.
+    ("name refusal annotations reasoning reasoning_content", ("", []), _MESSAGE),
+    ("tool_call_id tool_calls", ("", []), _MESSAGE),
+    ("image_url video_url audio_url input_audio file", ({}, ""), _MEDIA),
+    ("cache_control prompt_cache_breakpoint", None, _SAME),
+    ("include_obfuscation", (False,), "no chunk is padded"),
+    # Other names of what there is.
+    ("n_predict", (), "its name is max_tokens"),
+    ("n_cmpl", (1,), "its name is n"),
+    ("repeat_penalty", (1,), "its name is repetition_penalty"),
+    ("n_probs", (0,), "its name is logprobs"),
+    ("request_id", (), "it is read from the header x-request-id"),
+)
+# fmt: on
+
+UNUSED_FIELDS = {
+    name: UnusedField(reason, values) for names, values, reason in _ROWS for name in names.split()
+}
+
 
 _T = TypeVar("_T", bound=Struct)
 

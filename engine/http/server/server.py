@@ -26,7 +26,7 @@ from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.server.connection import IDLE_S, Connection
 from stepscope.engine.http.server.peers import Peers
 from stepscope.engine.http.settings import Address, HttpSettings
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.open_files import allow_many_files

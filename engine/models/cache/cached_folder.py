@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 ABANDONED_S = 86_400.0
 Check = Callable[[Path], None]

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from stepscope.engine.models.cache.cached_folder import Check, ensure
 from stepscope.engine.models.cache.gguf_tokenizer import end_tokens, write_tokenizer
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 SUFFIX = ".gguf"
 VERSION = "v2"  # part of the folder's name; change it with the conversion

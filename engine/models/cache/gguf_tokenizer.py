@@ -5,7 +5,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 _PREFIX = "tokenizer.ggml."
 _END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")

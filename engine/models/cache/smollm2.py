@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.cache.cached_folder import Check, ensure
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 NAME = "smollm2"
 NOTICE = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 
 ModelImpl: TypeAlias = Literal["auto", "lean", "transformers"]
 KVCacheDtype: TypeAlias = Literal["auto", "bf16", "fp8_e4m3"]

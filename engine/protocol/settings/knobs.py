@@ -2,6 +2,8 @@
 
 The command-line options, the config file, the `KnobSpec`s on the wire and the documentation are
 made from its fields.
+
+`ConfigError`: raised when a setting is refused; says why.
 """
 
 from collections.abc import Mapping
@@ -11,8 +13,23 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from stepscope.engine.protocol.settings.config_error import ConfigError
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+
+
+class ConfigError(ValueError):
+    """Raised when a setting is refused.
+
+    `code` is for programs, the message tells people what to do.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
+    """Raised for a value in the wrong form for its setting; it would be wrong on every machine."""
+
 
 Batching: TypeAlias = Literal["naive", "static", "continuous", "separate", "chunked"]
 Order: TypeAlias = Literal["decode_first", "arrival"]

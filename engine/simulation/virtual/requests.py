@@ -2,16 +2,70 @@
 
 It has no tokens. The ids of the prompt's blocks say which prompts begin with the same tokens, as in
 a Mooncake trace; a prompt without ids shares no prefix.
+
+`DrawnStepTimes`: adds random spread to a model's step times, from a seed.
+
+`MadeUpCodec`: turns prompts into token ids for a simulated engine, which has no tokenizer.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import math
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.block_pool import BlockHash
+from stepscope.engine.simulation.simulated import VOCAB_SIZE
+from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
+from stepscope.engine.text.text_stream import TextStream
 from stepscope.engine.workload.arrivals import fit, mix
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+
+
+class DrawnStepTimes:
+    """A `StepTimeModel` that draws log-normal device times around those of another model.
+
+    Their mean is the other model's time. Each call draws a new time.
+
+    Attributes:
+        num_extrapolated: steps so far whose times the other model extrapolated.
+    """
+
+    def __init__(self, model: StepTimeModel, seed: int) -> None:
+        self.num_extrapolated = 0
+        self._model = model
+        self._gauss = random.Random(seed).gauss
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        device_s, host_s, spread, is_extrapolated = self._model.step_time(shape)
+        self.num_extrapolated += is_extrapolated
+        if spread:
+            device_s *= math.exp(spread * self._gauss(0.0, 1.0) - spread * spread / 2)
+        return StepTime(device_s, host_s, 0.0, is_extrapolated)
+
+
+CHARS_PER_TOKEN = 4
+
+
+class MadeUpCodec:
+    """A `TextCodec` with one token for four characters; equal prefixes have equal tokens."""
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        pieces = (text[i : i + CHARS_PER_TOKEN] for i in range(0, len(text), CHARS_PER_TOKEN))
+        return [zlib.crc32(piece.encode()) % VOCAB_SIZE for piece in pieces]
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None
+    ) -> list[int]:
+        contents = (turn["content"] for turn in messages)
+        texts = (each if isinstance(each, str) else "\n".join(each) for each in contents)
+        return self.encode("\n".join(texts), most)
+
+    def text_stream(self) -> TextStream:
+        return TextStream(lambda token_ids: "".join(f" {each}" for each in token_ids))
+
 
 _MAX_BLOCKS = 1 << 24  # of one prompt
 _MAX_ID = (1 << 62) - 1

@@ -13,8 +13,11 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
-from stepscope.engine.simulation.virtual.requests import BlockNames, SimulatedRequest
+from stepscope.engine.simulation.virtual.requests import (
+    BlockNames,
+    DrawnStepTimes,
+    SimulatedRequest,
+)
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 
 _SALT = b"simulated"  # constant, so that equal runs have equal recordings; nothing is secret

@@ -7,7 +7,7 @@ from stepscope.recordings.compare.side.feed import BATCH, Stretch
 from stepscope.recordings.compare.side.past import Past, oldest_arrival
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
 
 

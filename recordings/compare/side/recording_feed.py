@@ -11,9 +11,9 @@ from stepscope.recordings.compare.side.feed import BATCH, Stretch
 from stepscope.recordings.compare.side.past import Past, oldest_arrival
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.loaded_chunk import KEYFRAME, MessageFrame
+from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
-from stepscope.recordings.state.pauses import known_since
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 

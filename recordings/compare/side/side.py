@@ -28,8 +28,8 @@ from stepscope.recordings.compare.side.sliced import SlicedWaits
 from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
+from stepscope.recordings.state.clocks import leave_out
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.pauses import leave_out
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in

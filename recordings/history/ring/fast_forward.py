@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.history.ring.packed_record import PackedRecord
+from stepscope.recordings.history.ring.segment import PackedRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.session import SessionState

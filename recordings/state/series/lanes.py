@@ -3,6 +3,8 @@
 A `LaneBoard` follows the messages of a session and returns the lanes of any range of steps. It
 grows with each message: one byte per step and request is cheap to keep, while decoding the records
 of a range of steps again would take far longer.
+
+`Track`: the lane of one request while it grows. `LaneBoard` owns it.
 """
 
 from collections.abc import Iterable
@@ -23,8 +25,44 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.state.series.lane_track import Track
 from stepscope.recordings.state.session import SessionState
+
+
+class Track:
+    """The cells of one request so far, one byte per step. `cells[0]` is for step `start`.
+
+    Steps that are not written yet count as `filler`.
+    """
+
+    __slots__ = ("cells", "client_id", "filler", "start")
+
+    def __init__(self, client_id: str, start: int, filler: bytes) -> None:
+        self.client_id = client_id
+        self.start = start
+        self.cells = bytearray()
+        self.filler = filler
+
+    def fill_to(self, step: int, filler: bytes) -> None:
+        """Write `filler` to all steps before `step` that are not written yet."""
+        missing = step - self.start - len(self.cells)
+        if missing > 0:
+            self.cells += filler * missing
+
+    def put(self, step: int, cell: int) -> None:
+        self.fill_to(step, self.filler)
+        position = step - self.start
+        if position == len(self.cells):
+            self.cells.append(cell)
+        elif 0 <= position < len(self.cells):
+            self.cells[position] = cell
+
+    def forget_before(self, step: int) -> None:
+        num_old = step - self.start
+        if num_old > 0:
+            self.fill_to(step, self.filler)
+            del self.cells[:num_old]
+            self.start = step
+
 
 _PAGE_STEPS = 256
 _ENDS = (Finished, Aborted)

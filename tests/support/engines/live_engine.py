@@ -16,8 +16,7 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import GetAudit, Shutdown
 from stepscope.engine.protocol.replies import AnyReply
-from stepscope.engine.protocol.settings.config_error import ConfigError
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info

@@ -14,7 +14,7 @@ from stepscope.engine.bench.gpu import host, results
 from stepscope.engine.bench.gpu.conduct import conduct
 from stepscope.engine.bench.gpu.parts import PARTS, chosen_models, chosen_parts, plan_jobs
 from stepscope.engine.bench.gpu.results import Report
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.tui.cli.bench.bench_gpu_table import side_by_side, table
 from stepscope.tui.cli.engines.engine import engine_packages
 from stepscope.tui.cli.shared.errors import say

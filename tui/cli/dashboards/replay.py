@@ -10,8 +10,8 @@ import typer
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.tempo import MAX_SPEED, MIN_SPEED
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live

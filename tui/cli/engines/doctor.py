@@ -15,7 +15,7 @@ import typer
 
 from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import (
     Endpoint,
@@ -35,7 +35,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    *("numpy", "prometheus-client", "psutil"),
+    *("prometheus-client", "psutil", "numpy"),
 )
 # What the kernels of each level do, and what those of a better CPU would do.
 _CPU_LEVELS = {

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.engines.http import announcement, open_listener
 from stepscope.tui.cli.shared.errors import say

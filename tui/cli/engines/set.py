@@ -13,7 +13,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.arguments import As, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say

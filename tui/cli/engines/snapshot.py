@@ -5,11 +5,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.engines.audit import audit
 from stepscope.tui.cli.shared.arguments import example, with_key
@@ -56,7 +56,7 @@ def snapshot(
         ),
     ] = False,
 ) -> None:
-    """Show once what an engine, or a server with /metrics, is doing now.
+    """Show what an engine or a /metrics page says now.
 
     In the audit, a name after 'key' was proved with that key. Any other name is only a claim.
     """

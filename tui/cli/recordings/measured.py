@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.side.feed import Feed, Stretch

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stepscope.recordings.check.repair import RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.check.strip import strip
-from stepscope.recordings.file.chunk_damage import REPAIR_HINT
+from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.cli.shared.errors import say

@@ -40,7 +40,7 @@ def stats(
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print all figures of a recording or an engine, or of /metrics."""
+    """Print all figures of a recording, an engine or /metrics."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
         said = [each._asdict() for each in advice(found.side)]

@@ -13,7 +13,7 @@ from threading import Thread
 
 import typer
 
-from stepscope.engine.adapters.metrics.address import MetricsAddress
+from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import (
     EngineGone,
@@ -23,7 +23,7 @@ from stepscope.engine.client.errors import (
     NoEngine,
 )
 from stepscope.engine.protocol.commands import MAX_PAST_S
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.errors import expected
@@ -241,8 +241,11 @@ def _typed() -> Iterator[Callable[[float], str]]:
 
 def check_metrics(address: MetricsAddress) -> None:
     """Raise CommandFailed unless the address serves metrics that we can read."""
-    from stepscope.engine.adapters.metrics.ask import reading_of  # imports a parser
-    from stepscope.engine.adapters.metrics.fetch import FetchError, NoResponseError
+    from stepscope.engine.adapters.metrics.fetch import (
+        FetchError,
+        NoResponseError,
+        reading_of,  # imports a parser
+    )
 
     try:
         reading_of(address)

@@ -12,7 +12,7 @@ from functools import partial
 
 import typer
 
-from stepscope.engine.protocol.settings.config_error import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
 from stepscope.tui.settings.terminal import only_ascii, said_environment

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.file.service_levels import levels_said, slo_of
-from stepscope.recordings.state.knob_text import typed_text
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own

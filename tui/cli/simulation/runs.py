@@ -9,9 +9,8 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
 from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.state.series.latency import SLO

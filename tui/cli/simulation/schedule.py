@@ -21,7 +21,7 @@ from stepscope.engine.simulation.dry_run import (
     parse_workload,
 )
 from stepscope.engine.simulation.step_time import StepTimeModel
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO

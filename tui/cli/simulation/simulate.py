@@ -11,7 +11,7 @@ import typer
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.cluster import run_cluster
-from stepscope.engine.simulation.virtual.drawn import DrawnStepTimes
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.file.service_levels import levels_of

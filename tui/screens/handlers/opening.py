@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.recordings.history.source import NO_ENGINE, add_mark
-from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import known_changes
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.handlers.stage import Stage
 from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from textual.geometry import Region
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 from stepscope.tui.screens.overlays.engine_watch import EngineWatch
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.protocol.settings.config_error import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.views.notices import Tone
 

@@ -22,8 +22,7 @@ from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.knob_text import value_text
-from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import known_changes, value_text
 from stepscope.tui.session.control.asked_workload import AskedWorkload
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import Answer, EngineLink
@@ -156,8 +155,8 @@ class Operator:
             if moved:
                 said = "the autopilot of this dashboard has given the knobs back"
             elif changes:
-                other = " elsewhere" if changes[-1].who == self.who else ""
-                said += f"; the last one was made{other} by {_change_text(changes[-1])}"
+                other = "elsewhere " if changes[-1].who == self.who else ""
+                said += f"; the last one is {other}by {_change_text(changes[-1])}"
             self._notices.say(f"nothing to undo: {said}", "caution")
             return
         for later in reversed(changes):

@@ -12,7 +12,7 @@ from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 
 OFF = "off"
 NO_VALUE = "none"  # clears a field that may be empty

@@ -13,7 +13,7 @@ from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.compare.settings import SettingDifference
 from stepscope.recordings.figures.table import KINDS, RANKS
-from stepscope.recordings.state.knob_text import value_text
+from stepscope.recordings.state.audit_text import value_text
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.tui.views import format as fmt
 

@@ -6,8 +6,7 @@ The row of a knob change shows latencies before and after it, as many as fit.
 from typing import TypeAlias
 
 from stepscope.engine.protocol.wire import Audited, KnobsChanged
-from stepscope.recordings.state.audit_text import change_text, shorter_who, who_text
-from stepscope.recordings.state.knob_text import changes_text
+from stepscope.recordings.state.audit_text import change_text, changes_text, shorter_who, who_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column

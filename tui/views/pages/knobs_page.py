@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec
-from stepscope.recordings.state.audit_text import shorter_who
-from stepscope.recordings.state.knob_text import value_text
-from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import known_changes, shorter_who, value_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table

@@ -229,8 +229,8 @@ def typed_choice(text: str) -> StartChoice:
 
 def what_is_wrong(text: str) -> str | None:
     """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
-    from stepscope.engine.adapters.metrics.address import MetricsAddress, is_metrics_url
-    from stepscope.engine.protocol.settings.config_error import ConfigError
+    from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
+    from stepscope.engine.protocol.settings.knobs import ConfigError
     from stepscope.engine.transport.endpoints import (
         Endpoint,  # imports sockets, which the list does not need
     )

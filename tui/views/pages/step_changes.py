@@ -2,8 +2,7 @@
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.steps import StepSummary
-from stepscope.recordings.state.audit_text import shorter_who
-from stepscope.recordings.state.knob_text import changes_text
+from stepscope.recordings.state.audit_text import changes_text, shorter_who
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Field, Line, Run, clean, length_of, whole

@@ -1,9 +1,7 @@
 """The knobs at the cursor, and who made the last change."""
 
 from stepscope.engine.protocol.wire import KnobSpec
-from stepscope.recordings.state.audit_text import shorter_who
-from stepscope.recordings.state.knob_text import value_text
-from stepscope.recordings.state.knob_trail import known_changes
+from stepscope.recordings.state.audit_text import known_changes, shorter_who, value_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Run, clean, framed, spot
