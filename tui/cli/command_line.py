@@ -37,9 +37,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
         "explain": (
             "recordings.explain",
-            "Say why tokens of a recording were late, cause by cause.",
+            "Say why tokens were late, cause by cause, and who waits for what.",
         ),
-        "ledger": ("recordings.ledger", "Say who waits for what, and what preemption cost."),
         "stats": (
             "recordings.stats",
             "Print all figures of a recording, an engine or /metrics.",
@@ -88,6 +87,7 @@ _OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
     "audit": (("snapshot", "--audit"), "snapshot --audit"),
     "autopilot": (("tune", "--hold", "itl"), "tune --hold itl=TIME"),
     "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
+    "ledger": (("explain", "--queue"), "explain --queue"),
     "http": (("http-server",), "serve --http-for ENDPOINT --http HOST:PORT"),
     "schedule": (("simulate", "--steps"), "simulate --steps"),
     "repair": (("verify", "--repair"), "verify --repair"),
