@@ -22,10 +22,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Watch and steer": {
         "top": ("dashboards.top", "Watch and steer running engines."),
         "set": ("engines.set", "Change knobs of a running engine; print the step of effect."),
-        "snapshot": (
-            "engines.snapshot",
-            "Show what an engine or a /metrics page says now.",
-        ),
+        "snapshot": ("engines.snapshot", "Show what an engine or a /metrics page says now."),
         "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
         "record": (
             "recordings.record",
@@ -39,10 +36,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "recordings.explain",
             "Say why tokens were late, cause by cause, and who waits for what.",
         ),
-        "stats": (
-            "recordings.stats",
-            "Print all figures of a recording, an engine or /metrics.",
-        ),
+        "stats": ("recordings.stats", "Print all figures of a recording, an engine or /metrics."),
         "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
         "export": ("recordings.export", "Convert a recording to the format of another program."),
         "screenshot": ("dashboards.screenshot", "Draw the dashboard at a step of a recording."),
@@ -78,10 +72,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 # Run by other commands, in processes of their own.
-_INTERNAL = {
-    "http-server": "engines.http",
-    "simulated-engine": "simulation.simulated_engine",
-}
+_INTERNAL = {"http-server": "engines.http", "simulated-engine": "simulation.simulated_engine"}
 # Names of the release before: what they run, and what to write instead.
 _OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
     "audit": (("snapshot", "--audit"), "snapshot --audit"),

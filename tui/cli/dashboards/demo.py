@@ -32,7 +32,7 @@ from stepscope.tui.cli.dashboards.demo_engine import (
 )
 from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
-from stepscope.tui.cli.shared.arguments import example
+from stepscope.tui.cli.shared.arguments import example, option
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
@@ -65,47 +65,34 @@ _TICK_S = 0.2
 )
 @with_options("dashboard", defaults=SERVICE_LEVELS)
 def demo(
-    model: Annotated[
-        str, typer.Option(metavar="TEXT", help="the model, as in 'stepscope serve'")
-    ] = "demo",
+    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
     rate: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="requests a second at most (default: the next comes when one ends)",
-            show_default=False,
-        ),
+        option("NUMBER", "requests a second at most (default: the next comes when one ends)"),
     ] = None,
     headless: Annotated[
         bool,
         typer.Option("--headless", help="run without a terminal and print a summary at the end"),
     ] = False,
     seconds: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="with --headless: how long to run (default: 20)"),
+        float | None, option("NUMBER", "with --headless: how long to run (default: 20)")
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
-    ] = None,
+    record: Annotated[Path | None, option("FILE", "record the session (MCAP)")] = None,
     screenshot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="with --headless: draw the last screen (.svg or .txt)"),
+        Path | None, option("FILE", "with --headless: draw the last screen (.svg or .txt)")
     ] = None,
     with_tokens: Annotated[
         bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
     ] = False,
     gpu: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "GPU",
+            "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
             "--simulate",
-            metavar="GPU",
-            help="simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
         ),
     ] = None,
-    speed: Annotated[
-        float,
-        typer.Option(metavar="NUMBER", help="with --simulate: 10 is ten times as fast"),
-    ] = 1.0,
+    speed: Annotated[float, option("NUMBER", "with --simulate: 10 is ten times as fast")] = 1.0,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -257,11 +244,7 @@ def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
 
 
 def _wait(
-    engine: EngineProcess,
-    source: Subscriber,
-    seconds: float,
-    progress: Progress,
-    stop: StopSignals,
+    engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress, stop: StopSignals
 ) -> str | None:
     """Wait until `seconds` have passed or a signal arrives; return a notice about the signal."""
     start_s = time.monotonic()
@@ -289,11 +272,7 @@ def _finish(
         from stepscope.tui.app import picture
 
         picture.screenshot(
-            source,
-            history,
-            screenshot,
-            theme=settings.theme,
-            ascii=bool(settings.ascii),
+            source, history, screenshot, theme=settings.theme, ascii=bool(settings.ascii)
         )
         say(f"screenshot {screenshot}")
     if history.num_steps == 0:

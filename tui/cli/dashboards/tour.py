@@ -48,7 +48,6 @@ def tour(
             metavar="CHAPTER",
             help="a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
             "hits, preemption, a late token: 1 to 10 (default: where you left it)",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -58,7 +57,6 @@ def tour(
             "--simulate/--no-simulate",
             help="simulate the engine instead of running one (default: only where torch is "
             "missing)",
-            show_default=False,
         ),
     ] = None,
     flags: dict[str, Any],

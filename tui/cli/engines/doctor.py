@@ -17,11 +17,7 @@ from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
-from stepscope.engine.transport.endpoints import (
-    Endpoint,
-    find_local,
-    runtime_dir,
-)
+from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
@@ -83,9 +79,7 @@ EXTRAS = (
     Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
     Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
     Extra(
-        "export",
-        "exports to Perfetto and Parquet, figures",
-        ("matplotlib", "perfetto", "pyarrow"),
+        "export", "exports to Perfetto and Parquet, figures", ("matplotlib", "perfetto", "pyarrow")
     ),
 )
 

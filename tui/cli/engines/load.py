@@ -30,7 +30,7 @@ from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_na
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.engines.load_figures import load_figures
-from stepscope.tui.cli.shared.arguments import As, AsJson, EngineName, example, with_key
+from stepscope.tui.cli.shared.arguments import As, AsJson, EngineName, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
@@ -69,29 +69,23 @@ class LoadLimits(NamedTuple):
 def load(
     endpoint: EngineName = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="replay a trace: Azure CSV or Mooncake JSONL", metavar="FILE", show_default=False
-        ),
+        Path | None, option("FILE", "replay a trace: Azure CSV or Mooncake JSONL")
     ] = None,
     time_scale: Annotated[
-        float | None,
-        typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
+        float | None, option("NUMBER", "multiply the trace's times: 0.1 is ten times as fast")
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(help="number of requests to take from the start of the trace", metavar="INT"),
+        int | None, option("INT", "number of requests to take from the start of the trace")
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(help="send for this long, then wait for the rest", metavar="NUMBER"),
+        float | None, option("NUMBER", "send for this long, then wait for the rest")
     ] = None,
     patience: Annotated[
         float,
-        typer.Option(
-            help="seconds to wait for an engine that does not answer (stopped or cut off); a "
+        option(
+            "NUMBER",
+            "seconds to wait for an engine that does not answer (stopped or cut off); a "
             "killed engine ends the command at once",
-            metavar="NUMBER",
         ),
     ] = 30.0,
     reset_prefix_cache: Annotated[
@@ -170,10 +164,7 @@ def _run(generator: LoadGenerator) -> EngineUnreachable | None:
 
 
 def _check_usage(
-    trace: Path | None,
-    time_scale: float | None,
-    limits: LoadLimits,
-    flags: Mapping[str, Any],
+    trace: Path | None, time_scale: float | None, limits: LoadLimits, flags: Mapping[str, Any]
 ) -> None:
     limit, seconds = limits.num_rows, limits.seconds
     if trace is None:

@@ -20,7 +20,7 @@ from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.engines.http import http
 from stepscope.tui.cli.engines.http_process import HttpProcess
-from stepscope.tui.cli.shared.arguments import Like, example, with_key
+from stepscope.tui.cli.shared.arguments import Like, example, option, with_key
 from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -47,11 +47,10 @@ def serve(
     like: Like = None,
     http_for: Annotated[
         str | None,
-        typer.Option(
-            metavar="ENDPOINT",
-            help="run no engine: serve the OpenAI API for this one, now or later, at --http "
+        option(
+            "ENDPOINT",
+            "run no engine: serve the OpenAI API for this one, now or later, at --http "
             "(default: 127.0.0.1:8000)",
-            show_default=False,
         ),
     ] = None,
     *,

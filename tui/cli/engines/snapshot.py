@@ -39,7 +39,6 @@ def snapshot(
             metavar="ENDPOINT|FILE",
             help="name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
             "--audit also a recording or sample (default: the only local engine)",
-            show_default=False,
         ),
     ] = None,
     shows_audit: Annotated[

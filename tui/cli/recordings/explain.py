@@ -31,7 +31,7 @@ from stepscope.tui.cli.recordings.measured import (
     last_seconds,
     read_side,
 )
-from stepscope.tui.cli.shared.arguments import AsJson, Target, example, with_key
+from stepscope.tui.cli.shared.arguments import AsJson, Target, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
@@ -69,36 +69,27 @@ def explain(
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="only the last seconds: of an engine (default: a minute), with --queue of a "
+        option(
+            "NUMBER",
+            "only the last seconds: of an engine (default: a minute), with --queue of a "
             "recording too",
-            show_default=False,
         ),
     ] = None,
     slo_itl: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a longer gap between two tokens is late; 'median': longer than twice the median "
+        option(
+            "TIME",
+            "a longer gap between two tokens is late; 'median': longer than twice the median "
             "(default: the recording's, else [dashboard] in the config file)",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a later first token is late; 'median': later than twice the median",
-        ),
+        option("TIME", "a later first token is late; 'median': later than twice the median"),
     ] = None,
-    request: Annotated[
-        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
-    ] = None,
+    request: Annotated[str | None, option("ID", "only this request, such as r12")] = None,
     limit: Annotated[
-        int,
-        typer.Option(
-            metavar="INT", help="number of rows of each table, the longest waits first; 0 for all"
-        ),
+        int, option("INT", "number of rows of each table, the longest waits first; 0 for all")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:

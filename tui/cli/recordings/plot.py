@@ -20,6 +20,7 @@ from stepscope.tui.cli.shared.arguments import (
     SloItl,
     SloTtft,
     example,
+    option,
 )
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import level_flags, level_of
@@ -47,22 +48,15 @@ def plot_file(
     file: RecordingFile,
     *,
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
-        ),
+        str, option("FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o")
     ],
     first: FirstStep = None,
     last: LastStep = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",
-    theme: Annotated[str, typer.Option(metavar="light|dark", help="for paper, or for slides")] = (
-        "light"
-    ),
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
-    ] = None,
+    size: Annotated[str, option("WIDTHxHEIGHT", "in inches")] = "9x9",
+    theme: Annotated[str, option("light|dark", "for paper, or for slides")] = ("light"),
+    title: Annotated[str | None, option("TEXT", "heading  [default: the recording's name]")] = None,
 ) -> None:
     """Draw a figure of a recording for a report.
 

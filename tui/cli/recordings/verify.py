@@ -9,7 +9,7 @@ from stepscope.recordings.check.verify import Check, VerifyReport, verify
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.cli.recordings.repair import repair_file
-from stepscope.tui.cli.shared.arguments import RecordingFile, example
+from stepscope.tui.cli.shared.arguments import RecordingFile, example, option
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -44,12 +44,11 @@ def verify_file(
     ] = False,
     output: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FILE",
+            "with these: the file to write (default: named after the old one)",
             "--output",
             "-o",
-            metavar="FILE",
-            help="with these: the file to write (default: named after the old one)",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,

@@ -8,6 +8,12 @@ import typer
 
 from stepscope.tui.settings.cli_errors import WRONG_USAGE
 
+
+def option(metavar: str, help: str, *names: str, **rest: Any) -> Any:
+    """Return an option that takes a value; `names` if it is not named after its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help, **rest)
+
+
 EngineName = Annotated[
     str | None,
     typer.Argument(
@@ -18,87 +24,65 @@ EngineName = Annotated[
 
 Like = Annotated[
     str | None,
-    typer.Option(
-        "--like",
-        metavar="ENGINE",
-        help="begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
+    option(
+        "ENGINE",
+        "begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
         "of a version (vllm@0.20) and a class of GPU (vllm/b200)",
-        show_default=False,
+        "--like",
     ),
 ]
 
 As = Annotated[
     str | None,
-    typer.Option(
-        "--as",
-        metavar="NAME",
-        help="your name in the audit, unproved unlike a key (default: [client] name, else "
+    option(
+        "NAME",
+        "your name in the audit, unproved unlike a key (default: [client] name, else "
         "account, terminal and machine)",
-        show_default=False,
+        "--as",
     ),
 ]
 Wait = Annotated[
-    bool,
-    typer.Option("--wait/--no-wait", help="wait for an engine that is not there yet"),
+    bool, typer.Option("--wait/--no-wait", help="wait for an engine that is not there yet")
 ]
 RecordingFile = Annotated[
     str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
 ]
-FirstStep = Annotated[
-    int | None, typer.Option("--from", metavar="STEP", help="the first step to take")
-]
-LastStep = Annotated[
-    int | None, typer.Option("--until", metavar="STEP", help="the last step to take")
-]
+FirstStep = Annotated[int | None, option("STEP", "the first step to take", "--from")]
+LastStep = Annotated[int | None, option("STEP", "the last step to take", "--until")]
 Target = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE|ENDPOINT",
         help="a recording, a sample or an engine (default: the only local engine)",
-        show_default=False,
     ),
 ]
 LastSeconds = Annotated[
     float | None,
-    typer.Option(
-        metavar="NUMBER",
-        help="only the last seconds (default: the whole recording, or a minute of an engine)",
-        show_default=False,
+    option(
+        "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
     ),
 ]
 SloItl = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME",
-        help="a longer gap between two tokens is late (default: the recording's, else [dashboard] "
+    option(
+        "TIME",
+        "a longer gap between two tokens is late (default: the recording's, else [dashboard] "
         "in the config file)",
-        show_default=False,
     ),
 ]
-SloTtft = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="a later first token is late", show_default=False),
-]
+SloTtft = Annotated[str | None, option("TIME", "a later first token is late")]
 WatchSeconds = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NUMBER", help="how long to watch an engine  [default: 60]", show_default=False
-    ),
+    float | None, option("NUMBER", "how long to watch an engine  [default: 60]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print everything as one JSON document")]
 
 _KEY_OPTIONS = {
-    "key": typer.Option(
-        metavar="FILE",
-        help="key file, for an engine that asks for one (default: the one in the config folder's "
+    "key": option(
+        "FILE",
+        "key file, for an engine that asks for one (default: the one in the config folder's "
         "keys/ that fits)",
-        show_default=False,
     ),
-    "server_key": typer.Option(
-        metavar="KEY",
-        help="the engine's public key, if not the one in the key file",
-        show_default=False,
-    ),
+    "server_key": option("KEY", "the engine's public key, if not the one in the key file"),
 }
 
 

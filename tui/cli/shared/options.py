@@ -14,10 +14,7 @@ import typer
 from msgspec.structs import FieldInfo
 
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
-from stepscope.tui.settings.settings import (
-    SECTIONS,
-    Section,
-)
+from stepscope.tui.settings.settings import SECTIONS, Section
 
 _OLD = "old_"
 

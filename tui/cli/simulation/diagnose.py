@@ -115,11 +115,7 @@ def diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
             for each in found.findings
         ],
         "bottlenecks": [
-            {
-                "suspect": each.suspect.name,
-                "trial": trial(each.trial),
-            }
-            for each in found.bottlenecks
+            {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
         ],
         "verdict": " ".join(verdict_lines(found)),
     }

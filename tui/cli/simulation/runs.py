@@ -15,10 +15,7 @@ from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
-from stepscope.tui.cli.simulation.step_times import (
-    ChosenStepTimes,
-    choose_step_times,
-)
+from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
 

@@ -18,28 +18,17 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import (
-    AsJson,
-    Like,
-    example,
-)
+from stepscope.tui.cli.shared.arguments import AsJson, Like, example, option
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
-from stepscope.tui.cli.simulation.runs import (
-    EngineOptions,
-    RunOptions,
-    open_work,
-    run_once,
-)
+from stepscope.tui.cli.simulation.runs import EngineOptions, RunOptions, open_work, run_once
 from stepscope.tui.cli.simulation.schedule import STDIN, cases_of, compare_cases, dry_run
 from stepscope.tui.cli.simulation.source import MIX, SimulatedSource, is_recording_name
-from stepscope.tui.cli.simulation.step_times import (
-    DEFAULT_MODEL,
-)
+from stepscope.tui.cli.simulation.step_times import DEFAULT_MODEL
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size
@@ -71,105 +60,79 @@ def simulate(
             help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
             "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
             "[default: mix]",
-            show_default=False,
         ),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+        str | None, option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ...")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="the model on it: a known name, or a config.json  [default: llama-3.1-8b]",
-            show_default=False,
+        option(
+            "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
         ),
     ] = None,
     step_time: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+        option(
+            "FILE",
+            "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
             "that were measured ('stepscope bench gpu --json', CSV); a recording has its own",
         ),
     ] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="GPUs that share the model")
-    ] = 1,
+    tensor_parallel: Annotated[int, option("INT", "GPUs that share the model", min=1)] = 1,
     like: Like = None,
     num_blocks: Annotated[
         int | None,
-        typer.Option(
-            metavar="INT",
-            min=1,
-            help="KV blocks (default: what the GPU has room for, or as recorded)",
-            show_default=False,
-        ),
+        option("INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="tokens in a KV block  [default: 16]")
+        int | None, option("INT", "tokens in a KV block  [default: 16]", min=1)
     ] = None,
     max_model_len: Annotated[
-        int | None,
-        typer.Option(metavar="INT", min=2, help="longest request; longer ones are cut"),
+        int | None, option("INT", "longest request; longer ones are cut", min=2)
     ] = None,
     overlap: Annotated[
         Literal["on", "off"] | None,
-        typer.Option(
-            metavar="on|off",
-            help="schedule each step while the one before it runs (default: as recorded; on with "
+        option(
+            "on|off",
+            "schedule each step while the one before it runs (default: as recorded; on with "
             "--like)",
-            show_default=False,
         ),
     ] = None,
-    runs: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="runs, with seeds from --seed on")
-    ] = 1,
-    replicas: Annotated[int, typer.Option(metavar="INT", min=1, help="engines side by side")] = 1,
+    runs: Annotated[int, option("INT", "runs, with seeds from --seed on", min=1)] = 1,
+    replicas: Annotated[int, option("INT", "engines side by side", min=1)] = 1,
     routing: Annotated[
         Literal["round-robin", "least-loaded"],
-        typer.Option(
-            metavar="round-robin|least-loaded", help="how requests are spread over the engines"
-        ),
+        option("round-robin|least-loaded", "how requests are spread over the engines"),
     ] = "round-robin",
     time_scale: Annotated[
-        float,
-        typer.Option(metavar="NUMBER", help="multiply the arrivals' times: 0.5 doubles the load"),
+        float, option("NUMBER", "multiply the arrivals' times: 0.5 doubles the load")
     ] = 1.0,
     prints_steps: Annotated[
         bool,
         typer.Option(
             "--steps/--summary",
             help="of a workload that counts in steps: one JSON line a step, no summary",
-            show_default=False,
         ),
     ] = False,
-    modes: Annotated[
-        str | None,
-        typer.Option(metavar="all|MODE,...", help="a table of these batching modes"),
-    ] = None,
+    modes: Annotated[str | None, option("all|MODE,...", "a table of these batching modes")] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(
-            metavar="KNOB=FIRST..LAST|KNOB=VALUE,...",
-            help="a table of these values of a knob, in each of the modes",
+        option(
+            "KNOB=FIRST..LAST|KNOB=VALUE,...",
+            "a table of these values of a knob, in each of the modes",
         ),
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(metavar="INT", min=1, help="take only so many requests from the start"),
+        int | None, option("INT", "take only so many requests from the start", min=1)
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="write the first run as a recording"),
+        str | None, option("FILE", "write the first run as a recording", "--output", "-o")
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LEVELS",
-            help="service levels to count goodput by ('ttft=500 itl=50'); may be given again",
-            show_default=False,
+        option(
+            "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
         ),
     ] = None,
     as_json: AsJson = False,

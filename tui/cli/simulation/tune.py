@@ -24,6 +24,7 @@ from stepscope.tui.cli.shared.arguments import (
     SloTtft,
     Target,
     example,
+    option,
     with_key,
 )
 from stepscope.tui.cli.shared.errors import say, write_json
@@ -64,10 +65,9 @@ def run(
     *,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)",
-            show_default=False,
+        option(
+            "NUMBER",
+            "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)",
         ),
     ] = None,
     slo_itl: SloItl = None,
@@ -77,11 +77,11 @@ def run(
     ] = False,
     held: Annotated[
         str | None,
-        typer.Option(
-            "--hold",
-            metavar="itl[=TIME]",
-            help="of an engine: keep 95 % of the gaps between tokens within this level, by moving "
+        option(
+            "itl[=TIME]",
+            "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
             "its token budget, until Ctrl-C",
+            "--hold",
         ),
     ] = None,
     shadow: Annotated[

@@ -15,7 +15,7 @@ from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.what_if import WhatIf, what_if
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import AsJson, RecordingFile, example
+from stepscope.tui.cli.shared.arguments import AsJson, RecordingFile, example, option
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
@@ -46,30 +46,27 @@ def run(
         typer.Argument(
             metavar="KNOB=VALUE,...",
             help="the knobs of one change; commas try several values of a knob",
-            show_default=False,
         ),
     ] = None,
     sweep: Annotated[
-        str | None,
-        typer.Option(metavar="KNOB=FIRST..LAST", help="try a range of values, evenly in ratio"),
+        str | None, option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio")
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LEVELS",
-            help="service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
+        option(
+            "LEVELS",
+            "service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
             "recording)",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FILE",
+            "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
+            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
             "--output",
             "-o",
-            metavar="FILE",
-            help="of one variant: a simulated session as a recording, and nothing else (.mcap); of "
-            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
         ),
     ] = None,
     as_json: AsJson = False,
