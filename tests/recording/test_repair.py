@@ -35,7 +35,7 @@ from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.tui.cli.recordings.repair import summary
+from stepscope.tui.cli.recordings.verify import summary
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 

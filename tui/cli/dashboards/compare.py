@@ -20,12 +20,10 @@ from stepscope.recordings.file.overview import Landmark, find_landmark, landmark
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.compare_document import document
-from stepscope.tui.cli.dashboards.compare_table import lines
-from stepscope.tui.cli.shared.arguments import AsJson, example, option
+from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import AsJson, example, option, with_options
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording

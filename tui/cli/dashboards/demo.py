@@ -19,8 +19,10 @@ from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
@@ -30,13 +32,11 @@ from stepscope.tui.cli.dashboards.demo_engine import (
     simulated_gpu,
     speaks,
 )
-from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
-from stepscope.tui.cli.shared.arguments import example, option
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import example, option, with_options
 from stepscope.tui.cli.shared.output_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -281,3 +281,26 @@ def _finish(
         raise CommandFailed(
             f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
         )
+
+
+def summary(history: History) -> Iterator[str]:
+    """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
+    rates = history.rates(window_s=None)
+    latency = history.latency(window_s=None)
+    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
+    yield (f"tokens     out {_rate(rates.output_tokens_per_s)}, in {_rate(rates.in_tokens_per_s)}")
+    yield f"TTFT       {_percentiles(latency.ttft)}"
+    yield f"ITL        {_percentiles(latency.itl)}"
+    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
+    yield f"mixed      {mixed} of the steps held prefill and decode"
+    yield f"gaps       {len(history.gaps)}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.1f}/s"
+
+
+def _percentiles(series: Series) -> str:
+    if series.p50_ms is None or series.p99_ms is None:
+        return "no samples"
+    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

@@ -13,10 +13,9 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.arguments import RecordingFile, example, option
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import RecordingFile, example, option, with_options
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember

@@ -10,12 +10,11 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.arguments import RecordingFile, SloItl, SloTtft, example, option
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, example, option
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.settings.setting_values import resolve

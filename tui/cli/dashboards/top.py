@@ -12,9 +12,8 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.shared.arguments import As, Wait, example, option, with_key
 from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import As, Wait, example, option, with_key, with_options
 from stepscope.tui.session.control.who import call_me
 from stepscope.tui.session.live_source import (
     Address,

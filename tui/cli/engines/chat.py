@@ -26,10 +26,10 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.shared.arguments import EngineName, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import EngineName, example, option, with_key
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who

@@ -10,8 +10,8 @@ import typer
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli.shared.arguments import example, help_alone, option
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import example, help_alone, option
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 commands = typer.Typer(

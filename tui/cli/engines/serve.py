@@ -18,10 +18,8 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
-from stepscope.tui.cli.engines.http import http
-from stepscope.tui.cli.engines.http_process import HttpProcess
-from stepscope.tui.cli.shared.arguments import Like, example, option, with_key
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
+from stepscope.tui.cli.shared.options import Like, example, option, with_key, with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
@@ -65,7 +63,7 @@ def serve(
     if http_for is not None:
         if unused := sorted(flags.keys() - set(HttpSettings.__struct_fields__)):
             raise WrongUsage(f"{flag_of(unused[0])}: with --http-for no engine runs here")
-        http(http_for, flags=flags)
+        serve_http_for(http_for, flags=flags)
         return
     preset = None if like is None else defaults_like(like)
     config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)

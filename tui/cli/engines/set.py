@@ -14,10 +14,10 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.tui.cli.shared.arguments import As, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
+from stepscope.tui.cli.shared.options import As, example, option, with_key
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
 

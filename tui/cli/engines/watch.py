@@ -22,10 +22,10 @@ from stepscope.tui.cli.engines.alert_metrics import (
     TICK_S,
     serve_alert_metrics,
 )
-from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
+from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts

@@ -19,7 +19,9 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.arguments import (
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.options import (
     AsJson,
     LastSeconds,
     SloItl,
@@ -29,8 +31,6 @@ from stepscope.tui.cli.shared.arguments import (
     option,
     with_key,
 )
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage

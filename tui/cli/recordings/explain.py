@@ -31,13 +31,12 @@ from stepscope.tui.cli.recordings.measured import (
     last_seconds,
     read_side,
 )
-from stepscope.tui.cli.shared.arguments import AsJson, Target, example, option, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.cli.shared.options import AsJson, Target, example, option, with_key
+from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES

@@ -11,12 +11,11 @@ from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli.shared.arguments import FirstStep, LastStep, RecordingFile, example, option
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, example, option
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import step_range
+from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 

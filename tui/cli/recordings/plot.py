@@ -13,7 +13,9 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.tui.cli.shared.arguments import (
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.options import (
     FirstStep,
     LastStep,
     RecordingFile,
@@ -22,12 +24,9 @@ from stepscope.tui.cli.shared.arguments import (
     example,
     option,
 )
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.output_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import step_range
+from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 

@@ -22,10 +22,10 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
-from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals

@@ -1,23 +1,162 @@
-"""The engine and the runs that `stepscope simulate` is asked for."""
+"""What `stepscope simulate` simulates: the requests, step times, the engine, and one run of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
+from stepscope.engine.simulation.fitted import FittedModel
+from stepscope.engine.simulation.gpus import gpu_named
+from stepscope.engine.simulation.measured import MeasuredModel, read_points
+from stepscope.engine.simulation.model_shape import model_shape
+from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
+from stepscope.engine.simulation.virtual.requests import (
+    DrawnStepTimes,
+    SimulatedRequest,
+    of_mix,
+    of_trace,
+)
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.workload.arrivals import describe
+from stepscope.engine.workload.traces import read_trace
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
+from stepscope.recordings.simulation.fitting import fit_recording
+from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.simulation.source import SimulatedSource, open_source
-from stepscope.tui.cli.simulation.step_times import ChosenStepTimes, choose_step_times
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
+
+MIX = "mix"
+
+
+class SimulatedSource(NamedTuple):
+    """Requests to simulate, and where they come from.
+
+    Attributes:
+        text: where the requests come from, in words.
+        recorded: the work of the recording, if they come from one.
+    """
+
+    text: str
+    num_requests: int | None  # None if there is no end
+    requests: Callable[[int], Iterable[SimulatedRequest]]  # makes the requests of a seed
+    recorded: RecordedWork | None = None
+
+
+def is_recording_name(source: str) -> bool:
+    """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
+    path = Path(source)
+    return source != MIX and (path.suffix in RECORDING_SUFFIXES or not path.exists())
+
+
+def open_source(
+    source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
+) -> SimulatedSource:
+    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample.
+
+    Raises:
+        WrongUsage: an option cannot be used with the mix.
+        TraceError, RecordingError, CommandFailed: the file cannot be read.
+    """
+    if source == MIX:
+        return _mix(spec, max_model_len, limit)
+    path = Path(source)
+    if is_recording_name(source):
+        with Recording(find_recording(source)) as recording:
+            work = recorded_work(recording)
+        requests = [
+            each._replace(arrival_ns=round(each.arrival_ns * time_scale))
+            for each in work.requests[:limit]
+        ]
+        return SimulatedSource(source, len(requests), lambda seed: requests, work)
+    rows = read_trace(path, limit)
+    requests = list(of_trace(rows, max_model_len, time_scale))
+    return SimulatedSource(path.name, len(requests), lambda seed: requests)
+
+
+def _mix(spec: WorkloadSpec, max_model_len: int, limit: int | None) -> SimulatedSource:
+    if spec.max_concurrency is not None:
+        raise WrongUsage(
+            "--max-concurrency: a simulated mix sends every request at its time; leave it out"
+        )
+    num_requests = limit or spec.num_requests
+    assert num_requests is not None, "the command has a default"
+
+    def requests(seed: int) -> Iterable[SimulatedRequest]:
+        given = {"seed": seed, "num_requests": num_requests}
+        return of_mix(structs.replace(spec, **given), max_model_len)
+
+    return SimulatedSource(describe(spec), num_requests, requests)
+
+
+DEFAULT_MODEL = "llama-3.1-8b"
+
+
+class ChosenStepTimes(NamedTuple):
+    """A model of step times, and what is known of the engine whose step times it models."""
+
+    model: StepTimeModel
+    simulated: str  # a description in a few words
+    model_name: str
+    device: str
+    num_kv_tokens: int | None  # room for tokens in the KV cache; None if unknown
+
+
+def choose_step_times(
+    gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
+) -> ChosenStepTimes:
+    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
+
+    Raises:
+        WrongUsage: neither or both of `--gpu` and `--step-time` are given.
+        ConfigError: the GPU or the model is unknown, or the file has no valid points.
+    """
+    if (gpu is None) == (step_time is None):
+        raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
+    if gpu is not None:
+        rates, shape = gpu_named(gpu), model_shape(model or DEFAULT_MODEL)
+        roofline = RooflineModel(rates, shape, tensor_parallel)
+        kv_tokens = num_kv_tokens(rates, shape, tensor_parallel)
+        return ChosenStepTimes(
+            roofline, f"{roofline.name}, by roofline", shape.name, rates.name, kv_tokens
+        )
+    assert step_time is not None
+    return _of_file(step_time, model)
+
+
+def _of_file(file: str, model: str | None) -> ChosenStepTimes:
+    path = Path(file)
+    if path.suffix in (".mcap", PART_SUFFIX) or not path.exists():
+        return _of_recording(find_recording(file))
+    try:
+        fitted = msgspec.json.decode(path.read_bytes(), type=FittedModel)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        points = MeasuredModel(read_points(path, model))
+        text = f"measured points of {path.name}"
+        return ChosenStepTimes(points, text, model or "unknown", "unknown", None)
+    return ChosenStepTimes(fitted, f"fit in {path.name}", model or "unknown", "unknown", None)
+
+
+def _of_recording(path: Path) -> ChosenStepTimes:
+    with Recording(path) as recording:
+        info = recording.info
+        fitted = fit_recording(recording)
+    kv_tokens = info.num_blocks and info.block_size and info.num_blocks * info.block_size
+    return ChosenStepTimes(
+        fitted, f"fit on {path.name}", info.model, info.device or "unknown", kv_tokens
+    )
+
 
 DEFAULT_LEN = 131_072
 

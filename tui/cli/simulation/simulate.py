@@ -18,17 +18,23 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import AsJson, Like, example, option
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import AsJson, Like, example, option, with_options
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
-from stepscope.tui.cli.simulation.runs import EngineOptions, RunOptions, open_work, run_once
+from stepscope.tui.cli.simulation.runs import (
+    DEFAULT_MODEL,
+    MIX,
+    EngineOptions,
+    RunOptions,
+    SimulatedSource,
+    is_recording_name,
+    open_work,
+    run_once,
+)
 from stepscope.tui.cli.simulation.schedule import STDIN, cases_of, compare_cases, dry_run
-from stepscope.tui.cli.simulation.source import MIX, SimulatedSource, is_recording_name
-from stepscope.tui.cli.simulation.step_times import DEFAULT_MODEL
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size

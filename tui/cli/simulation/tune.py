@@ -18,16 +18,8 @@ from stepscope.recordings.simulation.tuning import (
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
-from stepscope.tui.cli.shared.arguments import (
-    As,
-    SloItl,
-    SloTtft,
-    Target,
-    example,
-    option,
-    with_key,
-)
 from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, example, option, with_key
 from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.autopilot import hold
