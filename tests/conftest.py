@@ -232,7 +232,7 @@ def served_model(
 
 @pytest.fixture
 def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
-    """Starts `stepscope http` or `serve` with these arguments; ends it after the test."""
+    """Starts `stepscope serve` with these arguments; ends it after the test."""
     started: list[HttpServer] = []
 
     def start(*arguments: str, **environment: str) -> HttpServer:

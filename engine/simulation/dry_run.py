@@ -111,7 +111,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
     except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(
             "bad_workload",
-            "a workload is a JSON object with num_blocks and requests (see 'stepscope schedule "
+            "a workload is a JSON object with num_blocks and requests (see 'stepscope simulate "
             f"--help'), this is not: {error}",
         ) from error
 

@@ -229,7 +229,7 @@ class _MessageChecks:
         if not self._report.with_tokens and holds_tokens(message):
             check.problem(
                 f"message {frame.sequence:,} holds prompts or outputs, and the file says that it "
-                "has none; 'stepscope repair --strip-tokens' takes them out"
+                "has none; 'stepscope verify --strip-tokens' takes them out"
             )
 
     def _take_sequence(self, frame: MessageFrame, message: Telemetry) -> None:

@@ -259,7 +259,7 @@ def _ends(chunk: LoadedChunk) -> tuple[int, int] | None:
     return None if first is None or last is None else (first, last)
 
 
-REPAIR_HINT = "; 'stepscope repair' makes a whole file of it"
+REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:

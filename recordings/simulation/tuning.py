@@ -227,9 +227,9 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def changes_text(changes: Changes) -> str:
-    """Write changes as the argument of `stepscope what-if`: `name=value,...`."""
+    """Write changes as the arguments of `stepscope what-if`: `name=value name=value`."""
     texts = (f"{name}={typed_text(value)}" for name, value in changes.items())
-    return ",".join(texts) or "as recorded"
+    return " ".join(texts) or "as recorded"
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:

@@ -320,7 +320,9 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     with Recording(tmp_path / "audit.mcap") as recording:
         frames = [frame for frame, _ in recording.frames() if frame.topic == b"audit"]
     assert [commands_of(frame.payload) for frame in frames] == [e.number for e in entries[1:]]
-    monkeypatch.setattr(sys, "argv", ["stepscope", "audit", str(tmp_path / "audit.mcap")])
+    monkeypatch.setattr(
+        sys, "argv", ["stepscope", "snapshot", "--audit", str(tmp_path / "audit.mcap")]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
@@ -393,7 +395,7 @@ def test_aborts_never_push_changes_out_of_the_audit(
     ]
     wait_for(lambda: subscriber.history.state.audit == told, "telemetry of the last one")
     subscriber.stop()
-    shown = stepscope("audit", live_engine.endpoint.control).stdout.splitlines()
+    shown = stepscope("snapshot", "--audit", live_engine.endpoint.control).stdout.splitlines()
     assert len(shown) == 3
     assert "load                  aborted 60 requests (first r0, last r59)" in shown[2]
 

@@ -113,7 +113,7 @@ def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
         f"key anna ({plain})",
         plain,
     ]
-    assert f'"key anna ({plain})"' in stepscope("audit", address).stdout
+    assert f'"key anna ({plain})"' in stepscope("snapshot", "--audit", address).stdout
 
 
 @pytest.mark.parametrize("name", ["", " ", "\n", "x" * 41])

@@ -217,26 +217,26 @@ def test_the_cost_of_a_preemption_stays_unknown_if_what_followed_was_lost() -> N
     assert ledger.waiting() == []
 
 
-def test_the_ledger_command_shows_a_recording(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[..., Any]) -> None:
     script = preempted_once()
     file = record(tmp_path / "waiting.mcap", script.messages)
-    text = stepscope("ledger", str(file)).stdout
+    text = stepscope("explain", "--queue", str(file)).stdout
     assert "waiting by the end: 2" in text
     assert "r1 (preempted)" in text
     assert "KV blocks 8.2 ms" in text
     script.run(3)
     file = record(tmp_path / "back.mcap", script.messages)
-    found = json.loads(stepscope("ledger", str(file), "--json").stdout)
+    found = json.loads(stepscope("explain", "--queue", str(file), "--json").stdout)
     assert found["waiting"] == []
     assert found["preemptions"][0]["beneficiary"] == 0
     assert found["recompute_tax"]["recomputed_tokens"] == 2096
-    last = json.loads(stepscope("ledger", str(file), "--seconds", "0.02", "--json").stdout)
+    last = json.loads(
+        stepscope("explain", "--queue", str(file), "--seconds", "0.02", "--json").stdout
+    )
     assert last["recompute_tax"]["step_ms"] < found["recompute_tax"]["step_ms"]
 
 
-def test_the_ledger_command_counts_a_preemption_storm_of_a_live_engine(
+def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
@@ -247,7 +247,7 @@ def test_the_ledger_command_counts_a_preemption_storm_of_a_live_engine(
             client.send(Submit(prompt_token_ids=[number] * 120, sampling=sampling))
         client.ask(Resume())
         wait_for(lambda: not client.snapshot().requests, "the end of all requests")
-    found = json.loads(stepscope("ledger", endpoint, "--json").stdout)
+    found = json.loads(stepscope("explain", "--queue", endpoint, "--json").stdout)
     assert found["recompute_tax"]["preemptions"] > 10
     figures = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
     assert found["recompute_tax"]["preemptions"] == figures["preemptions"]
@@ -257,3 +257,16 @@ def test_the_ledger_command_counts_a_preemption_storm_of_a_live_engine(
         assert each["beneficiary"] is not None
     assert found["waiting"] == []
     assert found["num_admitted"] == 40 + found["recompute_tax"]["preemptions"]
+    late = json.loads(stepscope("explain", endpoint, "--slo-itl", "1ms", "--json").stdout)
+    assert late["recording"] == live_engine.endpoint.name
+    assert late["requests"]["num_late"] > 0
+
+
+def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Callable[..., Any]) -> None:
+    for options, said in (
+        (("--queue", "--slo-itl", "9ms"), "--queue: leave out --slo-itl"),
+        (("--seconds", "3"), "--seconds: of a recording only with --queue"),
+    ):
+        done = stepscope("explain", "freeze", *options)
+        assert done.exit_code == 2
+        assert said in done.stderr

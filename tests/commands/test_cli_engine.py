@@ -216,10 +216,15 @@ def test_a_key_for_an_engine_without_keys_gives_a_note(
     note = f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
     assert done.stderr == note
     assert stepscope("snapshot", endpoint).stderr == ""
-    assert stepscope("audit", endpoint, "--key", key).stderr == note
+    assert stepscope("snapshot", "--audit", endpoint, "--key", key).stderr == note
     monkeypatch.setattr(client_key, "find_local", lambda: [Endpoint.parse(endpoint)])
-    assert stepscope("audit", "freeze", "--key", key).stderr == ""
-    assert stepscope("audit", str(tmp_path / "other"), "--key", key).stderr.count("note:") == 0
+    assert stepscope("snapshot", "--audit", "freeze", "--key", key).stderr == ""
+    assert (
+        stepscope("snapshot", "--audit", str(tmp_path / "other"), "--key", key).stderr.count(
+            "note:"
+        )
+        == 0
+    )
 
 
 def test_load_does_not_wait_for_an_engine_that_was_killed(
@@ -357,4 +362,4 @@ def test_load_resets_the_prefix_cache_so_that_equal_loads_are_equal_work(
     warm = hits()
     assert stepscope("load", endpoint, *same).exit_code == 0
     assert hits() - warm > own
-    assert "reset the prefix cache" in stepscope("audit", endpoint).stdout
+    assert "reset the prefix cache" in stepscope("snapshot", "--audit", endpoint).stdout

@@ -101,7 +101,7 @@ def test_the_unfinished_file_of_a_killed_recorder_is_not_overwritten(
     done = stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "60")
     assert done.exit_code == 1
     assert f"{left} is there" in done.stderr
-    assert "stepscope repair" in done.stderr
+    assert "stepscope verify --repair" in done.stderr
     assert left.read_bytes() == b"an hour of steps"
     assert not path.exists()
     left.unlink()

@@ -1,4 +1,4 @@
-"""`stepscope schedule`: which requests would be in which step, in a form scripts rely on."""
+"""`stepscope simulate --steps`: which requests would be in which step, for scripts."""
 
 import io
 import json
@@ -46,13 +46,13 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `stepscope schedule ARGUMENTS` beside a config file that must have no effect."""
+    """Runs `stepscope simulate --steps ARGUMENTS` beside a config file that must have no effect."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "stepscope").mkdir()
     (tmp_path / "stepscope" / "config.toml").write_text("[knobs]\nmax_num_seqs = 1\n")
 
     def schedule(*arguments: str, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "argv", ["stepscope", "schedule", *arguments])
+        monkeypatch.setattr(sys, "argv", ["stepscope", "simulate", "--steps", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as ended:
             main()
@@ -109,12 +109,6 @@ def test_every_knob_is_an_option_of_schedule_and_a_field_of_the_workload(
     assert by_option.lines()
 
 
-def test_the_help_of_schedule_names_no_defaults(run: Run) -> None:
-    text = run("--help").stdout
-    assert "default:" not in text
-    assert "--batching " + "|".join(get_args(Batching)) in text
-
-
 @pytest.mark.parametrize("batching", get_args(Batching))
 def test_the_summary_counts_steps_tokens_padding_and_preemptions(run: Run, batching: str) -> None:
     done = run(PREEMPTION, "--summary", "--batching", batching)
@@ -155,7 +149,7 @@ def test_the_summary_of_a_workload_without_requests_says_no_sample(run: Run) -> 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "exit_code", "said"),
     [
-        ([], b"", 2, "FILE"),
+        ([], b"", 2, "--steps: name a workload"),
         (["never-there.json"], b"", 1, "never-there.json: No such file"),
         (["."], b"", 1, ".: Is a directory"),
         (["-"], b"{", 1, "standard input: "),
@@ -170,7 +164,7 @@ def test_the_summary_of_a_workload_without_requests_says_no_sample(run: Run) -> 
         (["-", "--num-blocks", "many"], b"{}", 2, "--num-blocks"),
         ([PREEMPTION, "--num-blocks", "4"], b"", 1, "request 0 can never finish"),
         (
-            [PREEMPTION, "--num-blocks", "0"],
+            [PREEMPTION, "--num-blocks", "1"],
             b"",
             2,
             "--num-blocks: expected a whole number of at least 2",
@@ -191,7 +185,8 @@ def test_schedule_ends_quietly_when_its_reader_closes_the_pipe() -> None:
         sys.executable,
         "-m",
         "stepscope.tui.cli",
-        "schedule",
+        "simulate",
+        "--steps",
         PREEMPTION,
         "--batching=naive",
     ]
@@ -206,7 +201,7 @@ def test_schedule_ends_quietly_when_its_reader_closes_the_pipe() -> None:
 
 def test_schedule_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
-    command = [sys.executable, "-m", "stepscope.tui.cli", "schedule", PREEMPTION]
+    command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "--steps", PREEMPTION]
     environment = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -249,11 +244,12 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--modes", "all"), "--modes and --sweep go with --summary"),
+        (("--modes", "all"), "leave out --json, --modes, --sweep"),
         (("--summary", "--sweep", "seats=1..2"), "'seats' is no knob; the knobs are"),
         (("--summary", "--runs", "2"), "has no chance in it"),
         (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
-        (("--json",), "--json goes with --summary"),
+        (("--json",), "each step is a line of JSON"),
+        (("--summary", "-o", "x.mcap"), "--output: not with"),
         (("--mode-file", "mode.py:mode"), "--mode-file is no more: a mode is a function in"),
     ],
 )

@@ -60,7 +60,7 @@ def _commands(address: str, folder: Path) -> dict[str, list[str]]:
     return {
         "snapshot": ["snapshot", address, "--json"],
         "set": ["set", address, "watermark=0.2"],
-        "audit": ["audit", address],
+        "audit": ["snapshot", "--audit", address],
         "record": ["record", address, "-o", str(folder / "a.mcap"), "--seconds", "0.5"],
         "load": ["load", address, "--num-requests", "2", "--rate", "100"],
     }

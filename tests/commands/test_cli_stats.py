@@ -77,7 +77,7 @@ def test_load_stats_and_snapshot_give_the_figures_of_an_engine_the_same_names(
     assert of_engine["itl_p99"] == in_snapshot["itl_p99"] > 0
     path = endpoint.removeprefix("ipc://")  # as a shell completes it
     assert json.loads(stepscope("stats", path, "--json").stdout)["figures"]["finished"] == 20
-    assert stepscope("audit", path).exit_code == 0
+    assert stepscope("snapshot", "--audit", path).exit_code == 0
 
 
 def test_load_reports_the_share_of_prefix_cache_hits(

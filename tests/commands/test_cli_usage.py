@@ -20,17 +20,14 @@ from stepscope.tui.cli.dashboards import demo_engine
 COMMANDS = (
     "demo",
     "serve",
-    "http",
     "top",
     "load",
     "record",
     "replay",
     "set",
-    "schedule",
     "simulate",
     "what-if",
     "snapshot",
-    "audit",
     "doctor",
     "screenshot",
     "plot",
@@ -102,7 +99,7 @@ def test_stepscope_alone_lists_all_commands_and_is_wrong_usage(run: Run) -> None
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
     lines = done.stdout.splitlines()
-    assert len(lines) <= 46
+    assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
 
 
@@ -111,6 +108,34 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
     assert said == {
         name: command.help.partition("\n")[0] for name, command in command_tree().commands.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["audit", "freeze"], ["snapshot", "--audit", "freeze"]),
+        (["http", "e", "--bind", "foo"], ["serve", "--http-for", "e", "--http", "foo"]),
+        (["ledger", "chunked"], ["explain", "--queue", "chunked"]),
+        (
+            ["autopilot", "/no/engine", "--slo-itl", "9ms"],
+            ["tune", "/no/engine", "--hold", "itl=9ms"],
+        ),
+        (["diagnose", "no.mcap"], ["tune", "--bottleneck", "no.mcap"]),
+        (["schedule", "no.json"], ["simulate", "--steps", "no.json"]),
+        (
+            ["repair", "freeze", "-o", "new.mcap"],
+            ["verify", "--repair", "freeze", "-o", "new.mcap"],
+        ),
+    ],
+)
+def test_an_old_name_does_what_the_new_one_does_and_says_so(
+    run: Run, old: list[str], new: list[str]
+) -> None:
+    before, after = run(*old), run(*new)
+    assert (before.exit_code, before.stdout) == (after.exit_code, after.stdout)
+    note, _, rest = before.stderr.partition("\n")
+    assert note.startswith(f"stepscope: note: 'stepscope {old[0]}' is now 'stepscope {new[0]} ")
+    assert rest.partition(" (see")[0] == after.stderr.partition(" (see")[0]
 
 
 def test_the_version_is_shown(run: Run) -> None:
@@ -152,8 +177,11 @@ def test_the_version_is_shown(run: Run) -> None:
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
         (["replay", "freeze", "--speed", "foo"], "--speed: expected a number, got 'foo'"),
-        (["http", "e", "--bind", "foo"], "'foo' is not HOST:PORT"),
-        (["http", "e", "--bind", "127.0.0.1:99999"], "with a port of 0..65535"),
+        (["serve", "--http-for", "e", "--http", "foo"], "'foo' is not HOST:PORT"),
+        (["serve", "--http-for", "e", "--http", "127.0.0.1:99999"], "a port of 0..65535"),
+        (["serve", "--http-for", "e", "--model", "demo"], "--model: with --http-for no engine"),
+        (["verify", "freeze", "-o", "x"], "--output: only with --repair"),
+        (["snapshot", "session.mcap"], "session.mcap is a recording: give --audit"),
         (["serve", "--endpoint", "http://x"], "'http://x' is not ipc://PATH"),
         (["serve", "--name", "a/b"], "'a/b' cannot name an engine"),
         (["serve", "--kv-memory", "12QB"], "kv_memory is auto, a size"),
@@ -172,7 +200,11 @@ def test_the_help_of_demo_shows_its_own_defaults(run: Run) -> None:
     assert "[default: 3000ms]" in said
     assert "[default: 150ms]" in said
     assert "budget of 64 tokens, at most 16 running requests" in said
-    assert "else 500)" in " ".join(run("top", "--help").stdout.split())
+
+
+def test_the_help_says_whose_service_levels_hold(run: Run) -> None:
+    said = " ".join(run("top", "--help").stdout.split())
+    assert "(default: as the engine or the recording says, else 500)" in said
 
 
 def test_audit_accepts_recordings_and_shipped_samples_by_name(
@@ -181,9 +213,9 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
     for name in ("freeze", "chunked.mcap", "mine"):
-        done = run("audit", name)
+        done = run("snapshot", "--audit", name)
         assert (done.exit_code, done.stdout) == (0, "no changes yet\n"), done.stderr
-    done = run("audit", str(tmp_path))
+    done = run("snapshot", "--audit", str(tmp_path))
     assert done.exit_code == 1  # a folder is neither
 
 
@@ -257,7 +289,7 @@ def test_with_several_engines_a_command_names_them_and_asks_for_one(
 
 
 def test_an_invalid_endpoint_is_refused(run: Run) -> None:
-    done = run("load", "http://localhost:8000")
+    done = run("snapshot", "ftp://localhost:8000")
     assert done.exit_code == 2
     assert "tcp://HOST:PORT" in done.one_line()
 

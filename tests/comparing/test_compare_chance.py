@@ -28,7 +28,7 @@ from stepscope.recordings.compare.side.slices import (
 from stepscope.recordings.compare.statistics.contrast import Contrast, Effect
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.dashboards.compare_document import document
+from stepscope.tui.cli.dashboards.compare_report import document
 from stepscope.tui.views.frame.compare_text import between, load, outcome, verdict
 
 NUM_PAIRS = 120

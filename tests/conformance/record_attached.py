@@ -76,7 +76,8 @@ class Tape:
         output = self._scheduler.schedule()
         again = output.scheduled_cached_reqs
         self._keep(
-            "schedule",
+            "simulate",
+            "--steps",
             tokens=output.num_scheduled_tokens,
             new=[
                 [new.req_id, new.block_ids, new.num_computed_tokens]

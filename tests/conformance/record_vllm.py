@@ -6,8 +6,8 @@ not have to share one):
     python tests/conformance/record_vllm.py tests/conformance/02-preemption.json > steps.jsonl
     python tests/conformance/record_vllm.py --compare 500 --stepscope .venv/bin/stepscope
 
-The second form makes workloads up (seeded), and holds `stepscope schedule` to vLLM on every field
-of every step; it ends with 1 and names the first differing step where they disagree.
+The second form makes workloads up (seeded), and holds `stepscope simulate --steps` to vLLM on every
+field of every step; it ends with 1 and names the first differing step where they disagree.
 """
 
 import argparse
@@ -355,7 +355,7 @@ def compare(
     for seed in range(first_seed, first_seed + count):
         workload = made_up_with_drafts(seed) if with_drafts else made_up(seed)
         theirs = record(workload, model)
-        command = [stepscope, "schedule", "-", "--order", "arrival"]
+        command = [stepscope, "simulate", "--steps", "-", "--order", "arrival"]
         done = subprocess.run(
             command, input=json.dumps(workload), capture_output=True, text=True, check=False
         )

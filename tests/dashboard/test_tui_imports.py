@@ -38,7 +38,7 @@ for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfe
 import stepscope.tui.cli.command_line
 import stepscope.tui.cli.recordings.explain, stepscope.tui.cli.recordings.export
 import stepscope.tui.cli.recordings.plot
-import stepscope.tui.cli.recordings.record, stepscope.tui.cli.recordings.repair
+import stepscope.tui.cli.recordings.record, stepscope.tui.cli.recordings.verify
 import stepscope.tui.cli.dashboards.screenshot
 import stepscope.tui.cli.recordings.verify
 """

@@ -31,7 +31,7 @@ BEGIN, END = "<!-- generated: make docs -->\n", "\n<!-- /generated -->"
 SHARED: Mapping[Section, tuple[str, str]] = {
     "serve": ("Options of the engine", "serve"),
     "knobs": ("Options for the knobs", "serve"),
-    "http": ("Options of the HTTP server", "http"),
+    "http": ("Options of the HTTP server", "serve"),
     "dashboard": ("Options of the dashboard", "top"),
     "load": ("Options of the workload", "load"),
     "client": ("Options for keys", "top"),

@@ -12,7 +12,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import command_tree
 from stepscope.tui.cli.simulation import schedule
-from stepscope.tui.cli.simulation.simulate import EngineOptions
+from stepscope.tui.cli.simulation.runs import EngineOptions, RunOptions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -78,6 +78,6 @@ def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
         capsys.readouterr()
-        options = schedule.ScheduleOptions(summary=True)
-        schedule.dry_run(str(file), options, EngineOptions(), {"batching": batching})
+        given = {"batching": batching}
+        schedule.dry_run(str(file), [], False, EngineOptions(), RunOptions(), given, False)
         assert f"max {steps} steps" in capsys.readouterr().out.split("TTFT")[1].splitlines()[0]

@@ -110,7 +110,7 @@ def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
 ) -> None:
     part = tmp_path / "live.mcap.part"
     for options in ((), ("--strip-tokens",), ("-o", str(tmp_path / "new.mcap"))):
-        done = stepscope("repair", str(part), *options)
+        done = stepscope("verify", "--repair", str(part), *options)
         assert done.exit_code == 1
         assert "it is being written right now; its recorder makes it whole" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -119,7 +119,7 @@ def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
             make(part, tmp_path / "new.mcap", nothing)
     assert [path.name for path in tmp_path.glob("*.mcap*")] == [part.name]
     recorder()
-    assert stepscope("repair", str(part)).exit_code == 0
+    assert stepscope("verify", "--repair", str(part)).exit_code == 0
     assert problems(verify(tmp_path / "live.mcap", nothing)) == []
 
 

@@ -29,7 +29,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.transcripts import KnownText, Said
 from stepscope.tui.cli.recordings import export as export_command
-from stepscope.tui.cli.recordings import repair as repair_command
+from stepscope.tui.cli.recordings import verify as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views.pages import transcript

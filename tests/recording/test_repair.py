@@ -35,7 +35,7 @@ from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.tui.cli.recordings.repair import summary
+from stepscope.tui.cli.recordings.verify import summary
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
@@ -409,7 +409,7 @@ def test_the_damage_message_names_missing_steps_and_the_remedy(
         return recording.message, steps
 
     num = len(places)
-    repair_it = "; 'stepscope repair' makes a whole file of it"
+    repair_it = "; 'stepscope verify --repair' makes a whole file of it"
     content[places[2].offset + places[2].length // 2] ^= 0xFF
     message, steps = told()
     first, last = next((a + 1, b - 1) for a, b in itertools.pairwise(steps) if b > a + 1)

@@ -162,13 +162,13 @@ def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
         "file",
         "checksums",
     ]
-    code, said = run("repair", str(cut))
+    code, said = run("verify", "--repair", str(cut))
     assert code == 0
     assert "kept: " in said
     assert "lost: whatever came after step" in said
     code, _ = run("verify", str(tmp_path / "cut-repaired.mcap"))
     assert code == 0
-    code, said = run("repair", str(good))
+    code, said = run("verify", "--repair", str(good))
     assert (code, said) == (0, f"{good} is whole: nothing to repair\n")
 
 
@@ -254,7 +254,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     code, said = run("verify", "freeze")
     assert code == 0
     assert "all is well\n" in said
-    code, said = run("repair", "freeze")
+    code, said = run("verify", "--repair", "freeze")
     assert code == 0
     assert "is whole: nothing to repair\n" in said
     code, _ = run("export", "freeze", "--format", "csv", "-o", "f.csv")

@@ -1,6 +1,6 @@
 """With order=arrival and reserve=prompt, every step is the one vLLM 0.32.0 schedules.
 
-The steps are those of the public command `stepscope schedule WORKLOAD.json`.
+The steps are those of the public command `stepscope simulate WORKLOAD.json --steps`.
 """
 
 import json
@@ -43,7 +43,9 @@ def test_every_step_equals_the_one_vllm_schedules(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(RECORDED / f"{name}.json")
-    monkeypatch.setattr(sys, "argv", ["stepscope", "schedule", path, "--order", "arrival"])
+    monkeypatch.setattr(
+        sys, "argv", ["stepscope", "simulate", path, "--steps", "--order", "arrival"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

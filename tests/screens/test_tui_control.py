@@ -517,13 +517,13 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(
         lines = main_text(app).splitlines()
         assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
         assert any("256         2048" in line and "by anna" in line for line in lines)
-        assert "earlier: stepscope audit" not in main_text(app)
+        assert "earlier: snapshot --audit" not in main_text(app)
         with ControlClient(source.endpoint) as client:
             for number in range(30):
                 client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
-        await until(lambda: "; earlier: stepscope audit)" in main_text(app), "no end is told")
+        await until(lambda: "; earlier: snapshot --audit)" in main_text(app), "no end is told")
         await pilot.resize_terminal(80, 24)
-        told = "earlier: stepscope audit)  ms before→after"
+        told = "earlier: snapshot --audit)  ms before→after"
         await until(
             lambda: any(len(x) == 80 and told in x for x in main_text(app).splitlines()),
             "it does not fit 80 columns",

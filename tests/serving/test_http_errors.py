@@ -291,7 +291,9 @@ def test_an_unfinished_request_does_not_delay_others(
 def test_with_an_api_key_only_requests_that_send_it_are_served(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
-    server = http_server("http", live_engine.endpoint.control, STEPSCOPE_HTTP_API_KEY="sesam-ö")
+    server = http_server(
+        "serve", "--http-for", live_engine.endpoint.control, STEPSCOPE_HTTP_API_KEY="sesam-ö"
+    )
     with httpx.Client(base_url=server.url, timeout=30) as client:
         for headers in (
             {},
@@ -314,7 +316,7 @@ def test_with_an_api_key_only_requests_that_send_it_are_served(
 def test_an_engine_without_a_chat_template_says_so(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
-    server = http_server("http", live_engine.endpoint.control)
+    server = http_server("serve", "--http-for", live_engine.endpoint.control)
     body = {"messages": [{"role": "user", "content": "x"}]}
     refused = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body))
     assert error_of(refused, 400)["param"] == "messages"

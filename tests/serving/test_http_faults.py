@@ -24,8 +24,8 @@ from stepscope.engine.protocol.replies import Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
-from stepscope.tui.cli.engines import http_process
-from stepscope.tui.cli.engines.http_process import HttpProcess
+from stepscope.tui.cli.engines import http as http_process
+from stepscope.tui.cli.engines.http import HttpProcess
 from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
@@ -98,7 +98,7 @@ def test_an_http_1_0_client_gets_an_answer_without_chunks_that_ends_with_the_con
 @pytest.fixture
 def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
     """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""
-    return http_server("http", live_engine.endpoint.control)
+    return http_server("serve", "--http-for", live_engine.endpoint.control)
 
 
 def published(live_engine: Any) -> list[Any]:
@@ -111,7 +111,7 @@ async def test_200_streams_at_once_all_get_every_token(
     live_engine: Any, http_server: Callable[..., Any], bundles: bool
 ) -> None:
     live_engine.becomes(bundles=bundles)
-    served = http_server("http", live_engine.endpoint.control)
+    served = http_server("serve", "--http-for", live_engine.endpoint.control)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=served.url, timeout=60, limits=limits) as client:
 
@@ -197,7 +197,9 @@ def test_a_draining_engine_is_answered_with_503(live_engine: Any, served: Any) -
 def test_requests_above_the_concurrency_limit_are_answered_with_429(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
-    server = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
+    server = http_server(
+        "serve", "--http-for", live_engine.endpoint.control, "--max-concurrent-requests", "2"
+    )
     held = [open_stream(server.url, LONG) for _ in range(2)]
     refused = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 429
@@ -354,7 +356,7 @@ def test_a_standalone_http_server_finds_the_next_engine_at_its_endpoint(
     http_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     endpoint = f"{tmp_path}/alone"
-    server = http_server("http", endpoint)
+    server = http_server("serve", "--http-for", endpoint)
     assert status_of(server.url) == 503
     for _ in range(2):
         engine = subprocess.Popen([sys.executable, str(ENGINE), endpoint])
@@ -381,7 +383,7 @@ def test_the_api_key_is_in_no_process_list(
         environments.append(options["env"])
         return real(arguments, **options)
 
-    monkeypatch.setattr("stepscope.tui.cli.engines.http_process.subprocess.Popen", popen)
+    monkeypatch.setattr("stepscope.tui.cli.engines.http.subprocess.Popen", popen)
     process = HttpProcess(HttpSettings(bind="0", api_key="sesam"))
     process.start(live_engine.endpoint.control)
     try:

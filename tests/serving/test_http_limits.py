@@ -238,7 +238,7 @@ def test_bodies_share_a_memory_bound_that_no_peer_can_take_alone() -> None:
 
 @pytest.fixture
 def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
-    return http_server("http", live_engine.endpoint.control)
+    return http_server("serve", "--http-for", live_engine.endpoint.control)
 
 
 def test_http_heads_without_end_do_not_grow_the_servers_memory(served: Any) -> None:
@@ -278,7 +278,9 @@ def test_a_malformed_host_header_is_refused(served: Any, host: str) -> None:
 def test_slow_bodies_do_not_count_as_concurrent_requests(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
-    served = http_server("http", live_engine.endpoint.control, "--max-concurrent-requests", "2")
+    served = http_server(
+        "serve", "--http-for", live_engine.endpoint.control, "--max-concurrent-requests", "2"
+    )
     url = httpx.URL(served.url)
     opened = []
     for _ in range(4):

@@ -286,7 +286,9 @@ async def test_the_metrics_recover_a_gap_from_the_replay_ring_or_count_it_as_los
 def test_a_scrape_of_a_real_server_counts_its_requests(
     live_engine: Any, http_server: Callable[..., Any]
 ) -> None:
-    server = http_server("http", live_engine.endpoint.control, "--served-model-name", "sim")
+    server = http_server(
+        "serve", "--http-for", live_engine.endpoint.control, "--served-model-name", "sim"
+    )
     body = {"prompt": [3] * 40, "max_tokens": 5, "ignore_eos": True}
     for _ in range(3):
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
@@ -313,7 +315,9 @@ def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
 ) -> None:
     config = tmp_path / "rules.toml"
     config.write_text('[[alerts]]\nwhen = "silent < 3600s"\n')
-    served = http_server("http", live_engine.endpoint.control, STEPSCOPE_CONFIG=str(config))
+    served = http_server(
+        "serve", "--http-for", live_engine.endpoint.control, STEPSCOPE_CONFIG=str(config)
+    )
     sample = (
         f'stepscope_alert_firing{{engine="{live_engine.endpoint.name}",rule="silent < 3600s"}} 1.0'
     )

@@ -1,4 +1,4 @@
-"""`diagnose` names bottlenecks that were made on purpose."""
+"""`tune --bottleneck` names bottlenecks that were made on purpose."""
 
 import json
 from collections.abc import Callable
@@ -53,11 +53,11 @@ def recorded(
 
 @pytest.fixture
 def diagnosed(run: Run, recorded: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
-    """The report of `diagnose` on a simulated session."""
+    """What `tune --bottleneck` says of a simulated session."""
 
     def of(*arguments: str, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
         path = str(recorded(*arguments))
-        found: dict[str, Any] = json.loads(run("diagnose", path, *levels, "--json"))
+        found: dict[str, Any] = json.loads(run("tune", "--bottleneck", path, *levels, "--json"))
         return found
 
     return of
@@ -76,7 +76,7 @@ def diagnosed(run: Run, recorded: Callable[..., Path]) -> Callable[..., dict[str
         (("--num-blocks", "155"), "KV memory", "twice the KV blocks"),
     ],
 )
-def test_diagnose_names_a_knob_that_was_set_too_small(
+def test_tune_names_a_knob_that_was_set_too_small(
     diagnosed: Callable[..., dict[str, Any]],
     options: tuple[str, ...],
     suspect: str,
@@ -90,7 +90,7 @@ def test_diagnose_names_a_knob_that_was_set_too_small(
     assert first["trial"]["kept_share"] > found["kept_share"]
 
 
-def test_diagnose_names_a_disabled_prefix_cache_if_prompts_share_prefixes(
+def test_tune_names_a_disabled_prefix_cache_if_prompts_share_prefixes(
     diagnosed: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     trace = tmp_path / "alike.jsonl"
@@ -107,7 +107,7 @@ def test_diagnose_names_a_disabled_prefix_cache_if_prompts_share_prefixes(
     assert found["bottlenecks"][0]["trial"]["kept_share"] > 0.9
 
 
-def test_diagnose_names_no_bottleneck_if_the_service_levels_are_kept(
+def test_tune_names_no_bottleneck_if_the_service_levels_are_kept(
     diagnosed: Callable[..., dict[str, Any]],
 ) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "500ms", "--slo-ttft", "60s"))
@@ -116,7 +116,7 @@ def test_diagnose_names_no_bottleneck_if_the_service_levels_are_kept(
     assert [each["suspect"] for each in found["findings"] if each["trial"]] == []
 
 
-def test_diagnose_blames_no_knob_for_a_slow_machine(
+def test_tune_blames_no_knob_for_a_slow_machine(
     diagnosed: Callable[..., dict[str, Any]],
 ) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
@@ -124,7 +124,7 @@ def test_diagnose_blames_no_knob_for_a_slow_machine(
     assert "the machine is too slow" in found["verdict"]
 
 
-def test_diagnose_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Path]) -> None:
+def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Path]) -> None:
     path = recorded(*WORK)
     level = SLO(ttft_ms=1000.0, itl_ms=9.0)
     with Recording(path) as recording:
@@ -136,7 +136,7 @@ def test_diagnose_names_host_work_if_it_is_most_of_a_step(recorded: Callable[...
     assert found.bottlenecks[0].suspect.name == "host time between steps"
 
 
-def test_diagnose_suggests_no_change_that_the_engine_refuses(recorded: Callable[..., Path]) -> None:
+def test_tune_suggests_no_change_that_the_engine_refuses(recorded: Callable[..., Path]) -> None:
     path = recorded(*WORK)
     with Recording(path) as recording:
         setup = basis_of(recording, [SLO()]).setup
@@ -147,14 +147,14 @@ def test_diagnose_suggests_no_change_that_the_engine_refuses(recorded: Callable[
         assert (knobs, remedy.setup) != (setup.knobs, setup)
 
 
-def test_diagnose_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_path: Path) -> None:
+def test_tune_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *WORK[:2], "3", *WORK[3:], "-o", path)
-    assert "record longer" in run("diagnose", path)
+    assert "record longer" in run("tune", "--bottleneck", path)
 
 
-def test_diagnose_names_prompts_that_were_prefilled_whole(run: Run) -> None:
-    found = json.loads(run("diagnose", "freeze", "--json"))
+def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
+    found = json.loads(run("tune", "--bottleneck", "freeze", "--json"))
     assert found["kept_share"] < 0.5
     assert found["bottlenecks"][0]["suspect"] == "batching"
     assert "prompts are prefilled whole, and 1.6% of the gaps were late" in found["verdict"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recordings.simulation import tuning
+from stepscope.recordings.simulation import diagnosis, tuning
 
 Run = Callable[..., str]
 WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100",
@@ -15,7 +15,8 @@ WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100
 
 @pytest.fixture(autouse=True)
 def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "NUM_RUNS", 3)
+    for module in (tuning, diagnosis):
+        monkeypatch.setattr(module, "NUM_RUNS", 3)
 
 
 def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_knobs(
@@ -58,7 +59,29 @@ def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
 
 def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> None:
     found = json.loads(run("tune", "freeze", "--json"))
+    assert found["diagnosis"]["bottlenecks"][0]["suspect"] == "batching"
     recorded = next(each for each in found["candidates"] if not each["changes"])
     assert recorded["kept_share"] < 0.5  # 7 of 19 kept every token in time
     assert found["best"]["changes"]["enable_chunked_prefill"] is True
     assert found["best"]["keeps"]
+
+
+def test_tune_names_the_bottleneck_before_the_knobs(run: Run) -> None:
+    lines = run("tune", "freeze").splitlines()
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("bottleneck: batching: "))
+    (best,) = (at for at, line in enumerate(lines) if line.startswith("best: stepscope set "))
+    assert first < best
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("freeze.mcap", "--hold", "itl=50ms"), "--hold: only of an engine that runs"),
+        (("engine-0", "--hold", "ttft=1s"), "--hold: expected itl=TIME such as itl=50ms"),
+        (("freeze", "--shadow"), "--shadow and --as: only with --hold"),
+    ],
+)
+def test_the_options_of_the_autopilot_are_for_engines(
+    run: Run, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in run("tune", *arguments)

@@ -17,7 +17,7 @@ from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, 
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.simulation import what_if as command
-from stepscope.tui.cli.simulation.what_if_report import report
+from stepscope.tui.cli.simulation.what_if import report
 
 Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")

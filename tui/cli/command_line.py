@@ -5,7 +5,7 @@ list of commands needs none of them.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -22,29 +22,21 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Watch and steer": {
         "top": ("dashboards.top", "Watch and steer running engines."),
         "set": ("engines.set", "Change knobs of a running engine; print the step of effect."),
-        "snapshot": (
-            "engines.snapshot",
-            "Show once what an engine, or a server with /metrics, is doing now.",
-        ),
+        "snapshot": ("engines.snapshot", "Show what an engine or a /metrics page says now."),
         "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
         "record": (
             "recordings.record",
             "Record every step of an engine to a file, without a screen.",
         ),
-        "audit": ("engines.audit", "Show who changed an engine, and which changes it refused."),
     },
     "Look back": {
         "replay": ("dashboards.replay", "Show a recording in the dashboard."),
         "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
         "explain": (
             "recordings.explain",
-            "Say why tokens of a recording were late, cause by cause.",
+            "Say why tokens were late, cause by cause, and who waits for what.",
         ),
-        "ledger": ("recordings.ledger", "Say who waits for what, and what preemption cost."),
-        "stats": (
-            "recordings.stats",
-            "Print all figures of a recording or an engine, or of /metrics.",
-        ),
+        "stats": ("recordings.stats", "Print all figures of a recording, an engine or /metrics."),
         "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
         "export": ("recordings.export", "Convert a recording to the format of another program."),
         "screenshot": ("dashboards.screenshot", "Draw the dashboard at a step of a recording."),
@@ -52,27 +44,14 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Predict": {
         "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
-        "schedule": (
-            "simulation.schedule",
-            "Dry-run the scheduler, without a model: one JSON line a step.",
-        ),
         "what-if": (
             "simulation.what_if",
             "Say what a recorded session would have been with other knobs.",
         ),
         "tune": ("simulation.tune", "Find the knobs that keep the service levels best."),
-        "diagnose": (
-            "simulation.diagnose",
-            "Find the setting that is the bottleneck, and prove it.",
-        ),
-        "autopilot": (
-            "simulation.autopilot",
-            "Hold an ITL level by moving the token budget of an engine.",
-        ),
     },
     "Run an engine": {
         "serve": ("engines.serve", "Run an engine, and publish every step of it."),
-        "http": ("engines.http", "Serve the OpenAI API over HTTP for an engine, now or later."),
         "load": ("engines.load", "Send work to an engine: a synthetic mix, or a real trace."),
         "chat": ("engines.chat", "Talk to a model, and see what its tokens waited for."),
         "demo": ("dashboards.demo", "Start a real engine and watch it at work, or simulate one."),
@@ -84,10 +63,6 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Care": {
         "verify": ("recordings.verify", "Check a recording from its bytes to its KV accounting."),
-        "repair": (
-            "recordings.repair",
-            "Make a complete recording from one that is cut or damaged.",
-        ),
         "doctor": (
             "engines.doctor",
             "Show what is installed, what will be used and what is missing.",
@@ -97,7 +72,17 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 # Run by other commands, in processes of their own.
-_INTERNAL = {"simulated-engine": "simulation.simulated_engine"}
+_INTERNAL = {"http-server": "engines.http", "simulated-engine": "simulation.simulated_engine"}
+# Names of the release before: what they run, and what to write instead.
+_OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
+    "audit": (("snapshot", "--audit"), "snapshot --audit"),
+    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl=TIME"),
+    "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
+    "ledger": (("explain", "--queue"), "explain --queue"),
+    "http": (("http-server",), "serve --http-for ENDPOINT --http HOST:PORT"),
+    "schedule": (("simulate", "--steps"), "simulate --steps"),
+    "repair": (("verify", "--repair"), "verify --repair"),
+}
 _MODULES = {name: place[0] for group in GROUPS.values() for name, place in group.items()}
 _NAME_WIDTH = 12
 
@@ -130,6 +115,14 @@ class _CommandLine(TyperGroup):
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()
+
+    def resolve_command(self, context: Any, words: list[str]) -> Any:
+        if words[0] in _OLD_NAMES:
+            arguments, said = _OLD_NAMES[words[0]]
+            note = f"'stepscope {words[0]}' is now 'stepscope {said}', and goes in the next release"
+            print(f"stepscope: note: {note}", file=sys.stderr)
+            words = [*arguments, *words[1:]]
+        return super().resolve_command(context, words)
 
     def format_help(self, context: Any, formatter: Any) -> None:
         lines = [self.help or "", "Usage: stepscope [--version] [--help] COMMAND [ARGS]...", ""]

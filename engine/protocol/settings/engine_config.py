@@ -139,7 +139,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             description="put a salted 64-bit hash of each KV block of prompts and outputs into "
             "telemetry: it shows which requests share a prefix, not their text; 'what-if' and "
-            "'diagnose' need it to foretell prefix hits"
+            "'tune' need it to foretell prefix hits"
         ),
     ] = False
     slo_ttft_ms: (

@@ -82,7 +82,7 @@ class RecordingFile:
             if isinstance(error, FileExistsError) and path.parent.is_dir():
                 if is_new:
                     raise
-                why = "a recorder was killed ('stepscope repair' makes a whole file of it)"
+                why = "a recorder was killed ('stepscope verify --repair' makes a whole file of it)"
                 if write_lock.is_being_written(self.part_path):
                     why = "another recorder is at work"
                 raise RecordingError(

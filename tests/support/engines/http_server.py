@@ -23,9 +23,8 @@ class HttpServer:
         folder.mkdir(parents=True, exist_ok=True)
         self._said = folder / "stdout"
         self._stderr = folder / "stderr"
-        option = "--http" if arguments[0] == "serve" else "--bind"
         self.process = WarmCommand(
-            *(*arguments, option, address),
+            *(*arguments, "--http", address),
             environment={"XDG_CONFIG_HOME": str(folder), **environment},
             stdout=self._said,
             stderr=self._stderr,

@@ -18,6 +18,7 @@ _IMPORTED = [
     "stepscope.engine.http.server.server",
     "stepscope.engine.process.serve",
     "stepscope.tui.cli.command_line",
+    "stepscope.tui.cli.engines.serve",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
 ]

@@ -20,12 +20,10 @@ from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmar
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.compare_document import document
-from stepscope.tui.cli.dashboards.compare_table import lines
-from stepscope.tui.cli.shared.arguments import AsJson, example
+from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import AsJson, example, option, with_options
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -56,33 +54,28 @@ def compare(
     ] = None,
     mark: Annotated[
         str | None,
-        typer.Option(
-            metavar="MARK",
-            help="instead of B: compare A before and after a mark or knob change (back to the "
+        option(
+            "MARK",
+            "instead of B: compare A before and after a mark or knob change (back to the "
             "change before it, on to the next), or all of A before and after a step",
         ),
     ] = None,
     align: Annotated[
         str | None,
-        typer.Option(
-            metavar="time|step|request",
-            help="how to align the two runs; the table then also shows what both did there",
+        option(
+            "time|step|request",
+            "how to align the two runs; the table then also shows what both did there",
         ),
     ] = None,
     as_table: Annotated[
         bool, typer.Option("--table", help="print a table, even on a terminal")
     ] = False,
     as_json: AsJson = False,
-    limit: Annotated[
-        int, typer.Option(metavar="INT", help="number of requests in the table, 0 for all")
-    ] = 20,
+    limit: Annotated[int, option("INT", "number of requests in the table, 0 for all")] = 20,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="draw the screen into a .svg or .txt"),
+        str | None, option("FILE", "draw the screen into a .svg or .txt", "--output", "-o")
     ] = None,
-    size: Annotated[
-        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
-    ] = "120x40",
+    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
     *,
     flags: dict[str, Any],
 ) -> None:

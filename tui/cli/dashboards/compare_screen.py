@@ -132,10 +132,7 @@ def _origin(name: str, slo: SLO) -> Origin:
 
 
 def _run(
-    source: Source,
-    origins: tuple[Origin, Origin],
-    align: Align,
-    settings: DashboardSettings,
+    source: Source, origins: tuple[Origin, Origin], align: Align, settings: DashboardSettings
 ) -> None:
     from stepscope.tui.app.run import run_dashboard
 

@@ -14,9 +14,8 @@ import typer
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.arguments import Like, example
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import Like, example, with_options
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written

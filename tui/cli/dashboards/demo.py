@@ -19,8 +19,10 @@ from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
@@ -30,13 +32,11 @@ from stepscope.tui.cli.dashboards.demo_engine import (
     simulated_gpu,
     speaks,
 )
-from stepscope.tui.cli.dashboards.demo_summary import summary
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
-from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import example, option, with_options
 from stepscope.tui.cli.shared.output_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -65,47 +65,34 @@ _TICK_S = 0.2
 )
 @with_options("dashboard", defaults=SERVICE_LEVELS)
 def demo(
-    model: Annotated[
-        str, typer.Option(metavar="TEXT", help="the model, as in 'stepscope serve'")
-    ] = "demo",
+    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
     rate: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="requests a second at most (default: the next comes when one ends)",
-            show_default=False,
-        ),
+        option("NUMBER", "requests a second at most (default: the next comes when one ends)"),
     ] = None,
     headless: Annotated[
         bool,
         typer.Option("--headless", help="run without a terminal and print a summary at the end"),
     ] = False,
     seconds: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="with --headless: how long to run (default: 20)"),
+        float | None, option("NUMBER", "with --headless: how long to run (default: 20)")
     ] = None,
-    record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="record the session (MCAP)")
-    ] = None,
+    record: Annotated[Path | None, option("FILE", "record the session (MCAP)")] = None,
     screenshot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="with --headless: draw the last screen (.svg or .txt)"),
+        Path | None, option("FILE", "with --headless: draw the last screen (.svg or .txt)")
     ] = None,
     with_tokens: Annotated[
         bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
     ] = False,
     gpu: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "GPU",
+            "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
             "--simulate",
-            metavar="GPU",
-            help="simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
         ),
     ] = None,
-    speed: Annotated[
-        float,
-        typer.Option(metavar="NUMBER", help="with --simulate: 10 is ten times as fast"),
-    ] = 1.0,
+    speed: Annotated[float, option("NUMBER", "with --simulate: 10 is ten times as fast")] = 1.0,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -257,11 +244,7 @@ def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
 
 
 def _wait(
-    engine: EngineProcess,
-    source: Subscriber,
-    seconds: float,
-    progress: Progress,
-    stop: StopSignals,
+    engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress, stop: StopSignals
 ) -> str | None:
     """Wait until `seconds` have passed or a signal arrives; return a notice about the signal."""
     start_s = time.monotonic()
@@ -289,11 +272,7 @@ def _finish(
         from stepscope.tui.app import picture
 
         picture.screenshot(
-            source,
-            history,
-            screenshot,
-            theme=settings.theme,
-            ascii=bool(settings.ascii),
+            source, history, screenshot, theme=settings.theme, ascii=bool(settings.ascii)
         )
         say(f"screenshot {screenshot}")
     if history.num_steps == 0:
@@ -302,3 +281,26 @@ def _finish(
         raise CommandFailed(
             f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
         )
+
+
+def summary(history: History) -> Iterator[str]:
+    """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
+    rates = history.rates(window_s=None)
+    latency = history.latency(window_s=None)
+    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
+    yield (f"tokens     out {_rate(rates.output_tokens_per_s)}, in {_rate(rates.in_tokens_per_s)}")
+    yield f"TTFT       {_percentiles(latency.ttft)}"
+    yield f"ITL        {_percentiles(latency.itl)}"
+    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
+    yield f"mixed      {mixed} of the steps held prefill and decode"
+    yield f"gaps       {len(history.gaps)}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.1f}/s"
+
+
+def _percentiles(series: Series) -> str:
+    if series.p50_ms is None or series.p99_ms is None:
+        return "no samples"
+    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

@@ -13,10 +13,9 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import RecordingFile, example, option, with_options
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -32,10 +31,8 @@ commands = typer.Typer(rich_markup_mode=None)
 @with_options("dashboard")
 def replay(
     file: RecordingFile,
-    speed: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="2 is twice as fast  [default: 1]")
-    ] = None,
-    at: Annotated[int | None, typer.Option(metavar="STEP", help="open paused at this step")] = None,
+    speed: Annotated[float | None, option("NUMBER", "2 is twice as fast  [default: 1]")] = None,
+    at: Annotated[int | None, option("STEP", "open paused at this step")] = None,
     *,
     flags: dict[str, Any],
 ) -> None:

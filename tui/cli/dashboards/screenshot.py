@@ -10,12 +10,11 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.arguments import RecordingFile, SloItl, SloTtft, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
+from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, example, option
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.settings.setting_values import resolve
@@ -45,42 +44,26 @@ _PAGE_NAMES: Mapping[str, Page] = {
 def screenshot_file(
     file: RecordingFile,
     *,
-    output: Annotated[
-        str,
-        typer.Option("--output", "-o", metavar="FILE", help="the picture to write: .svg or .txt"),
-    ],
-    at: Annotated[
-        int | None, typer.Option(metavar="STEP", help="the step to show  [default: the last]")
-    ] = None,
+    output: Annotated[str, option("FILE", "the picture to write: .svg or .txt", "--output", "-o")],
+    at: Annotated[int | None, option("STEP", "the step to show  [default: the last]")] = None,
     page: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCREEN",
-            help="main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
+        option(
+            "SCREEN",
+            "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
         ),
     ] = None,
     request: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="select this request, such as r12, and show its screen"),
+        str | None, option("ID", "select this request, such as r12, and show its screen")
     ] = None,
-    size: Annotated[
-        str, typer.Option(metavar="COLUMNSxROWS", help="size of the screen to draw")
-    ] = "120x40",
+    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
     axis: Annotated[
-        str | None,
-        typer.Option(
-            metavar="step|time", help="what a column of the charts stands for  [default: step]"
-        ),
+        str | None, option("step|time", "what a column of the charts stands for  [default: step]")
     ] = None,
-    zoom: Annotated[
-        int, typer.Option(metavar="N", help="steps in a column; on the time axis N x 10 ms")
-    ] = 1,
-    theme: Annotated[
-        str | None, typer.Option(metavar="dark|light", help="colours  [default: dark]")
-    ] = None,
+    zoom: Annotated[int, option("N", "steps in a column; on the time axis N x 10 ms")] = 1,
+    theme: Annotated[str | None, option("dark|light", "colours  [default: dark]")] = None,
     ascii: Annotated[
-        bool | None,
-        typer.Option("--ascii/--no-ascii", help="ASCII characters only", show_default=False),
+        bool | None, typer.Option("--ascii/--no-ascii", help="ASCII characters only")
     ] = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,

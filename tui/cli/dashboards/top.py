@@ -12,15 +12,8 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.shared.arguments import As, Wait, example, with_key
-from stepscope.tui.cli.shared.connect import (
-    PAST_S,
-    check_past,
-    choose,
-    connect,
-    wait_for_any,
-)
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
+from stepscope.tui.cli.shared.options import As, Wait, example, option, with_key, with_options
 from stepscope.tui.session.control.who import call_me
 from stepscope.tui.session.live_source import (
     Address,
@@ -58,15 +51,14 @@ def top(
             help="names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
             "server with /metrics, a JSON file that lists servers; several are shown side by side "
             "(default: [fleet] engines of the config file, else those of this machine)",
-            show_default=False,
         ),
     ] = None,
     *,
     past: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS",
-            help="begin with this much of the engine's past, as far as it keeps it; 0 for none",
+        option(
+            "SECONDS",
+            "begin with this much of the engine's past, as far as it keeps it; 0 for none",
         ),
     ] = 60.0,
     name: As = None,

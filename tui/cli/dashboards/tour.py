@@ -13,10 +13,9 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import example, with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
@@ -48,7 +47,6 @@ def tour(
             metavar="CHAPTER",
             help="a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
             "hits, preemption, a late token: 1 to 10 (default: where you left it)",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -58,7 +56,6 @@ def tour(
             "--simulate/--no-simulate",
             help="simulate the engine instead of running one (default: only where torch is "
             "missing)",
-            show_default=False,
         ),
     ] = None,
     flags: dict[str, Any],

@@ -26,10 +26,10 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import EngineName, example, option, with_key
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who
@@ -57,15 +57,14 @@ def chat(
     endpoint: EngineName = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="start an engine with this model, as in 'stepscope serve' (default: talk to the "
+        option(
+            "TEXT",
+            "start an engine with this model, as in 'stepscope serve' (default: talk to the "
             "one that runs, or start one with smollm2)",
-            show_default=False,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(metavar="NUMBER", help="0 is greedy")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(metavar="INT", help="tokens of an answer")] = 512,
+    temperature: Annotated[float, option("NUMBER", "0 is greedy")] = 0.7,
+    max_tokens: Annotated[int, option("INT", "tokens of an answer")] = 512,
 ) -> None:
     """Talk to a model, and see what its tokens waited for.
 

@@ -17,16 +17,12 @@ from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
-from stepscope.engine.transport.endpoints import (
-    Endpoint,
-    find_local,
-    runtime_dir,
-)
+from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.arguments import example
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import example
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
 
@@ -35,7 +31,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    *("numpy", "prometheus-client", "psutil"),
+    *("prometheus-client", "psutil", "numpy"),
 )
 # What the kernels of each level do, and what those of a better CPU would do.
 _CPU_LEVELS = {
@@ -83,9 +79,7 @@ EXTRAS = (
     Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
     Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
     Extra(
-        "export",
-        "exports to Perfetto and Parquet, figures",
-        ("matplotlib", "perfetto", "pyarrow"),
+        "export", "exports to Perfetto and Parquet, figures", ("matplotlib", "perfetto", "pyarrow")
     ),
 )
 

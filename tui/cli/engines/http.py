@@ -1,24 +1,36 @@
-"""`stepscope http`: serves the OpenAI API over HTTP for an engine in another process."""
+"""The HTTP server of an engine in another process: in the foreground, or as a child of `serve`.
 
+The parent holds the listening socket. So the port stays the same when the child is restarted, and
+connections wait meanwhile. Settings are passed in the environment, because other users can see the
+arguments of a process, and the API key is secret.
+"""
+
+import http.client
+import json
 import logging
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
+from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.tui.cli.shared.arguments import EngineName, example, with_key
+from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import EngineName, with_key, with_options
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import load_alerts
+from stepscope.tui.settings.settings import environment_name, load_alerts
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -27,16 +39,16 @@ _DEFAULTS = {"bind": "127.0.0.1:8000"}
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
-@commands.command(epilog=example("stepscope http engine-0 --bind 127.0.0.1:8000"))
+@commands.command("http-server")
 @with_key
 @with_options("http", defaults=_DEFAULTS)
-def http(
+def serve_http_for(
     endpoint: EngineName = None,
     inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Serve the OpenAI API over HTTP for an engine, now or later."""
+    """Serve the OpenAI API over HTTP for an engine; `serve` runs it as a child process."""
     settings = resolve(HttpSettings, "http", flags, _DEFAULTS)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -49,7 +61,7 @@ def http(
         return
     address = parse_address(settings.bind)
     check_private(address, settings.api_key)
-    where = choose(endpoint, "stepscope http {}")
+    where = choose(endpoint, "stepscope serve --http-for {}")
     listener, text = open_listener(settings.bind)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:
@@ -129,3 +141,149 @@ def _watch_stdin(parent_gone: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         continue
     parent_gone.set()
+
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
+_STOP_S = 8.0
+_PROBE_S = 2.0
+_LEAVING_S = 3.0  # how long the HTTP server of a killed engine may hold the port
+_UNAWARE_S = 1.0  # how long that server may answer as if its engine still ran
+_POLL_S = 0.1
+
+
+class HttpProcess:
+    """The HTTP server of an engine.
+
+    The port is bound at once; the child runs from `start` to `stop`.
+
+    Args:
+        settings: of the server; `bind` must be set.
+
+    Raises:
+        ConfigError: the address cannot be bound, or is open to others without an API key.
+        CommandFailed: a package is missing.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._endpoint = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        address = parse_address(settings.bind)
+        check_private(address, settings.api_key)
+        self._listener, self.address = _listener_of(address, settings.bind)
+
+    def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
+        """Start the child process for an engine that is ready.
+
+        Args:
+            takes_prompts: False for a decode engine, whose prompts go to the prefill engine.
+        """
+        self._endpoint = endpoint
+        say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the child process by SIGTERM; kill it if it does not end in time."""
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            problem = self._run_once()
+            if time.monotonic() - began_s > _GOOD_RUN_S:
+                pause_s = _FIRST_PAUSE_S
+            if self._stopping.is_set():
+                return
+            print(
+                f"stepscope: {problem}; starting it again in {pause_s:g} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_once(self) -> str:
+        """Run the child process until it ends. Returns a text on how it ended."""
+        try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return ""
+                self._process = self._spawn(self._listener)
+        except OSError as error:
+            return f"the HTTP server did not start: {error}"
+        exit_code = self._process.wait()
+        how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
+        return f"the HTTP server (pid {self._process.pid}) ended {how}"
+
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        descriptor = listener.fileno()
+        arguments = ["http-server", self._endpoint, "--inherited-socket", str(descriptor)]
+        settings = {
+            environment_name("http", name): str(value)
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+            stdin=subprocess.PIPE,  # closes when we are gone
+            stdout=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            start_new_session=True,  # Ctrl-C goes to us, not to the child
+            env={**os.environ, KEY_VARIABLE: "", **settings},
+        )
+
+
+def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
+    """Bind the listening socket, and return it with its address.
+
+    Retries for some seconds if the HTTP server of an engine that was just killed still has the
+    port.
+    """
+    began_s = time.monotonic()
+    while True:
+        try:
+            return open_listener(bind)
+        except ConfigError:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _LEAVING_S:
+                raise
+            if not _waits_for_an_engine(address) and waited_s > _UNAWARE_S:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _waits_for_an_engine(address: Address) -> bool:
+    """Whether the address will soon be free.
+
+    That is so if nothing listens there any more, or if one of our own HTTP servers does and reports
+    that its engine is gone.
+    """
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        answer = json.loads(response.read(65536))
+        return response.status == 503 and answer["error"]["code"] == "engine_unavailable"
+    except ConnectionError:
+        return True
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return False
+    finally:
+        connection.close()

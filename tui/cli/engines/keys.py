@@ -10,8 +10,8 @@ import typer
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli.shared.arguments import example, help_alone
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import example, help_alone, option
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 commands = typer.Typer(
@@ -24,12 +24,10 @@ commands.callback(invoke_without_command=True)(help_alone)
 
 _Folder = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "DIR",
+        "folder of the authorised keys, as for 'stepscope serve' (default: in the config folder)",
         "--keys",
-        metavar="DIR",
-        help="folder of the authorised keys, as for 'stepscope serve' (default: in the config "
-        "folder)",
-        show_default=False,
     ),
 ]
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")]
@@ -44,27 +42,17 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")
 def new(
     name: _Name,
     role: Annotated[
-        str,
-        typer.Option(
-            metavar="viewer|operator", help="a viewer only watches, an operator may do everything"
-        ),
+        str, option("viewer|operator", "a viewer only watches, an operator may do everything")
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="the key file to write (default: NAME.key here)",
-            show_default=False,
-        ),
+        option("FILE", "the key file to write (default: NAME.key here)", "--output", "-o"),
     ] = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(
-            metavar="tcp://HOST:PORT",
-            help="the engine's address for the key's holder; the key then needs no --key",
-            show_default=False,
+        option(
+            "tcp://HOST:PORT",
+            "the engine's address for the key's holder; the key then needs no --key",
         ),
     ] = None,
     folder: _Folder = None,

@@ -1,8 +1,9 @@
 """`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
+import math
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,13 +29,20 @@ from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_said, slo_of
+from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
-from stepscope.tui.cli.engines.load_figures import load_figures
-from stepscope.tui.cli.shared.arguments import As, AsJson, EngineName, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import (
+    As,
+    AsJson,
+    EngineName,
+    example,
+    option,
+    with_key,
+    with_options,
+)
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
@@ -69,29 +77,23 @@ class LoadLimits(NamedTuple):
 def load(
     endpoint: EngineName = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="replay a trace: Azure CSV or Mooncake JSONL", metavar="FILE", show_default=False
-        ),
+        Path | None, option("FILE", "replay a trace: Azure CSV or Mooncake JSONL")
     ] = None,
     time_scale: Annotated[
-        float | None,
-        typer.Option(help="multiply the trace's times: 0.1 is ten times as fast", metavar="NUMBER"),
+        float | None, option("NUMBER", "multiply the trace's times: 0.1 is ten times as fast")
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(help="number of requests to take from the start of the trace", metavar="INT"),
+        int | None, option("INT", "number of requests to take from the start of the trace")
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(help="send for this long, then wait for the rest", metavar="NUMBER"),
+        float | None, option("NUMBER", "send for this long, then wait for the rest")
     ] = None,
     patience: Annotated[
         float,
-        typer.Option(
-            help="seconds to wait for an engine that does not answer (stopped or cut off); a "
+        option(
+            "NUMBER",
+            "seconds to wait for an engine that does not answer (stopped or cut off); a "
             "killed engine ends the command at once",
-            metavar="NUMBER",
         ),
     ] = 30.0,
     reset_prefix_cache: Annotated[
@@ -170,10 +172,7 @@ def _run(generator: LoadGenerator) -> EngineUnreachable | None:
 
 
 def _check_usage(
-    trace: Path | None,
-    time_scale: float | None,
-    limits: LoadLimits,
-    flags: Mapping[str, Any],
+    trace: Path | None, time_scale: float | None, limits: LoadLimits, flags: Mapping[str, Any]
 ) -> None:
     limit, seconds = limits.num_rows, limits.seconds
     if trace is None:
@@ -288,3 +287,44 @@ def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator
 
 def _text(figures: Figures, name: str) -> str:
     return value_text(FIGURES[name], figures[name])
+
+
+def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
+    """Return name -> value of the figures that a client can measure; None without samples."""
+    finished = report.finished
+    samples: dict[LatencyKind, Sequence[float]] = {
+        "ttft": report.ttft_s,
+        "itl": report.itl_s,
+        "tpot": [each.tpot_s for each in finished if each.tpot_s is not None],
+        "e2e": [each.e2e_s for each in finished],
+    }
+    found: dict[str, float | None] = {}
+    for kind, samples_s in samples.items():
+        ordered = sorted(samples_s)
+        for rank in RANKS:
+            value_s = _nearest_rank(ordered, rank)
+            found[latency_name(kind, rank)] = None if value_s is None else value_s * 1000
+    ttft_s, itl_s, seconds = slo.ttft_ms / 1000, slo.itl_ms / 1000, report.duration_s
+    num_kept = sum(each.ttft_s <= ttft_s and each.worst_itl_s <= itl_s for each in finished)
+    return found | {
+        "ttft_within_slo": _share_within(report.ttft_s, ttft_s),
+        "itl_within_slo": _share_within(report.itl_s, itl_s),
+        "goodput": per(num_kept, len(finished)),
+        "goodput_per_s": per(num_kept, seconds),
+        "finished_per_s": per(report.num_finished, seconds),
+        "finished": report.num_finished,
+        "out_tokens_per_s": per(report.num_output_tokens, seconds),
+        "in_tokens_per_s": per(report.num_prompt_tokens, seconds),
+        "prefix_hit_rate": per(report.num_cached_tokens, report.num_finished_prompt_tokens),
+        "seconds": seconds,
+    }
+
+
+def _nearest_rank(ordered: Sequence[float], rank: int) -> float | None:
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)]
+
+
+def _share_within(samples_s: Sequence[float], level_s: float) -> float | None:
+    return per(sum(each <= level_s for each in samples_s), len(samples_s))

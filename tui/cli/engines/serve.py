@@ -18,11 +18,11 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
-from stepscope.tui.cli.engines.http_process import HttpProcess
-from stepscope.tui.cli.shared.arguments import Like, example
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
+from stepscope.tui.cli.shared.options import Like, example, option, with_key, with_options
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import flag_of, resolve
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -34,13 +34,23 @@ _GRACE_S = 5.0
     epilog=example(
         "stepscope serve --model demo --max-num-batched-tokens 512",
         "stepscope serve --http 127.0.0.1:8000",
+        "stepscope serve --http-for engine-0",
         "stepscope serve --like vllm",
     )
 )
+@with_key
 @with_options("serve", "knobs", "http", names={"bind": "--http"})
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     like: Like = None,
+    http_for: Annotated[
+        str | None,
+        option(
+            "ENDPOINT",
+            "run no engine: serve the OpenAI API for this one, now or later, at --http "
+            "(default: 127.0.0.1:8000)",
+        ),
+    ] = None,
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -50,6 +60,11 @@ def serve(
     variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Options
     override variables, and variables override the file.
     """
+    if http_for is not None:
+        if unused := sorted(flags.keys() - set(HttpSettings.__struct_fields__)):
+            raise WrongUsage(f"{flag_of(unused[0])}: with --http-for no engine runs here")
+        serve_http_for(http_for, flags=flags)
+        return
     preset = None if like is None else defaults_like(like)
     config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)
     knobs = resolve(Knobs, "knobs", flags, None if preset is None else preset.knobs)
@@ -58,7 +73,7 @@ def serve(
     if exit_with_stdin:
         threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()
     # Bind before the model loads, so that an address in use is reported at once.
-    http = HttpProcess(settings) if settings.bind else None
+    server = HttpProcess(settings) if settings.bind else None
     progress = Progress()
 
     def ready(info: EngineInfo) -> None:
@@ -81,8 +96,8 @@ def serve(
         if info.with_tokens:
             said = "--with-tokens: everyone who watches or records it gets prompts and outputs"
             print(said, flush=True)
-        if http is not None:
-            http.start(endpoint.here.control, takes_prompts=info.role != "decode")
+        if server is not None:
+            server.start(endpoint.here.control, takes_prompts=info.role != "decode")
 
     try:
         with engine_packages(), progress:
@@ -93,11 +108,11 @@ def serve(
                 knobs,
                 progress=progress,
                 ready=ready,
-                http_endpoint=http.address if http is not None else None,
+                http_endpoint=server.address if server is not None else None,
             )
     finally:
-        if http is not None:
-            http.stop()
+        if server is not None:
+            server.stop()
 
 
 def end_with_stdin() -> None:

@@ -14,10 +14,10 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.tui.cli.shared.arguments import As, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
+from stepscope.tui.cli.shared.options import As, example, option, with_key
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -45,15 +45,13 @@ def set_knobs(
         ),
     ],
     endpoint: Annotated[
-        str | None,
-        typer.Option(help="the engine, if it is not the first argument", metavar="ENDPOINT"),
+        str | None, option("ENDPOINT", "the engine, if it is not the first argument")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
     ] = False,
     expect_version: Annotated[
-        int | None,
-        typer.Option(help="fail if the knobs no longer have this version", metavar="INT"),
+        int | None, option("INT", "fail if the knobs no longer have this version")
     ] = None,
     name: As = None,
 ) -> None:
@@ -105,10 +103,7 @@ def _set_group(
 
 
 def _apply(
-    client: ControlClient,
-    changes: dict[str, KnobValue],
-    dry_run: bool,
-    expect_version: int | None,
+    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool, expect_version: int | None
 ) -> tuple[dict[str, KnobValue], Ack]:
     """Change the knobs; return their values just before the change, and the engine's answer."""
     for _ in range(_TRIES):

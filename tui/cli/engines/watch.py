@@ -22,10 +22,10 @@ from stepscope.tui.cli.engines.alert_metrics import (
     TICK_S,
     serve_alert_metrics,
 )
-from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
+from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
@@ -49,9 +49,9 @@ def watch(
     *,
     when: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
+        option(
+            "RULE",
+            "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
             "[[alerts]] of the config file)",
         ),
     ] = None,
@@ -59,18 +59,15 @@ def watch(
         bool,
         typer.Option("--once", help="print the state of each rule once, as soon as it is known"),
     ] = False,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")
-    ] = None,
+    seconds: Annotated[float | None, option("NUMBER", "how long (default: until Ctrl-C)")] = None,
     slo_itl: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ITL level, for figures that judge by it")
+        str | None, option("TIME", "ITL level, for figures that judge by it")
     ] = None,
     slo_ttft: Annotated[
-        str | None, typer.Option(metavar="TIME", help="TTFT level, for figures that judge by it")
+        str | None, option("TIME", "TTFT level, for figures that judge by it")
     ] = None,
     metrics: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="answer Prometheus here with how the rules stand"),
+        str | None, option("HOST:PORT", "answer Prometheus here with how the rules stand")
     ] = None,
     wait: Wait = True,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,

@@ -19,17 +19,18 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.arguments import (
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.options import (
     AsJson,
     LastSeconds,
     SloItl,
     SloTtft,
     Target,
     example,
+    option,
     with_key,
 )
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
@@ -78,35 +79,27 @@ def check(
     *,
     seconds: LastSeconds = None,
     most: Annotated[
-        list[str] | None,
-        typer.Option("--max", metavar="FIGURE=VALUE", help="fail above it; may be repeated"),
+        list[str] | None, option("FIGURE=VALUE", "fail above it; may be repeated", "--max")
     ] = None,
     least: Annotated[
-        list[str] | None,
-        typer.Option("--min", metavar="FIGURE=VALUE", help="fail below it; may be repeated"),
+        list[str] | None, option("FIGURE=VALUE", "fail below it; may be repeated", "--min")
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="fail where a figure is worse than in this recording, and 'stepscope compare' "
+        option(
+            "FILE",
+            "fail where a figure is worse than in this recording, and 'stepscope compare' "
             "says that it is significant",
         ),
     ] = None,
     max_regression: Annotated[
         str | None,
-        typer.Option(
-            metavar="PERCENT",
-            help="with --baseline: how much worse is still accepted (default: 10%)",
-            show_default=False,
-        ),
+        option("PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"),
     ] = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
-    junit: Annotated[
-        str | None, typer.Option(metavar="FILE", help="also write a JUnit report")
-    ] = None,
+    junit: Annotated[str | None, option("FILE", "also write a JUnit report")] = None,
 ) -> int:
     """Check that a session keeps its bounds, for CI.
 
@@ -257,11 +250,7 @@ def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
 
 
 def _document(found: MeasuredSession, checks: Sequence[CheckRow], code: int) -> dict[str, object]:
-    return {
-        **found.document(),
-        "checks": [each._asdict() for each in checks],
-        "exit_code": code,
-    }
+    return {**found.document(), "checks": [each._asdict() for each in checks], "exit_code": code}
 
 
 def _bound(option: str, text: str) -> FigureBound:

@@ -1,7 +1,11 @@
 """`stepscope explain`: prints why tokens of a recording were late, as a table or as JSON."""
 
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,17 +18,25 @@ from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
+from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.cli.recordings.measured import read_side
-from stepscope.tui.cli.shared.arguments import AsJson, RecordingFile, example
+from stepscope.tui.cli.recordings.ledger import ledger
+from stepscope.tui.cli.recordings.measured import (
+    LIVE_S,
+    first_of,
+    is_recording,
+    last_seconds,
+    read_side,
+)
+from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import request_number
+from stepscope.tui.cli.shared.options import AsJson, Target, example, option, with_key
+from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES
@@ -40,40 +52,60 @@ _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late 
     epilog=example(
         "stepscope explain session.mcap --slo-itl 50ms",
         "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+        "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
     )
 )
+@with_key
 def explain(
-    file: RecordingFile,
+    target: Target = None,
+    *,
+    shows_queue: Annotated[
+        bool,
+        typer.Option(
+            "--queue",
+            help="instead: which requests wait for what, and which preemption cost how much",
+        ),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        option(
+            "NUMBER",
+            "only the last seconds: of an engine (default: a minute), with --queue of a "
+            "recording too",
+        ),
+    ] = None,
     slo_itl: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a longer gap between two tokens is late; 'median': longer than twice the median "
+        option(
+            "TIME",
+            "a longer gap between two tokens is late; 'median': longer than twice the median "
             "(default: the recording's, else [dashboard] in the config file)",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="a later first token is late; 'median': later than twice the median",
-        ),
+        option("TIME", "a later first token is late; 'median': later than twice the median"),
     ] = None,
-    request: Annotated[
-        str | None, typer.Option(metavar="ID", help="only this request, such as r12")
-    ] = None,
+    request: Annotated[str | None, option("ID", "only this request, such as r12")] = None,
     limit: Annotated[
-        int, typer.Option(metavar="INT", help="number of the longest waits to print, 0 for all")
+        int, option("INT", "number of rows of each table, the longest waits first; 0 for all")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Say why tokens of a recording were late, cause by cause."""
+    """Say why tokens were late, cause by cause, and who waits for what."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    if shows_queue:
+        if given or request is not None:
+            raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
+        ledger(target, seconds, limit, as_json)
+        return
     wanted = None if request is None else request_number(request)
-    with Recording(find_recording(file)) as recording:
+    with _recorded(target, seconds, given) as (file, recording):
         if recording.info.totals_every_s is not None:
             raise CommandFailed(
                 f"{file} holds totals and no single tokens: which was late, and why, is unknown; "
@@ -94,7 +126,8 @@ def explain(
         )
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
-    side = None if wanted is not None or not found.num_steps else _side(file, found)
+        has_side = wanted is None and found.num_steps
+        side = _side(file, recording.path, found) if has_side else None
     if as_json:
         limits = {} if side is None else _limits(side)
         write_json({**_document(file, found), **limits})
@@ -103,11 +136,31 @@ def explain(
     say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
 
 
-def _side(file: str, found: Explanation) -> Side:
+@contextmanager
+def _recorded(
+    target: str | None, seconds: float | None, levels: Levels
+) -> Iterator[tuple[str, Recording]]:
+    """Yield the name and the recording of a target: of an engine, of its last seconds."""
+    if target is not None and is_recording(target):
+        if seconds is not None:
+            raise WrongUsage("--seconds: of a recording only with --queue")
+        with Recording(find_recording(target)) as recording:
+            yield target, recording
+        return
+    endpoint = choose(target, "stepscope explain {}")
+    history = last_seconds(endpoint, seconds or LIVE_S, chosen_levels(levels))
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        path = Path(folder) / f"{endpoint.name}.mcap"
+        write_memory(history, path, lambda share: None, first=first_of(history, seconds or LIVE_S))
+        with Recording(path) as recording:
+            yield endpoint.name, recording
+
+
+def _side(file: str, path: Path, found: Explanation) -> Side:
     """Read the whole recording again, and return the sums that tell what limited its steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
     slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
-    return read_side(RecordingFeed(Recording(find_recording(file)), file, slo, Stretch()))
+    return read_side(RecordingFeed(Recording(path), file, slo, Stretch()))
 
 
 # Text output

@@ -11,12 +11,11 @@ from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli.shared.arguments import FirstStep, LastStep, RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, example, option
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import step_range
+from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
@@ -44,24 +43,20 @@ def export_file(
     file: RecordingFile,
     target: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FORMAT",
+            "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+            ".pftrace, .parquet, .csv or .jsonl)",
             "--format",
             "--to",
-            metavar="FORMAT",
-            help="perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
-            ".pftrace, .parquet, .csv or .jsonl)",
-            show_default=False,
         ),
     ] = None,
     *,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="the file to write")
-    ],
+    output: Annotated[str, option("FILE", "the file to write", "--output", "-o")],
     first: FirstStep = None,
     last: LastStep = None,
     table: Annotated[
-        str,
-        typer.Option(metavar="TABLE", help="for csv and parquet: steps, rows or requests"),
+        str, option("TABLE", "for csv and parquet: steps, rows or requests")
     ] = "steps",
     with_tokens: Annotated[
         bool,

@@ -1,10 +1,8 @@
-"""`stepscope ledger`: prints which requests wait or were preempted, and what that cost."""
+"""`stepscope explain --queue`: prints which requests wait or were preempted, and what it cost."""
 
 import sys
 import time
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.attribution.ledger import Ledger
@@ -21,49 +19,27 @@ from stepscope.tui.cli.recordings.measured import (
     is_recording,
     last_seconds,
 )
-from stepscope.tui.cli.shared.arguments import AsJson, LastSeconds, Target, example, with_key
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views import format as fmt
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _NAMED = 3  # requests to name behind another one in the queue
 
 
-@commands.command(
-    epilog=example(
-        "stepscope ledger session.mcap",
-        "stepscope ledger engine-0 --seconds 10 --json | jq .recompute_tax",
-    )
-)
-@with_key
-def ledger(
-    target: Target = None,
-    *,
-    seconds: LastSeconds = None,
-    limit: Annotated[
-        int, typer.Option(metavar="INT", help="number of rows of each table, 0 for all")
-    ] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """Say who waits for what, and what preemption cost.
+def ledger(target: str | None, seconds: float | None, limit: int, as_json: bool) -> None:
+    """Print the waits and preemptions of a recording or a running engine.
 
-    From the records alone, so also of an attached engine and of an old recording.
+    Raises:
+        CommandFailed: there is no such recording or engine.
+        NothingMeasured: the session holds no step.
     """
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-    if limit < 0:
-        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     if target is not None and is_recording(target):
         name, found = target, _of_recording(target, seconds)
     else:
-        endpoint = choose(target, "stepscope ledger {}")
+        endpoint = choose(target, "stepscope explain {} --queue")
         history = last_seconds(endpoint, seconds or LIVE_S, {})
         follower = history.follow(first_of(history, seconds or LIVE_S))
         name, found = endpoint.name, Ledger(follower.state)

@@ -20,12 +20,11 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording, is_recorded
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
 METRICS_S = 10.0  # how long to read a server's metrics by default: they have no past
-_SUFFIXES = (".mcap", ".part")
 _PROMPT_S = 1.0  # show progress only if an answer takes longer
 _JOIN_S = 30.0  # how long an engine may take to send its past
 
@@ -97,7 +96,7 @@ def is_recording(target: str) -> bool:
     """
     if target.startswith(("ipc://", "tcp://")):
         return False
-    if target.endswith(_SUFFIXES):
+    if target.endswith(RECORDING_SUFFIXES):
         return True
     try:
         return is_recorded(find_recording(target))

@@ -13,20 +13,20 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.tui.cli.shared.arguments import (
+from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.options import (
     FirstStep,
     LastStep,
     RecordingFile,
     SloItl,
     SloTtft,
     example,
+    option,
 )
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.output_path import picture_path
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.cli.shared.steps import step_range
+from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
@@ -47,22 +47,15 @@ def plot_file(
     file: RecordingFile,
     *,
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="the figure to write: .svg, .png or .pdf"
-        ),
+        str, option("FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o")
     ],
     first: FirstStep = None,
     last: LastStep = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    size: Annotated[str, typer.Option(metavar="WIDTHxHEIGHT", help="in inches")] = "9x9",
-    theme: Annotated[str, typer.Option(metavar="light|dark", help="for paper, or for slides")] = (
-        "light"
-    ),
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="heading  [default: the recording's name]")
-    ] = None,
+    size: Annotated[str, option("WIDTHxHEIGHT", "in inches")] = "9x9",
+    theme: Annotated[str, option("light|dark", "for paper, or for slides")] = ("light"),
+    title: Annotated[str | None, option("TEXT", "heading  [default: the recording's name]")] = None,
 ) -> None:
     """Draw a figure of a recording for a report.
 

@@ -22,10 +22,10 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
-from stepscope.tui.cli.shared.arguments import EngineName, Wait, example, with_key
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -54,80 +54,68 @@ def record(
     endpoint: EngineName = None,
     *,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="the file to write (MCAP)"),
+        str | None, option("FILE", "the file to write (MCAP)", "--output", "-o")
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="how long to record (default: until Ctrl-C)"),
+        float | None, option("NUMBER", "how long to record (default: until Ctrl-C)")
     ] = None,
     past: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="begin with this much of the engine's past, as far as it keeps it",
-        ),
+        float, option("SECONDS", "begin with this much of the engine's past, as far as it keeps it")
     ] = 0.0,
     rotate: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE,AGE",
-            help="begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
+        option(
+            "SIZE,AGE",
+            "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
             "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
         ),
     ] = None,
     keep: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE,AGE",
-            help="with --rotate: delete this recorder's files beyond this age or total size: 48h, "
+        option(
+            "SIZE,AGE",
+            "with --rotate: delete this recorder's files beyond this age or total size: 48h, "
             "100GB; with --incidents a size: the last 5 stay",
         ),
     ] = None,
     incidents: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR",
-            help="hold the newest steps in memory, and write a file into DIR only when a rule "
+        option(
+            "DIR",
+            "hold the newest steps in memory, and write a file into DIR only when a rule "
             "fires; without prompts and outputs",
         ),
     ] = None,
     when: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
+        option(
+            "RULE",
+            "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
             "(default: [[alerts]] of the config file, else a built-in set)",
         ),
     ] = None,
     before: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="with --incidents: time to keep before the rule fires"),
+        str, option("TIME", "with --incidents: time to keep before the rule fires")
     ] = "30s",
-    after: Annotated[
-        str, typer.Option(metavar="TIME", help="with --incidents: time to keep after it ends")
-    ] = "10s",
+    after: Annotated[str, option("TIME", "with --incidents: time to keep after it ends")] = "10s",
     on_incident: Annotated[
         str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
+        option(
+            "COMMAND",
+            "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
             "standard input",
         ),
     ] = None,
     slo_itl: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="service level to store in the file: a longer gap between two tokens is a breach",
+        option(
+            "TIME",
+            "service level to store in the file: a longer gap between two tokens is a breach",
         ),
     ] = None,
     slo_ttft: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="service level to store in the file: a later first token is a breach",
-        ),
+        option("TIME", "service level to store in the file: a later first token is a breach"),
     ] = None,
     wait: Wait = True,
 ) -> None:

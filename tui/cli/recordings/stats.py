@@ -7,7 +7,10 @@ from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
-from stepscope.tui.cli.shared.arguments import (
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.levels import level_flags
+from stepscope.tui.cli.shared.limits_text import advice_lines
+from stepscope.tui.cli.shared.options import (
     AsJson,
     LastSeconds,
     SloItl,
@@ -16,9 +19,6 @@ from stepscope.tui.cli.shared.arguments import (
     example,
     with_key,
 )
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import level_flags
-from stepscope.tui.cli.shared.limits_text import advice_lines
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 
@@ -40,7 +40,7 @@ def stats(
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print all figures of a recording or an engine, or of /metrics."""
+    """Print all figures of a recording, an engine or /metrics."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
         said = [each._asdict() for each in advice(found.side)]

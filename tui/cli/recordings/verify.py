@@ -1,28 +1,61 @@
-"""`stepscope verify`: checks a recording, from its bytes to the engine's KV accounting."""
+"""`stepscope verify`: checks a recording from its bytes to its KV accounting, and repairs it."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from stepscope.recordings.check.repair import RepairReport, default_output, repair, what_is_wrong
+from stepscope.recordings.check.strip import strip
 from stepscope.recordings.check.verify import Check, VerifyReport, verify
+from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
-from stepscope.tui.cli.shared.arguments import RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import RecordingFile, example, option
+from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
-from stepscope.tui.settings.cli_errors import FAILED
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
 @commands.command(
-    "verify", epilog=example("stepscope verify session.mcap", "stepscope verify f.mcap --json")
+    "verify",
+    epilog=example(
+        "stepscope verify session.mcap",
+        "stepscope verify f.mcap --json",
+        "stepscope verify session.mcap.part --repair",
+        "stepscope verify session.mcap --strip-tokens -o shared.mcap",
+    ),
 )
 def verify_file(
     file: RecordingFile,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="write a whole recording from one that is cut or damaged, if it is"
+        ),
+    ] = False,
+    strip_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--strip-tokens", help="write a recording without the prompts and outputs of this one"
+        ),
+    ] = False,
+    output: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "with these: the file to write (default: named after the old one)",
+            "--output",
+            "-o",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
 ) -> int:
     """Check a recording from its bytes to its KV accounting.
@@ -30,7 +63,18 @@ def verify_file(
     Checksums, lost messages, the order of steps and their times; then the moves of KV blocks are
     replayed, and every count and reference is checked against them. Ends with 1 when anything is
     wrong. A file that is still being written is not an error.
+
+    --repair only reads the old file; the new one has a new index. It says what was kept and what
+    was lost, and leaves a file alone that is still being written (exit code 1): its recorder
+    completes it.
     """
+    if repair or strip_tokens:
+        if as_json:
+            raise WrongUsage("--json: not with --repair or --strip-tokens, which check nothing")
+        repair_file(file, output, strip_tokens)
+        return DONE
+    if output is not None:
+        raise WrongUsage("--output: only with --repair or --strip-tokens")
     path = find_recording(file)
     with Progress() as progress:
         report = verify(path, lambda share: progress(f"verifying {path.name}", share))
@@ -38,7 +82,7 @@ def verify_file(
         say(msgspec.json.format(msgspec.json.encode(as_document(report)), indent=2).decode())
     else:
         say(*table(report))
-    return 0 if report.is_good else FAILED
+    return DONE if report.is_good else FAILED
 
 
 def as_document(report: VerifyReport) -> dict[str, Any]:
@@ -83,7 +127,7 @@ def table(report: VerifyReport) -> list[str]:
         lines.append("  it is being written right now: its end is not in it yet")
     if report.with_tokens:
         lines.append(
-            "  it holds prompts and outputs ('stepscope repair --strip-tokens' takes them out)"
+            "  it holds prompts and outputs ('stepscope verify --strip-tokens' takes them out)"
         )
     if report.levels:
         lines.append(f"  service levels it was recorded with: {levels_text(report.levels)}")
@@ -123,3 +167,77 @@ def _result(check: Check) -> str:
     if not check.is_good:
         return f"{check.num_problems:,} problem{'s' if check.num_problems > 1 else ''}"
     return "ok" if check.num_checked else "nothing to check"
+
+
+def repair_file(file: str, output: str | None = None, strip_tokens: bool = False) -> None:
+    """Write a repaired copy of a recording, if anything is wrong with it.
+
+    With `strip_tokens`, write a copy without prompts and outputs instead.
+
+    Raises:
+        CommandFailed, RecordingError: nothing can be saved, the copy cannot be written, or the
+            recording is still being written.
+    """
+    path = Path(file)
+    part = path.with_name(path.name + PART_SUFFIX)
+    path = part if part.exists() and not path.exists() else find_recording(file)
+    chosen = None if output is None else output_path(output, is_new=True)
+    if strip_tokens:
+        _strip(path, chosen)
+        return
+    with Progress() as progress:
+        wrong = what_is_wrong(path, lambda share: progress(f"reading {path.name}", share))
+        if wrong is None:
+            say(f"{path} is whole: nothing to repair")
+            return
+        target = chosen or default_output(path)
+        report = repair(path, target, lambda share: progress(f"repairing {path.name}", share))
+    say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
+
+
+def _strip(path: Path, output: Path | None) -> None:
+    whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
+    target = output or whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
+    with Progress() as progress:
+        done = strip(path, target, lambda share: progress(f"stripping {path.name}", share))
+    what = "without the prompts and outputs" if done.had_tokens else "it held none to remove"
+    say(f"{target}: {done.num_messages:,} messages, {file_size(done.num_bytes)}, {what}")
+
+
+def summary(report: RepairReport, target: Path) -> list[str]:
+    """Return lines on what was kept and what was lost."""
+    steps = "no steps"
+    if report.first_step is not None and report.last_step is not None:
+        steps = f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
+    chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
+    if report.num_in_part:
+        chunks += f", {report.num_in_part:,} in part"
+    if report.num_lost:
+        chunks += f", {report.num_lost:,} lost"
+    lines = [f"kept: {steps}, {report.num_messages:,} messages; {chunks}"]
+    lines += [f"lost: {_loss(loss)}" for loss in report.losses]
+    if report.num_lost_bytes:
+        lines.append(f"lost: {file_size(report.num_lost_bytes)} outside of any chunk")
+    return [*lines, f"{target}: {file_size(report.num_bytes)}"]
+
+
+def _loss(loss: Loss) -> str:
+    if loss.before_step is None:
+        end = "from the first step on" if loss.after_step is None else _after(loss.after_step)
+        what = "whatever came" if loss.num_steps is None else f"{loss.num_steps:,} steps"
+        return f"{what} {end}"
+    upto = ""
+    if loss.after_step is not None:
+        first = loss.after_step + 1
+    elif loss.num_steps is not None:
+        first = loss.before_step - loss.num_steps
+    else:  # the first step is unknown: a recording may begin at any step of its engine
+        first, upto = 0, "up to "
+    num_steps = loss.before_step - first
+    if num_steps <= 0:
+        return f"no step, but messages before step {loss.before_step:,}"
+    return f"{upto}{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
+
+
+def _after(step: int) -> str:
+    return f"after step {step:,}"

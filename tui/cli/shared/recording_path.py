@@ -1,10 +1,13 @@
-"""Finds the recording that the user names: a file, or a sample shipped with stepscope."""
+"""Finds the recording, the steps and the request that the user names."""
 
 from pathlib import Path
 
 from stepscope.recordings import samples
+from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+
+RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
 
 def find_recording(file: str) -> Path:
@@ -33,3 +36,29 @@ def sample_named(name: str) -> Path | None:
 def is_recorded(path: Path) -> bool:
     """Whether a path may be a recording: not an engine's socket, and not a folder."""
     return not path.is_dir() and not path.is_socket()
+
+
+def step_range(first: int | None, last: int | None) -> StepRange:
+    """Return the range of --from and --until.
+
+    Raises:
+        WrongUsage: the range is empty, or an end is negative.
+    """
+    for option, step in (("--from", first), ("--until", last)):
+        if step is not None and step < 0:
+            raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
+    if first is not None and last is not None and first > last:
+        raise WrongUsage(f"--from {first} is after --until {last}")
+    return StepRange(first, last)
+
+
+def request_number(text: str) -> int:
+    """Return the number of the request that --request names.
+
+    Raises:
+        WrongUsage: the text does not name a request.
+    """
+    number = text.strip().removeprefix("r")
+    if not number.isdecimal():
+        raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
+    return int(number)

@@ -1,18 +1,14 @@
-"""`stepscope autopilot`: holds an ITL level by changing the token budget of a running engine."""
+"""`stepscope tune --hold`: holds an ITL level by changing the token budget of a running engine."""
 
 import json
 import signal
 import time
 from collections.abc import Mapping
-from typing import Annotated
-
-import typer
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.tui.cli.shared.arguments import As, EngineName, SloItl, example, with_key
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
@@ -20,46 +16,36 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _TICK_S = 0.2
 
 
-@commands.command(
-    "autopilot",
-    epilog=example(
-        "stepscope autopilot --slo-itl 50ms --shadow",
-        "stepscope autopilot engine-0 --slo-itl 30ms --as night-shift",
-    ),
-)
-@with_key
-def run(
-    endpoint: EngineName = None,
+def hold(
+    target: str | None,
+    itl: str | None,
+    seconds: float | None,
+    name: str | None,
     *,
-    slo_itl: SloItl = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="only say what it would do; change nothing")
-    ] = False,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="how long (default: until Ctrl-C)")
-    ] = None,
-    name: As = None,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
+    is_shadow: bool,
+    as_json: bool,
 ) -> int:
-    """Hold an ITL level by moving the token budget of an engine.
+    """Run the autopilot and print each change of knobs until a signal, then restore the knobs.
 
-    Keeps 95 % of the gaps between tokens within the level. It predicts step times with a model
-    fitted on the engine's own steps, and also limits the running requests if the budget alone is
-    not enough. Every move is in the engine's audit with its reason. The old values of the knobs
-    are restored when the autopilot ends, dies or loses the telemetry. It ends when somebody else
-    sets one of its knobs.
+    Args:
+        itl: the level, as typed by the user; None: that of the engine.
+
+    Returns:
+        The exit code: 0, or 1 if the autopilot ended by itself, because another client set a knob
+            or the telemetry was lost.
+
+    Raises:
+        ConfigError: the engine has no budget to change, or another autopilot holds its knobs.
+        WrongUsage: an option is not valid.
     """
     call_me(name)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-    levels = chosen_levels(level_flags(slo_itl, None))
-    chosen = choose(endpoint, "stepscope autopilot {}")
+    levels = chosen_levels(level_flags(itl, None))
+    chosen = choose(target, "stepscope tune {} --hold itl")
     with connect(chosen) as client:
         said = levels_said(client.info())
     note_own(levels, said)
@@ -67,10 +53,10 @@ def run(
     out = _MovePrinter(chosen.name, as_json)
     begun_s = time.monotonic()
     with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:
-        pilot = LivePilot(chosen, itl_ms, who(), is_shadow=shadow)
+        pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:
-            out.begin(itl_ms, shadow)
+            out.begin(itl_ms, is_shadow)
             while pilot.ended is None and not stop.wait(_TICK_S):
                 if (moved := pilot.tick(time.monotonic())) is not None:
                     out.moved(moved)

@@ -1,10 +1,7 @@
-"""`stepscope diagnose`: finds the setting that is the bottleneck, and proves it by simulation."""
+"""What `stepscope tune` says about the bottleneck: the suspects, their evidence and the proof."""
 
 from collections.abc import Iterator
 from typing import Any
-
-import msgspec
-import typer
 
 from stepscope.recordings.simulation.diagnosis import (
     KEPT_SHARE,
@@ -12,68 +9,22 @@ from stepscope.recordings.simulation.diagnosis import (
     Diagnosis,
     Finding,
     Trial,
-    diagnose,
 )
 from stepscope.recordings.simulation.what_if import Forecast
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import (
-    AsJson,
-    SloItl,
-    SloTtft,
-    Target,
-    WatchSeconds,
-    example,
-    with_key,
-)
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.service_levels import said
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a forecast with more is a guess
 
 
-@commands.command(
-    "diagnose",
-    epilog=example(
-        "stepscope diagnose session.mcap",
-        "stepscope diagnose engine-0 --slo-itl 30ms --slo-ttft 1s --seconds 120",
-    ),
-)
-@with_key
-def run(
-    target: Target = None,
-    *,
-    seconds: WatchSeconds = None,
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find the setting that is the bottleneck, and prove it.
-
-    The steps show which settings may hold the engine back: seats, budget, KV memory and its
-    reservation, the batching mode, long prompts, the prefix cache, the host. The recorded requests
-    are then simulated with each limit lifted. Nothing is changed.
-    """
-    with studied(target, seconds, "diagnose", slo_itl, slo_ttft) as work:
-        level, basis = work.level, work.basis
-        found = diagnose(work.seen(), level, work.on_run)
-    if as_json:
-        say(_document(found, level))
-    else:
-        say(basis.model.in_words()[0], *_report(found, level))
-
-
-def _report(found: Diagnosis, level: SLO) -> Iterator[str]:
+def diagnosis_lines(found: Diagnosis, level: SLO) -> Iterator[str]:
     yield f"levels: {said(level)}; medians of {NUM_RUNS} simulated runs"
     yield f"as it was: {found.kept_share:.0%} of the requests keep them, {_figures(found.again)}"
     yield ""
     for each in found.findings:
         yield from _finding(each)
     yield ""
-    yield from verdict(found)
+    yield from verdict_lines(found)
 
 
 def _finding(found: Finding) -> Iterator[str]:
@@ -106,7 +57,7 @@ def _figures(found: Forecast) -> str:
     )
 
 
-def verdict(found: Diagnosis) -> Iterator[str]:
+def verdict_lines(found: Diagnosis) -> Iterator[str]:
     """Yield lines on the proved bottlenecks, in the order in which to remove them."""
     if found.kept_share >= KEPT_SHARE:
         yield (
@@ -132,7 +83,7 @@ def verdict(found: Diagnosis) -> Iterator[str]:
         )
 
 
-def _document(found: Diagnosis, level: SLO) -> str:
+def diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
     def figures(forecast: Forecast) -> dict[str, Any]:
         return {name: each._asdict() for name, each in forecast.figures.items()}
 
@@ -149,7 +100,7 @@ def _document(found: Diagnosis, level: SLO) -> str:
             "figures": figures(each.forecast),
         }
 
-    document = {
+    return {
         "levels": level._asdict(),
         "num_runs": NUM_RUNS,
         "kept_share": found.kept_share,
@@ -164,12 +115,7 @@ def _document(found: Diagnosis, level: SLO) -> str:
             for each in found.findings
         ],
         "bottlenecks": [
-            {
-                "suspect": each.suspect.name,
-                "trial": trial(each.trial),
-            }
-            for each in found.bottlenecks
+            {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
         ],
-        "verdict": " ".join(verdict(found)),
+        "verdict": " ".join(verdict_lines(found)),
     }
-    return msgspec.json.encode(document).decode()

@@ -1,61 +1,52 @@
-"""`stepscope schedule`: runs the scheduler over a workload, without running a language model.
+"""What `stepscope simulate` prints of a workload that counts in steps, and of several cases.
 
-A workload file counts time in steps; by default every step is printed. A trace or a recording has
-times in seconds, so it needs a model of step times, and only a summary is printed.
+Such a workload needs no step times. A case is a batching mode with values of knobs.
 """
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.protocol.wire import KnobValue, Phase
 from stepscope.engine.scheduling.presets import defaults_like
+from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.dry_run import (
     ScheduleLine,
     ScheduleReplay,
     ScheduleWorkload,
     parse_workload,
 )
-from stepscope.engine.simulation.step_time import StepTimeModel
+from stepscope.engine.simulation.step_time import StepTimeModel, shape_of
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import Like, example
 from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.knob_words import variants_of
-from stepscope.tui.cli.shared.options import with_options
 from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import sample_named
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.report import Interval, intervals
 from stepscope.tui.cli.simulation.report import text as interval_text
-from stepscope.tui.cli.simulation.schedule_summary import summarized, table
-from stepscope.tui.cli.simulation.simulate import (
-    DEFAULT_LEN,
+from stepscope.tui.cli.simulation.runs import (
     EngineOptions,
     RunOptions,
-    make_setup,
+    choose_step_times,
+    open_work,
     run_once,
 )
-from stepscope.tui.cli.simulation.source import open_source
-from stepscope.tui.cli.simulation.step_times import choose_step_times
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _Value: TypeAlias = float | Interval | None
 STDIN = "-"
 ALL = "all"
-_TRACES = (".csv", ".jsonl", ".mcap", PART_SUFFIX)
+_TIMED = (".csv", ".jsonl", ".mcap", PART_SUFFIX)
 _SHOWN = {
     "ttft_p50_steps": "TTFT p50 steps", "ttft_p99_steps": "p99", "itl_p50_steps": "ITL p50 steps",
     "itl_p99_steps": "p99", "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99",
@@ -66,17 +57,7 @@ _SHOWN = {
 }  # fmt: skip
 
 
-class ScheduleOptions(NamedTuple):
-    """What to print, and for which batching modes and knobs, as the user typed it."""
-
-    summary: bool = False
-    modes: str | None = None
-    as_json: bool = False
-    sweep: str | None = None
-    num_runs: int = 1
-
-
-class _ScheduleCase(NamedTuple):
+class ScheduleCase(NamedTuple):
     """A batching mode to run, with the knobs that differ from those of the options.
 
     Attributes:
@@ -87,185 +68,91 @@ class _ScheduleCase(NamedTuple):
     changes: Mapping[str, KnobValue]
 
 
-@commands.command(
-    epilog=example(
-        "stepscope schedule workload.json --batching static --summary",
-        "stepscope schedule workload.json --max-num-batched-tokens 256 | head",
-        "stepscope schedule trace.csv --summary --modes all --gpu h100",
-        "stepscope schedule chunked --summary --sweep max_num_seqs=8..64 --runs 5",
-    )
-)
-@with_options("knobs", defaults=dict.fromkeys(Knobs.__struct_fields__))
-def schedule(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="a workload (JSON), a trace, a recording or sample, or - for stdin"
-        ),
-    ],
-    summary: Annotated[
-        bool, typer.Option("--summary", help="print a summary instead of the steps")
-    ] = False,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="all|MODE,...", help="with --summary: a table of these batching modes"
-        ),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KNOB=FIRST..LAST", help="with --summary: a line for each of some values"
-        ),
-    ] = None,
-    runs: Annotated[
-        int,
-        typer.Option(
-            metavar="INT",
-            min=1,
-            help="of a trace or a recording: runs, with seeds from 0 on",
-            show_default=False,
-        ),
-    ] = 1,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="times in ms on this GPU (h100, a100, ...)")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME|PATH", help="... of this model")
-    ] = None,
-    step_time: Annotated[
-        str | None, typer.Option(metavar="FILE", help="times in ms, as in 'stepscope simulate'")
-    ] = None,
-    num_blocks: Annotated[
-        int | None,
-        typer.Option(metavar="INT", help="number of KV blocks; one of them is never used"),
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(metavar="INT", help="tokens in a KV block")
-    ] = None,
-    like: Like = None,
-    as_json: Annotated[bool, typer.Option("--json", help="with --summary: print JSON")] = False,
-    *,
-    flags: dict[str, Any],
-) -> None:
-    """Dry-run the scheduler, without a model: one JSON line a step.
-
-    A workload is an object with num_blocks, requests (arrival_step, prompt_len, output_len each)
-    and any knob by its name. A trace or a recording has times instead of steps: give --summary, and
-    step times (those of a recording are its own).
-
-    Options override the workload file, but budget changes in mid-run still happen. What neither
-    sets is as in 'stepscope serve'.
-    """
-    engine = EngineOptions(
-        gpu, model, step_time, like=like, num_blocks=num_blocks, block_size=block_size
-    )
-    options = ScheduleOptions(summary, modes, as_json, sweep, runs)
-    dry_run(file, options, engine, flags)
-
-
-def dry_run(
-    file: str, options: ScheduleOptions, engine: EngineOptions, flags: Mapping[str, Any]
-) -> None:
-    """Run the scheduler, and print a JSON line for each step, or a summary of each mode.
-
-    Args:
-        file: path of a workload, a trace or a recording, or the name of a shipped sample; '-' reads
-            a workload from standard input.
-        flags: knobs as the user typed them.
-    """
-    cases = _cases(options)
-    if not Path(file).exists():
-        file = str(sample_named(file) or file)
-    has_times = file != STDIN and Path(file).suffix in _TRACES
-    if options.as_json and not options.summary:
-        raise WrongUsage("--json goes with --summary; without it every step is a line of JSON")
-    if len(cases) > 1 and not options.summary:
-        raise WrongUsage("--modes and --sweep go with --summary")
-    if options.num_runs > 1 and not has_times:
-        raise WrongUsage(
-            "--runs: a workload that counts in steps has no chance in it; leave it out"
-        )
-    if has_times:
-        if not options.summary:
-            raise WrongUsage(
-                "the steps of a trace or a recording: stepscope simulate -o FILE.mcap; here "
-                "give --summary"
-            )
-        _compare(file, cases, engine, options, flags)
-        return
-    workload = parse_workload(_read(file), _source(file), _overrides(engine, flags))
-    if not options.summary:
-        _print_lines(ScheduleReplay(workload).lines())
-        return
-    model = _model(engine)
-    if len(cases) == 1 and not options.as_json:
-        say(*table(summarized(_replay(workload, cases[0]), workload, model)))
-    else:
-        _say_all(
-            {
-                case.name: summarized(_replay(workload, case), workload, model).figures()
-                for case in cases
-            },
-            options.as_json,
-        )
-
-
-def _cases(options: ScheduleOptions) -> list[_ScheduleCase]:
-    """Return every mode of the options with every value of the sweep."""
-    if options.sweep is None:
-        return _modes(options)
-    return [
-        case._replace(name=f"{case.name} {text}".strip(), changes={**case.changes, **changes})
-        for case in _modes(options)
-        for text, changes in variants_of((), options.sweep)
-    ]
-
-
-def _modes(options: ScheduleOptions) -> list[_ScheduleCase]:
-    """Return the modes of the options, else the one that the knobs name."""
+def cases_of(modes: str | None, sweep: str | None) -> list[ScheduleCase]:
+    """Return every mode of `--modes` with every value of `--sweep`; empty if neither is given."""
     known = get_args(Batching)
-    names = [] if options.modes is None else options.modes.split(",")
-    if options.modes == ALL:
-        names = list(known)
+    names = [] if modes is None else list(known) if modes == ALL else modes.split(",")
     for name in names:
         if name not in known:
             raise WrongUsage(f"--modes: expected all, or some of {', '.join(known)}, got {name!r}")
-    modes = [_ScheduleCase(name, {"batching": name}) for name in names]
-    return modes or [_ScheduleCase("", {})]
+    cases = [ScheduleCase(name, {"batching": name}) for name in names]
+    if sweep is None:
+        return cases
+    return [
+        ScheduleCase(f"{case.name} {text}".strip(), {**case.changes, **changes})
+        for case in cases or [ScheduleCase("", {})]
+        for text, changes in variants_of((), sweep)
+    ]
 
 
-def _replay(workload: ScheduleWorkload, case: _ScheduleCase) -> ScheduleReplay:
+def dry_run(
+    file: str,
+    cases: Sequence[ScheduleCase],
+    prints_steps: bool,
+    engine: EngineOptions,
+    options: RunOptions,
+    flags: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """Run the scheduler, and print a JSON line for each step, or a summary of each case.
+
+    Args:
+        file: path of a workload; '-' reads it from standard input.
+        flags: knobs as the user typed them.
+    """
+    if prints_steps and (cases or as_json):
+        raise WrongUsage("--steps: each step is a line of JSON; leave out --json, --modes, --sweep")
+    if options.num_runs > 1:
+        raise WrongUsage(
+            "--runs: a workload that counts in steps has no chance in it; leave it out"
+        )
+    if Path(file).suffix in _TIMED:
+        raise WrongUsage("--steps: the steps of a trace or a recording: -o FILE.mcap")
+    workload = parse_workload(_read(file), _source(file), _overrides(engine, flags))
+    if prints_steps:
+        _print_lines(ScheduleReplay(workload).lines())
+        return
+    model = _model(engine)
+    if not cases and not as_json:
+        say(*table(summarized(ScheduleReplay(workload), workload, model)))
+        return
+    found = {
+        case.name: summarized(_replay(workload, case), workload, model).figures()
+        for case in cases or [ScheduleCase("", {})]
+    }
+    _say_all(found, as_json)
+
+
+def _replay(workload: ScheduleWorkload, case: ScheduleCase) -> ScheduleReplay:
     knobs = msgspec.structs.replace(workload.knobs, **case.changes)
     return ScheduleReplay(msgspec.structs.replace(workload, knobs=knobs))
 
 
-def _compare(
-    file: str,
-    cases: Sequence[_ScheduleCase],
+def compare_cases(
+    source: str,
+    cases: Sequence[ScheduleCase],
     engine: EngineOptions,
-    options: ScheduleOptions,
+    options: RunOptions,
+    spec: WorkloadSpec,
+    levels: Sequence[SLO],
     flags: Mapping[str, Any],
+    as_json: bool,
 ) -> None:
-    """Run a trace or a recording in each case, in simulated time, and print the figures."""
-    if engine.gpu is None and engine.step_time is None and Path(file).suffix == ".mcap":
-        engine = engine._replace(step_time=file)  # as fast as the recorded engine
-    chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, 1)
-    work = open_source(file, WorkloadSpec(), DEFAULT_LEN, 1.0, None)
-    setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
+    """Simulate a trace, a recording or a mix in each case, and print the figures."""
+    work, setup = open_work(source, engine, options, spec, flags)
     found: dict[str, Mapping[str, _Value]] = {}
     with Progress() as progress:
         for number, case in enumerate(cases):
             knobs = setup.knobs.changed(case.changes, setup.limits)
             made = msgspec.structs.replace(setup, knobs=knobs)
-            name = case.name or knobs.batching
             runs = []
-            for seed in range(options.num_runs):
-                progress(f"simulating {name}", (number + seed / options.num_runs) / len(cases))
+            for at in range(options.num_runs):
+                progress(f"simulating {case.name}", (number + at / options.num_runs) / len(cases))
+                seed = spec.seed + at
                 model = DrawnStepTimes(made.model, seed)
-                runs.append(run_once(made, model, work.requests(seed), [SLO()], RunOptions()))
-            found[name] = intervals(runs) if options.num_runs > 1 else flat(runs[0])
-    _say_all(found, options.as_json)
+                runs.append(run_once(made, model, work.requests(seed), levels, options))
+            found[case.name] = intervals(runs) if options.num_runs > 1 else flat(runs[0])
+    _say_all(found, as_json)
 
 
 def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
@@ -327,3 +214,136 @@ def _print_lines(lines: Iterable[ScheduleLine]) -> None:
     with writing_output():
         for line in lines:
             sys.stdout.buffer.write(encoder.encode(line) + b"\n")
+
+
+_LATENCIES = ("ttft_steps", "itl_steps", "ttft_ms", "itl_ms")
+
+
+@dataclass
+class Summary:
+    """Counts and latencies of a run. `num_steps` counts only steps that had work."""
+
+    num_requests: int
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_padded_tokens: int = 0
+    num_budgeted_tokens: int = 0
+    num_preemptions: int = 0
+    num_hit_tokens: int = 0
+    ttft_steps: list[int] = field(default_factory=list)
+    itl_steps: list[int] = field(default_factory=list)
+    ttft_ms: list[float] = field(default_factory=list)  # empty without a model of step times
+    itl_ms: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float | None]:
+        """Return name -> value of each figure; latencies as p50 and p99."""
+        found = {name: value for name, value in asdict(self).items() if name not in _LATENCIES}
+        for name in _LATENCIES:
+            samples = sorted(getattr(self, name))
+            kind, _, unit = name.partition("_")
+            for rank in (50, 99):
+                value = samples[_place(len(samples), rank)] if samples else None
+                if value is not None or unit == "steps":
+                    found[f"{kind}_p{rank}_{unit}"] = value
+        return found
+
+
+def summarized(
+    replay: ScheduleReplay, workload: ScheduleWorkload, model: StepTimeModel | None = None
+) -> Summary:
+    """Run the scheduler to the end of the workload, and return a summary.
+
+    Args:
+        model: gives the time of each step; a step without work takes no time.
+    """
+    summary = Summary(num_requests=len(workload.requests))
+    scheduler = replay.scheduler
+    last_token: dict[int, int] = {}  # request -> step
+    now_ms = 0.0
+    began_ms: list[float] = []  # step -> when it began
+    ended_ms: dict[int, float] = {}  # request -> when its last token came
+    for line in replay.lines():
+        began_ms.append(now_ms)
+        if not replay.rows and not line.preempted:
+            continue
+        if model is not None:
+            step = ScheduledStep(line.step, replay.rows, scheduler.num_padded_tokens)
+            now_ms += model.step_time(shape_of(step)).cycle_s * 1e3
+        summary.num_steps += 1
+        summary.num_budgeted_tokens += scheduler.knobs.max_num_batched_tokens
+        summary.num_prefill_tokens += scheduler.num_prefill_tokens
+        summary.num_decode_tokens += scheduler.num_decode_tokens
+        summary.num_padded_tokens += scheduler.num_padded_tokens
+        summary.num_preemptions += len(line.preempted)
+        summary.num_hit_tokens += sum(scheduler.admitted_now.values())
+        summary.num_hit_tokens -= sum(scheduler.resumed_now.values())
+        for row in replay.rows:
+            number = row.request.request_id
+            if row.phase is Phase.RECOMPUTE:
+                known = row.request.high_water - row.start
+                summary.num_recomputed_tokens += min(row.num_tokens, known)
+            if not row.samples:
+                continue
+            if number in last_token:
+                summary.itl_steps.append(line.step - last_token[number])
+                if model is not None:
+                    summary.itl_ms.append(now_ms - ended_ms[number])
+            else:
+                arrival = workload.requests[number].arrival_step
+                summary.ttft_steps.append(line.step - arrival + 1)
+                if model is not None:
+                    summary.ttft_ms.append(now_ms - began_ms[arrival])
+            last_token[number] = line.step
+            ended_ms[number] = now_ms
+    return summary
+
+
+def table(summary: Summary) -> list[str]:
+    num_tokens = summary.num_prefill_tokens + summary.num_decode_tokens
+    use = num_tokens / summary.num_budgeted_tokens if summary.num_budgeted_tokens else 0.0
+    rows = [
+        ("requests", f"{summary.num_requests:,}"),
+        ("steps", f"{summary.num_steps:,} with work"),
+        (
+            "tokens",
+            f"{num_tokens:,}: {summary.num_prefill_tokens:,} prefill, "
+            f"{summary.num_decode_tokens:,} decode",
+        ),
+        ("budget used", f"{use:.1%} on average"),
+        ("padding", f"{summary.num_padded_tokens:,} tokens, if the engine padded its steps"),
+        ("prefix hits", f"{summary.num_hit_tokens:,} tokens"),
+        (
+            "preemptions",
+            f"{summary.num_preemptions:,}, {summary.num_recomputed_tokens:,} tokens recomputed",
+        ),
+        ("TTFT", _percentiles(summary.ttft_steps)),
+        ("ITL", _percentiles(summary.itl_steps)),
+    ]
+    if summary.ttft_ms:
+        rows.append(("TTFT ms", _milliseconds(summary.ttft_ms)))
+        rows.append(("ITL ms", _milliseconds(summary.itl_ms)))
+    return [f"{name:<12} {text}" for name, text in rows]
+
+
+def _percentiles(steps: list[int]) -> str:
+    """Return a text with p50, p99 and maximum; percentiles are by nearest rank."""
+    if not steps:
+        return "no sample"
+    ordered = sorted(steps)
+    p50, p99 = (ordered[_place(len(ordered), rank)] for rank in (50, 99))
+    return f"p50 {p50:,}  p99 {p99:,}  max {ordered[-1]:,} steps"
+
+
+def _milliseconds(samples: list[float]) -> str:
+    if not samples:
+        return "no sample"
+    ordered = sorted(samples)
+    p50, p99 = (ordered[_place(len(ordered), rank)] for rank in (50, 99))
+    return f"p50 {p50:,.1f}  p99 {p99:,.1f}  max {ordered[-1]:,.1f} ms"
+
+
+def _place(count: int, rank: int) -> int:
+    """Return the index of percentile `rank` in `count` ordered samples, by nearest rank."""
+    return -(-count * rank // 100) - 1

@@ -2,76 +2,48 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
+from stepscope.engine.simulation.virtual.cluster import run_cluster
+from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.simulation.figures import RunFigures, RunSums
+from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import (
-    AsJson,
-    Like,
-    example,
-)
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import AsJson, Like, example, option, with_options
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
-from stepscope.tui.cli.simulation.source import MIX, SimulatedSource, open_source
-from stepscope.tui.cli.simulation.step_times import (
+from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
-    ChosenStepTimes,
-    choose_step_times,
+    MIX,
+    EngineOptions,
+    RunOptions,
+    SimulatedSource,
+    is_recording_name,
+    open_work,
+    run_once,
 )
+from stepscope.tui.cli.simulation.schedule import STDIN, cases_of, compare_cases, dry_run
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
-from stepscope.tui.settings.setting_values import convert_flags, resolve
+from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
-DEFAULT_LEN = 131_072
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _TICK_S = 0.1
-
-
-class EngineOptions(NamedTuple):
-    """The engine to simulate, as the user typed it."""
-
-    gpu: str | None = None
-    model: str | None = None
-    step_time: str | None = None
-    tensor_parallel: int = 1
-    like: str | None = None
-    num_blocks: int | None = None
-    block_size: int | None = None
-    max_model_len: int | None = None
-    overlap: bool | None = None
-
-
-class RunOptions(NamedTuple):
-    """How to simulate: the number of runs and of engines, routing, and which requests."""
-
-    num_runs: int = 1
-    num_replicas: int = 1
-    routing: Routing = "round-robin"
-    time_scale: float = 1.0
-    limit: int | None = None
 
 
 @commands.command(
@@ -79,7 +51,10 @@ class RunOptions(NamedTuple):
         "stepscope simulate --gpu h100",
         "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
         "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-        "stepscope simulate session.mcap --step-time session.mcap -o again.mcap",
+        "stepscope simulate trace.csv --gpu h100 --modes all",
+        "stepscope simulate session.mcap -o again.mcap",
+        "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
+        "stepscope simulate workload.json --steps | head",
     )
 )
 @with_options("knobs", "load", defaults=_DEFAULTS)
@@ -88,88 +63,82 @@ def simulate(
         str | None,
         typer.Argument(
             metavar="TRACE|FILE|mix",
-            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the "
-            "load of the options below  [default: mix]",
-            show_default=False,
+            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
+            "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
+            "[default: mix]",
         ),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+        str | None, option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ...")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="the model on it: a known name, or a config.json  [default: llama-3.1-8b]",
-            show_default=False,
+        option(
+            "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
         ),
     ] = None,
     step_time: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-            "that were measured ('stepscope bench gpu --json', CSV)",
+        option(
+            "FILE",
+            "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+            "that were measured ('stepscope bench gpu --json', CSV); a recording has its own",
         ),
     ] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="GPUs that share the model")
-    ] = 1,
+    tensor_parallel: Annotated[int, option("INT", "GPUs that share the model", min=1)] = 1,
     like: Like = None,
     num_blocks: Annotated[
         int | None,
-        typer.Option(
-            metavar="INT",
-            min=1,
-            help="KV blocks (default: what the GPU has room for, or as recorded)",
-            show_default=False,
-        ),
+        option("INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="tokens in a KV block  [default: 16]")
+        int | None, option("INT", "tokens in a KV block  [default: 16]", min=1)
     ] = None,
     max_model_len: Annotated[
-        int | None,
-        typer.Option(metavar="INT", min=2, help="longest request; longer ones are cut"),
+        int | None, option("INT", "longest request; longer ones are cut", min=2)
     ] = None,
     overlap: Annotated[
         Literal["on", "off"] | None,
-        typer.Option(
-            metavar="on|off",
-            help="schedule each step while the one before it runs (default: as recorded; on with "
+        option(
+            "on|off",
+            "schedule each step while the one before it runs (default: as recorded; on with "
             "--like)",
-            show_default=False,
         ),
     ] = None,
-    runs: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="runs, with seeds from --seed on")
-    ] = 1,
-    replicas: Annotated[int, typer.Option(metavar="INT", min=1, help="engines side by side")] = 1,
+    runs: Annotated[int, option("INT", "runs, with seeds from --seed on", min=1)] = 1,
+    replicas: Annotated[int, option("INT", "engines side by side", min=1)] = 1,
     routing: Annotated[
         Literal["round-robin", "least-loaded"],
-        typer.Option(
-            metavar="round-robin|least-loaded", help="how requests are spread over the engines"
-        ),
+        option("round-robin|least-loaded", "how requests are spread over the engines"),
     ] = "round-robin",
     time_scale: Annotated[
-        float,
-        typer.Option(metavar="NUMBER", help="multiply the arrivals' times: 0.5 doubles the load"),
+        float, option("NUMBER", "multiply the arrivals' times: 0.5 doubles the load")
     ] = 1.0,
+    prints_steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps/--summary",
+            help="of a workload that counts in steps: one JSON line a step, no summary",
+        ),
+    ] = False,
+    modes: Annotated[str | None, option("all|MODE,...", "a table of these batching modes")] = None,
+    sweep: Annotated[
+        str | None,
+        option(
+            "KNOB=FIRST..LAST|KNOB=VALUE,...",
+            "a table of these values of a knob, in each of the modes",
+        ),
+    ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(metavar="INT", min=1, help="take only so many requests from the start"),
+        int | None, option("INT", "take only so many requests from the start", min=1)
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="write the first run as a recording"),
+        str | None, option("FILE", "write the first run as a recording", "--output", "-o")
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LEVELS",
-            help="service levels to count goodput by ('ttft=500 itl=50'); may be given again",
-            show_default=False,
+        option(
+            "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
         ),
     ] = None,
     as_json: AsJson = False,
@@ -180,6 +149,10 @@ def simulate(
 
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
+
+    A workload that counts in steps needs no step times: it is a JSON object with num_blocks,
+    requests (arrival_step, prompt_len, output_len each) and any knob by its name. Options override
+    it, but its budget changes in mid-run still happen.
     """
     engine = EngineOptions(
         gpu,
@@ -193,7 +166,32 @@ def simulate(
         None if overlap is None else overlap == "on",
     )
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    run_workload(source, engine, options, output, slo or (), as_json, flags)
+    counts_steps = source is not None and (
+        prints_steps or source == STDIN or source.endswith(".json")
+    )
+    cases = cases_of(modes, sweep)
+    if output is not None and (counts_steps or cases):
+        raise WrongUsage("--output: not with --modes, --sweep or a workload that counts in steps")
+    if counts_steps:
+        if source is None:
+            raise WrongUsage("--steps: name a workload that counts in steps")
+        dry_run(source, cases, prints_steps, engine, options, flags, as_json)
+        return
+    if prints_steps:
+        raise WrongUsage("--steps: name a workload that counts in steps")
+    if (
+        source is not None
+        and engine.gpu is None
+        and engine.step_time is None
+        and is_recording_name(source)
+    ):
+        engine = engine._replace(step_time=source)  # as fast as the recorded engine
+    spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
+    levels = levels_of_options(slo or ()) or [SLO()]
+    if cases:
+        compare_cases(source or MIX, cases, engine, options, spec, levels, flags, as_json)
+    else:
+        run_workload(source, engine, options, output, spec, levels, as_json, flags)
 
 
 def run_workload(
@@ -201,7 +199,8 @@ def run_workload(
     engine: EngineOptions,
     options: RunOptions,
     output: str | None,
-    slos: Sequence[str],
+    spec: WorkloadSpec,
+    levels: Sequence[SLO],
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
@@ -219,13 +218,7 @@ def run_workload(
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
-    levels = levels_of_options(slos) or [SLO()]
-    spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
-    chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
-    num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
-    longest = engine.max_model_len or min(DEFAULT_LEN, num_slots or DEFAULT_LEN)
-    work = open_source(source or MIX, spec, longest, options.time_scale, options.limit)
-    setup = make_setup(engine, chosen, work, convert_flags(Knobs, flags))
+    work, setup = open_work(source or MIX, engine, options, spec, flags)
     seeds = [spec.seed + number for number in range(options.num_runs)]
     runs: list[RunFigures] = []
     num_extrapolated = 0
@@ -263,74 +256,6 @@ def run_workload(
         say(f"recording  {path} ({written})")
     if stop:
         raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
-
-
-def make_setup(
-    engine: EngineOptions,
-    chosen: ChosenStepTimes,
-    work: SimulatedSource,
-    knob_flags: Mapping[str, Any],
-) -> SimulatedSetup:
-    """Return the engine to simulate, from the options.
-
-    If the requests come from a recording, what the options leave open is as recorded.
-
-    Raises:
-        WrongUsage: the size of the KV cache is unknown.
-        ConfigError: the knobs do not go together.
-    """
-    recorded = work.recorded
-    preset = None if engine.like is None else defaults_like(engine.like)
-    like = {} if preset is None else preset.knobs
-    knobs = Knobs() if recorded is None else recorded.knobs
-    knobs = msgspec.structs.replace(knobs, **{**like, **knob_flags})
-    block_size = engine.block_size or (recorded.block_size if recorded else 16)
-    num_blocks = engine.num_blocks
-    if num_blocks is None and recorded is not None and engine.gpu is None:
-        num_blocks = recorded.num_blocks
-    if num_blocks is None and chosen.num_kv_tokens is not None:
-        num_blocks = chosen.num_kv_tokens // block_size
-    if num_blocks is None:
-        raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
-    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else DEFAULT_LEN)
-    longest = min(longest, num_blocks * block_size)
-    overlap = engine.overlap
-    if overlap is None:
-        overlap = preset is not None or (recorded is not None and recorded.overlap)
-    return SimulatedSetup(
-        model=chosen.model,
-        simulated=chosen.simulated + (", steps overlap" if overlap else ""),
-        model_name=chosen.model_name,
-        device=chosen.device,
-        knobs=knobs,
-        limits=Limits(
-            max_num_batched_tokens=max(8192, longest, knobs.max_num_batched_tokens),
-            max_num_seqs=max(256, knobs.max_num_seqs),
-            max_model_len=longest,
-        ),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        overlap=overlap,
-        work=work.text,
-    )
-
-
-def run_once(
-    setup: SimulatedSetup,
-    model: DrawnStepTimes,
-    requests: Iterable[SimulatedRequest],
-    levels: Sequence[SLO],
-    options: RunOptions,
-    on_request: Callable[[int], bool] = lambda number: False,
-) -> RunFigures:
-    """Simulate one run and return its figures. The steps are not kept."""
-    figures = RunSums(levels)
-    replicas = [
-        Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
-        for _ in range(options.num_replicas)
-    ]
-    run_cluster(replicas, requests, routing=options.routing, on_request=on_request)
-    return figures.result()
 
 
 def _record(

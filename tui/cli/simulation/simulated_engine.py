@@ -13,7 +13,7 @@ from stepscope.tui.cli.engines.engine import prepare_process
 from stepscope.tui.cli.engines.serve import end_with_stdin
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.options import with_options
-from stepscope.tui.cli.simulation.step_times import choose_step_times
+from stepscope.tui.cli.simulation.runs import choose_step_times
 from stepscope.tui.settings.setting_values import convert_flags
 
 commands = typer.Typer(rich_markup_mode=None)

@@ -1,12 +1,12 @@
 """`stepscope tune`: finds the knobs with the highest goodput that keep the service levels."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.diagnosis import diagnose
 from stepscope.recordings.simulation.suspects import Seen
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
@@ -18,19 +18,14 @@ from stepscope.recordings.simulation.tuning import (
 from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
-from stepscope.tui.cli.shared.arguments import (
-    AsJson,
-    SloItl,
-    SloTtft,
-    Target,
-    WatchSeconds,
-    example,
-    with_key,
-)
-from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, example, option, with_key
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES
 from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.simulation.autopilot import hold
+from stepscope.tui.cli.simulation.diagnose import diagnosis_document, diagnosis_lines, verdict_lines
 from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.cli_errors import FAILED
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -52,35 +47,94 @@ _SHOWN = (
     epilog=example(
         "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
         "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
+        "stepscope tune freeze --bottleneck",
+        "stepscope tune engine-0 --hold itl=50ms --as night-shift",
     ),
 )
 @with_key
 def run(
     target: Target = None,
     *,
-    seconds: WatchSeconds = None,
+    seconds: Annotated[
+        float | None,
+        option(
+            "NUMBER",
+            "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)",
+        ),
+    ] = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    as_json: AsJson = False,
+    bottleneck: Annotated[
+        bool, typer.Option("--bottleneck", help="only name the bottleneck, and prove it")
+    ] = False,
+    held: Annotated[
+        str | None,
+        option(
+            "itl[=TIME]",
+            "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
+            "its token budget, until Ctrl-C",
+            "--hold",
+        ),
+    ] = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="with --hold: only say what it would do")
+    ] = False,
+    name: As = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document, with --hold one a line")
+    ] = False,
 ) -> int:
     """Find the knobs that keep the service levels best.
 
-    Candidates are simulated with the recorded requests, as in 'stepscope what-if'. Nothing is
-    changed. Says why, and which load would do, if no knobs keep the levels (exit code 1).
+    Names the bottleneck first: the steps show which settings may hold the engine back, and the
+    recorded requests are simulated with each limit lifted. Then sets of knobs are simulated, as in
+    'stepscope what-if'. Nothing is changed. Says why, and which load would do, if no knobs keep the
+    levels (exit code 1).
+
+    --hold is an autopilot: it predicts step times with a model fitted on the engine's own steps,
+    and also limits the running requests if the budget alone is not enough. Every move is in the
+    engine's audit with its reason. The old values of the knobs are restored when it ends, dies or
+    loses the telemetry. It ends when somebody else sets one of its knobs.
     """
+    if held is not None:
+        if bottleneck or (target or "").endswith(RECORDING_SUFFIXES):
+            raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
+        itl = _level_to_hold(held, slo_itl)
+        return hold(target, itl, seconds, name, is_shadow=shadow, as_json=as_json)
+    if shadow or name is not None:
+        raise WrongUsage("--shadow and --as: only with --hold")
     with studied(target, seconds, "tune", slo_itl, slo_ttft) as work:
-        level, basis = work.level, work.basis
-        found = Tuning(basis, level, work.on_run).run()
-        limit = _limit(work.seen())
+        level, basis, seen = work.level, work.basis, work.seen()
+        diagnosis = diagnose(seen, level, work.on_run)
+        found = None if bottleneck else Tuning(basis, level, work.on_run).run()
+    if found is None:
+        if as_json:
+            write_json(diagnosis_document(diagnosis, level))
+        else:
+            say(basis.model.in_words()[0], *diagnosis_lines(diagnosis, level))
+        return DONE
     if as_json:
-        say(_document(found, basis, level, limit))
+        document = _document(found, basis, level, _limit(seen))
+        write_json({**document, "diagnosis": diagnosis_document(diagnosis, level)})
     else:
-        say(*_report(found, basis, level, limit))
-    return 0 if found.candidates[0].keeps else FAILED
+        say(
+            basis.model.in_words()[0],
+            *verdict_lines(diagnosis),
+            "",
+            *_report(found, basis, level, _limit(seen)),
+        )
+    return DONE if found.candidates[0].keeps else FAILED
+
+
+def _level_to_hold(text: str, slo_itl: str | None) -> str | None:
+    """Return the ITL level of `--hold`, else that of `--slo-itl`; None if neither has one."""
+    kind, equals, level = text.partition("=")
+    if kind != "itl" or (equals and not level):
+        raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {text!r}")
+    return level or slo_itl
 
 
 def _report(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> Iterator[str]:
-    yield basis.model.in_words()[0]
     yield (
         f"each line is the median of {NUM_RUNS} runs (from the 5th to the 95th percentile); "
         f"levels: {said(level)}"
@@ -122,7 +176,7 @@ def verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
     if best.keeps:
-        return f"best: stepscope set {changes_text(best.changes).replace(',', ' ')}"
+        return f"best: stepscope set {changes_text(best.changes)}"
     share = f"only {best.kept_share:.0%} of the requests keep them with {_named(best)}"
     why = f"{_why(found, basis, level)}; {limit}"
     return f"cannot be kept, because {why} ({share}; {KEPT_SHARE:.0%} must)"
@@ -163,7 +217,7 @@ def _late(each: Candidate, level: SLO) -> str:
     return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
 
 
-def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
+def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> dict[str, Any]:
     def candidate(each: Candidate) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.forecast.figures.items()}
         return {
@@ -175,7 +229,7 @@ def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
         }
 
     best = found.candidates[0]
-    document = {
+    return {
         "levels": level._asdict(),
         "best": candidate(best) if best.keeps else None,
         "promising": found.promising and candidate(found.promising),
@@ -186,4 +240,3 @@ def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
         ),
         "candidates": [candidate(each) for each in found.candidates],
     }
-    return msgspec.json.encode(document).decode()

@@ -2,30 +2,34 @@
 
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.plot.frontier import frontier_figure
+from stepscope.recordings.plot.frontier import Between, FrontierPoint, frontier_figure
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
-from stepscope.recordings.simulation.what_if import WhatIf, what_if
+from stepscope.recordings.simulation.intervals import Predicted
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf, what_if
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.arguments import AsJson, RecordingFile, example
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
+from stepscope.tui.cli.shared.options import AsJson, RecordingFile, example, option
 from stepscope.tui.cli.shared.output_path import output_path, picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.signals import StopSignals
+from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.report import levels_of_options
-from stepscope.tui.cli.simulation.what_if_report import document, frontier, report
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.service_levels import said
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -46,30 +50,27 @@ def run(
         typer.Argument(
             metavar="KNOB=VALUE,...",
             help="the knobs of one change; commas try several values of a knob",
-            show_default=False,
         ),
     ] = None,
     sweep: Annotated[
-        str | None,
-        typer.Option(metavar="KNOB=FIRST..LAST", help="try a range of values, evenly in ratio"),
+        str | None, option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio")
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LEVELS",
-            help="service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
+        option(
+            "LEVELS",
+            "service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
             "recording)",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FILE",
+            "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
+            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
             "--output",
             "-o",
-            metavar="FILE",
-            help="of one variant: a simulated session as a recording, and nothing else (.mcap); of "
-            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -153,3 +154,160 @@ def _draw(picture: Path, found: WhatIf, by: str, name: str) -> None:
     with writing(picture, replace=True) as stream:
         stream.write(content)
     print(f"stepscope: wrote {picture}", file=sys.stderr)
+
+
+_SHOWN = (
+    ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
+    ("ITL p50 ms", "itl_p50_ms"), ("ITL p95 ms", "itl_p95_ms"), ("ITL p99 ms", "itl_p99_ms"),
+    ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
+    ("goodput /s", "goodput_0_per_s"),
+)  # fmt: skip
+_MAX_COLUMNS = 4  # cases to show as columns; more cases become rows
+_DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
+
+
+def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
+    """Yield the forecast as lines of text."""
+    yield basis.model.in_words()[0]
+    yield (
+        f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
+        f"should lie); the machine drifted by {found.drift:.1%} between windows"
+    )
+    yield ""
+    cases = [found.again, *found.variants]
+    if len(cases) <= _MAX_COLUMNS:
+        yield from _by_figure(found, cases)
+    else:
+        yield from _by_case(found, cases)
+    yield ""
+    yield f"goodput: requests a second that keep {said(levels[0])}"
+    yield from _notes(found, basis)
+
+
+def _by_figure(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
+    heading = ["", "recorded", "simulated", *(case.text for case in found.variants)]
+    rows = []
+    for label, name in _SHOWN:
+        row = [label, _number(found.recorded.get(name))]
+        rows.append(row + [_cell(case.figures.get(name)) for case in cases])
+    yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
+
+
+def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
+    """Yield a table with a row for each set of knobs. It leaves out the p95."""
+    shown = [(label, name) for label, name in _SHOWN if "p95" not in label]
+    heading = ["", *(label for label, _ in shown)]
+    rows = [["recorded", *(_number(found.recorded.get(name)) for _, name in shown)]]
+    best = {id(case) for case in best_of(cases)}
+    for case in cases:
+        text = "simulated" if case is found.again else case.text
+        text += " *" if id(case) in best else ""
+        rows.append([text, *(_cell(case.figures.get(name)) for _, name in shown)])
+    yield from text_table(heading, rows, "<" + ">" * len(shown))
+    yield "* on the frontier: no other row has both a lower TTFT p99 and a lower ITL p99"
+
+
+def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
+    """Return the cases on the frontier of p99 TTFT and p99 ITL.
+
+    A case is on the frontier if no other case is at least as low in both and lower in one.
+    """
+    values = []
+    for case in cases:
+        ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")
+        if ttft is not None and itl is not None:
+            values.append((case, ttft.value, itl.value))
+    return [
+        case
+        for case, ttft, itl in values
+        if not any(
+            other_ttft <= ttft and other_itl <= itl and (other_ttft, other_itl) != (ttft, itl)
+            for _, other_ttft, other_itl in values
+        )
+    ]
+
+
+def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
+    """Return the points of a plot of TTFT against ITL.
+
+    Returns:
+        (a point for each variant, the recorded (ITL, TTFT) at p50 and at p99)
+    """
+    best = {id(case) for case in best_of(found.variants)}
+    points = [
+        FrontierPoint(
+            case.text.rpartition("=")[2], _pair(case, 50), _pair(case, 99), id(case) in best
+        )
+        for case in found.variants
+    ]
+    recorded: list[tuple[float, float] | None] = []
+    for rank in (50, 99):
+        itl, ttft = (found.recorded.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
+        recorded.append(None if itl is None or ttft is None else (itl, ttft))
+    return points, recorded
+
+
+def _pair(case: Forecast, rank: int) -> tuple[Between, Between] | None:
+    itl, ttft = (case.figures.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
+    return None if itl is None or ttft is None else (Between(*itl), Between(*ttft))
+
+
+def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
+    work = basis.work
+    if found.drift > _DISTURBED:
+        yield (
+            f"note: the machine's speed changed by {found.drift:.0%} while it was recorded, as if "
+            "something else ran on it; a session that is not disturbed may take half as long: "
+            "record again"
+        )
+    for case in found.variants:
+        if case.share_extrapolated > 0.01:
+            yield (
+                f"note: {case.share_extrapolated:.0%} of the steps with {case.text} are unlike any "
+                "in the recording; record once with such knobs for some seconds"
+            )
+    if work.num_begun:
+        yield f"note: {work.num_begun} requests that began before the recording are left out"
+    if work.num_unfinished:
+        yield (
+            f"note: {work.num_unfinished} requests did not finish; each is simulated with the "
+            "tokens it had"
+        )
+    if work.num_unknown_hits:
+        is_all = work.num_unknown_hits == work.num_hits
+        yield (
+            f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
+            + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
+        )
+
+
+def _cell(predicted: Predicted | None) -> str:
+    if predicted is None:
+        return "-"
+    return f"{_number(predicted.value)} ({_number(predicted.low)} to {_number(predicted.high)})"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
+    """Return the forecast as a JSON document."""
+
+    def case(each: Forecast) -> dict[str, Any]:
+        figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
+        return {**each._asdict(), "figures": figures}
+
+    document = {
+        "recorded": found.recorded,
+        "simulated": case(found.again),
+        "variants": [case(each) for each in found.variants],
+        "drift": found.drift,
+        "median_error": basis.model.median_error,
+        "levels": [each._asdict() for each in levels],
+        "num_requests": len(basis.work.requests),
+        "num_unknown_hits": basis.work.num_unknown_hits,
+    }
+    return msgspec.json.encode(document).decode()

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepscope.tui.cli.shared.arguments import example, help_alone
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import example, help_alone, with_options
 
 commands = typer.Typer(
     name="bench",

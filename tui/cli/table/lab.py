@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.tui.cli.shared.arguments import example
+from stepscope.tui.cli.shared.options import example
 
 commands = typer.Typer(
     name="lab",

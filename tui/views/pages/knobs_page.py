@@ -98,7 +98,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     count = f" ({len(trail)})" if trail or names else ""
     order = ", newest first"
     if _is_longer(frame):
-        count, order = f" ({len(trail)}; earlier: stepscope audit)", ""
+        count, order = f" ({len(trail)}; earlier: snapshot --audit)", ""
     heading: Line = (
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
