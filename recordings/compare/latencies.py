@@ -18,8 +18,7 @@ from stepscope.recordings.compare.figures import (
 from stepscope.recordings.compare.load_difference import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.sliced import Stretches
-from stepscope.recordings.compare.side.slices import as_one
+from stepscope.recordings.compare.side.slices import Stretches, as_one
 from stepscope.recordings.compare.statistics.contrast import Contrast
 from stepscope.recordings.figures.table import KINDS, RANKS, latency_name
 from stepscope.recordings.state.series.distribution import LatencySpread

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 
 from stepscope.recordings.compare.figures import ComparedFigure, judged, without_winner
 from stepscope.recordings.compare.load_difference import LoadDifference
-from stepscope.recordings.compare.side.sliced import GapWork, Stretches
-from stepscope.recordings.compare.side.slices import Slice, Stratum, in_strata, num_waits
+from stepscope.recordings.compare.side.slices import (
+    GapWork,
+    Slice,
+    Stratum,
+    Stretches,
+    in_strata,
+)
 from stepscope.recordings.compare.statistics.contrast import MIN_COVERED, Contrast
 
 DECODE_ONLY, BESIDE_PREFILL = "ITL decode only", "ITL beside a prefill"
@@ -63,7 +68,7 @@ class _Like:
     def __init__(self, what: str, a: list[Slice], b: list[Slice], *, is_paired: bool) -> None:
         self._what = what
         self._contrast = Contrast(a, b, is_paired=is_paired)
-        self._num_a, self._num_b = num_waits(a), num_waits(b)
+        self._num_a, self._num_b = (sum(each.total() for each in side) for side in (a, b))
 
     def figure(self, key: str, label: str, rank: int) -> ComparedFigure:
         covered = self._contrast.covered

@@ -24,7 +24,7 @@ from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.compare.side.past import Past
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
-from stepscope.recordings.compare.side.sliced import SlicedWaits
+from stepscope.recordings.compare.side.slices import RunSlices
 from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
@@ -71,7 +71,7 @@ class Side:
         self._wait_sums = WaitSums(levels)
         self.waits = self._wait_sums.of
         self.kept = KeptLevels(0, 0)
-        self.sliced = SlicedWaits()
+        self.sliced = RunSlices()
         self.requests: dict[int, RequestRun] = {}
         self._past = Past(slo, past) if isinstance(past, SessionState) else past
         self._explainer = self._past.explainer
@@ -168,8 +168,7 @@ class Side:
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         num_rows = None if record.batch is None else len(record.batch)
         applied = AppliedStep(0, record, outcome, num_rows, is_one_step)
-        self.totals.append(applied, end_ns)
-        self._take_finished(outcome, now_ns, end_ns)
+        self.totals.append(applied, end_ns, self._take_finished(outcome, now_ns))
         self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
             record.step,
@@ -188,13 +187,13 @@ class Side:
         """Nanoseconds from the start of the run to `time_ns`. Never less than at the last step."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
-    def _take_finished(self, outcome: Outcome, now_ns: int, end_ns: int) -> None:
+    def _take_finished(self, outcome: Outcome, now_ns: int) -> list[bool]:
+        """For each request that finished in a step, whether it met the service levels."""
         self._watch.take(outcome, self._state, now_ns)
-        slo, finished = self.slo, outcome.finished
-        num_kept = sum(each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in finished)
-        self.kept = KeptLevels(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
-        self.totals.kept.add(end_ns, num_kept)
-        self.totals.late.add(end_ns, len(finished) - num_kept)
+        slo = self.slo
+        kept = [each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in outcome.finished]
+        self.kept = KeptLevels(self.kept.num_judged + len(kept), self.kept.num_kept + sum(kept))
+        return kept
 
     def _flags(self, outcome: Outcome, after_gap: bool) -> int:
         slo = self.slo

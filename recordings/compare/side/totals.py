@@ -1,8 +1,8 @@
 """`RunTotals`: sums over all steps of a run, and how they vary over time. Bounded memory."""
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from stepscope.recordings.compare.side.slices import TimeSlices
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import Sums, limited_sums, sums_of
 from stepscope.recordings.state.outcome import AppliedStep
@@ -10,44 +10,9 @@ from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 NUM_SLICES = 20  # slices of a run, to estimate how much its rates vary
 _BLOCK_STEPS = 4096  # rows that are kept until they are added to the sums
-_FIRST_WIDTH_NS = 50_000_000
-_MAX_BUCKETS = 4096
-
-
-class CountOverTime:
-    """A count in equal intervals of time, whose width doubles as the run grows."""
-
-    def __init__(self) -> None:
-        self.width_ns = _FIRST_WIDTH_NS
-        self._end_ns = 0
-        self._sums = array("q")
-
-    def add(self, time_ns: int, number: int) -> None:
-        """Add to the interval that contains `time_ns`. Times must not go back."""
-        while time_ns // self.width_ns >= _MAX_BUCKETS:
-            self.width_ns *= 2
-            if len(self._sums) % 2:
-                self._sums.append(0)
-            pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
-            self._sums = array("q", (left + right for left, right in pairs))
-        bucket = time_ns // self.width_ns
-        if bucket >= len(self._sums):
-            self._sums.extend([0] * (bucket + 1 - len(self._sums)))
-        self._sums[bucket] += number
-        self._end_ns = time_ns
-
-    def slices(self) -> list[float]:
-        """Rates per second in up to `NUM_SLICES` slices of about equal length, from begin to end.
-
-        Empty if the run is too short.
-        """
-        num = min(NUM_SLICES, len(self._sums) - 1)
-        rates = []
-        for place in range(num):
-            first, last = (len(self._sums) * each // num for each in (place, place + 1))
-            end_ns = min(last * self.width_ns, self._end_ns)
-            rates.append(sum(self._sums[first:last]) * 1e9 / (end_ns - first * self.width_ns))
-        return rates
+_OVER_TIME = (
+    "num_in_tokens", "num_output_tokens", "num_preempted", "num_queried_tokens", "num_hit_tokens"
+)  # fmt: skip
 
 
 class RunTotals:
@@ -56,24 +21,20 @@ class RunTotals:
     def __init__(self) -> None:
         self._recent = StepTable()  # not in the sums yet
         self._ends_ns: list[int] = []  # of these steps
+        self._finished: list[Sequence[bool]] = []  # in these steps: whether each met the levels
         self._sums = Sums()
         self._limited: dict[Limit, Sums] = dict.fromkeys(LIMITS, Sums())
-        self._over_time = {
-            name: CountOverTime()
-            for name in (
-                "num_in_tokens",
-                "num_output_tokens",
-                "num_preempted",
-                "num_queried_tokens",
-                "num_hit_tokens",
-            )
-        }
-        self.kept, self.late = CountOverTime(), CountOverTime()  # finished requests
+        self._over_time = TimeSlices[str]()
 
-    def append(self, applied: AppliedStep, end_ns: int) -> None:
-        """Add a step that ended `end_ns` after the run began."""
+    def append(self, applied: AppliedStep, end_ns: int, finished: Sequence[bool] = ()) -> None:
+        """Add a step that ended `end_ns` after the run began.
+
+        Args:
+            finished: for each request that finished in it, whether it met the service levels.
+        """
         self._recent.append(applied)
         self._ends_ns.append(end_ns)
+        self._finished.append(finished)
         if len(self._ends_ns) >= _BLOCK_STEPS:
             self._add_recent()
 
@@ -89,23 +50,34 @@ class RunTotals:
         self._add_recent()
         return self._limited
 
-    def over_time(self, name: str) -> CountOverTime:
-        """A column of the table, as a count over time."""
+    def over_time(self, *names: str) -> list[list[float]]:
+        """For each column of the table, its sums in the slices of the run.
+
+        Also "num_kept", "num_judged" (requests that met the service levels, and all that were
+        judged), and "seconds", the length of each slice.
+        """
         self._add_recent()
-        return self._over_time[name]
+        slices = self._over_time.grouped(NUM_SLICES)
+        return [
+            self._over_time.seconds(NUM_SLICES)
+            if name == "seconds"
+            else [each[name] for each in slices]
+            for name in names
+        ]
 
     def _add_recent(self) -> None:
         if not self._ends_ns:
             return
         recent, self._recent = self._recent, StepTable()
         ends_ns, self._ends_ns = self._ends_ns, []
+        finished, self._finished = self._finished, []
         self._sums += sums_of(recent, 0, len(recent))
         for limit, sums in limited_sums(recent).items():
             self._limited[limit] += sums
-        for name, count in self._over_time.items():
-            _add_to(count, ends_ns, recent.column(name))
-
-
-def _add_to(count: CountOverTime, ends_ns: Iterable[int], numbers: Iterable[int]) -> None:
-    for end_ns, number in zip(ends_ns, numbers, strict=True):
-        count.add(end_ns, max(0, number))
+        columns = [recent.column(name) for name in _OVER_TIME]
+        for end_ns, kept, *numbers in zip(ends_ns, finished, *columns, strict=True):
+            counts = self._over_time.at(end_ns)
+            counts["num_judged"] += len(kept)
+            counts["num_kept"] += sum(kept)
+            for name, number in zip(_OVER_TIME, numbers, strict=True):
+                counts[name] += max(0, number)
