@@ -35,12 +35,12 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPT
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.slices import MAX_SLICES, TimeSlices
 from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.pauses import known_since
 from stepscope.recordings.state.series.distribution import Distribution, percentiles

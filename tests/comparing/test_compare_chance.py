@@ -18,13 +18,13 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.slices import (
-    MAX_SLICES,
     NUM_STRETCHES,
     Slice,
     WaitSlices,
     start_of,
 )
 from stepscope.recordings.compare.statistics.contrast import Contrast, Effect
+from stepscope.recordings.session.totals import MAX_SLICES
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare_document import document

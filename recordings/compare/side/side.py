@@ -25,9 +25,9 @@ from stepscope.recordings.compare.side.past import Past
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.compare.side.slices import RunSlices
-from stepscope.recordings.compare.side.totals import RunTotals
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
+from stepscope.recordings.session.totals import RunTotals
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.distribution import LatencySpread

@@ -7,23 +7,20 @@ by kind of work.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from itertools import pairwise
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import NamedTuple, TypeAlias, get_args
 
 from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.session.totals import TimeSlices
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import LatencyKind
 
-MAX_SLICES = 80  # beyond that, every two slices are merged
 NUM_STRETCHES = 10  # of a run, for its waits
-_FIRST_WIDTH_NS = 100_000_000
 _BINS_PER_OCTAVE = 64  # about 1 % wide
 _NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
 
 Stratum: TypeAlias = Hashable
 Slice: TypeAlias = Counter[tuple[Stratum, int]]  # kind of work, bin of a wait -> number of waits
 Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, at most `NUM_STRETCHES`
-_Key = TypeVar("_Key")
 
 
 class GapWork(NamedTuple):
@@ -43,48 +40,6 @@ class WorkClass(NamedTuple):
 
     prefill: int
     decodes: int
-
-
-class TimeSlices(Generic[_Key]):
-    """Counts in equal slices of time, whose width doubles as the run grows.
-
-    Only one thread may write.
-    """
-
-    def __init__(self) -> None:
-        self.width_ns = _FIRST_WIDTH_NS
-        self._slices: list[Counter[_Key]] = []
-        self._end_ns = 0
-
-    def at(self, time_ns: int) -> Counter[_Key]:
-        """The counts of the slice at a time since the run began. Times must not go back."""
-        while (place := time_ns // self.width_ns) >= MAX_SLICES:
-            self.width_ns *= 2
-            self._slices = self._merged(len(self._slices[::2]), lambda place: place // 2)
-        while place >= len(self._slices):
-            self._slices.append(Counter())
-        self._end_ns = time_ns
-        return self._slices[place]
-
-    def grouped(self, num_groups: int) -> list[Counter[_Key]]:
-        """Merge the slices into at most `num_groups` longer ones of about equal length."""
-        number = len(self._slices)
-        num_groups = min(num_groups, number)
-        return self._merged(num_groups, lambda place: place * num_groups // number)
-
-    def seconds(self, num_groups: int) -> list[float]:
-        """The length of each of these groups."""
-        number = len(self._slices)
-        num_groups = min(num_groups, number)
-        ends = [-(-each * number // num_groups) for each in range(1, num_groups + 1)]
-        ends_ns = [0, *(min(end * self.width_ns, self._end_ns) for end in ends)]
-        return [(end - start) / 1e9 for start, end in pairwise(ends_ns)]
-
-    def _merged(self, number: int, group_of: Callable[[int], int]) -> list[Counter[_Key]]:
-        groups: list[Counter[_Key]] = [Counter() for _ in range(number)]
-        for place, each in enumerate(self._slices):
-            groups[group_of(place)].update(each)
-        return groups
 
 
 class WaitSlices(TimeSlices[tuple[Stratum, int]]):
