@@ -72,6 +72,7 @@ class Explainer:
         state: the state after the last message, without blocks.
         life: all time of the followed request, as pieces with one cause each.
         has_ended: whether the followed request has ended.
+        since_ns: waits that began before it are left out.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Explainer:
         self._waits: dict[int, Wait] = {}
         self._waiting: set[int] = set()  # requests that are not admitted
         self._queue = QueueTime()
-        self._since_ns = 0  # nothing before this is known
+        self.since_ns = 0
         self._is_lost = False
         self._needs_snapshot = True
         self._was_slow = False  # the last step
@@ -160,7 +161,7 @@ class Explainer:
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
-            self._since_ns = time_ns
+            self.since_ns = time_ns
 
     def _meet(self, info: EngineInfo) -> None:
         known = self.state.info
@@ -255,7 +256,7 @@ class Explainer:
                 self._end(event.request_id)
         self._step = self._last_record = record.step
         self._end_ns = end_ns
-        leave_out(outcome, self.state, record.tokens_ns, self._since_ns)
+        leave_out(outcome, self.state, record.tokens_ns, self.since_ns)
         return outcome
 
     def _slow_step(
@@ -352,7 +353,7 @@ class Explainer:
         self, row: BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
     ) -> None:
         """Keep a late wait that ended with the token of a row, unless its length is unknown."""
-        if began_ns < self._since_ns:
+        if began_ns < self.since_ns:
             return
         view = self.state.requests[row.request_id]
         num_tokens = row.num_tokens if row.phase == _DECODE else 1

@@ -4,6 +4,7 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -20,8 +21,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
-from stepscope.recordings.compare.side.past import Past
+from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.compare.side.slices import RunSlices
@@ -40,14 +42,48 @@ Kind: TypeAlias = Literal["TTFT", "ITL"]
 MAX_VALUES = 8  # most values kept of a knob, the last ones
 
 
+def follower_of(slo: SLO, state: SessionState, since_ns: int | None = None) -> Explainer:
+    """An explainer for the waits of a compared run.
+
+    A wait belongs to the run in which it ends. Waits that were in progress at the beginning of a
+    run must count: else a run that begins with a queue would lose its longest waits and keep only
+    short ones. So it is fed the messages from the arrival of the oldest request on. A wait still in
+    progress at the end of a run does not belong to that run. So each wait counts once.
+
+    Args:
+        slo: a longer wait is late.
+        state: the state right before the first message; not changed.
+        since_ns: engine time from which all pauses are known; None: the time of `state`. Waits that
+            began earlier are left out, because an unknown part of them, perhaps hours, may be a
+            pause by the operator.
+    """
+    baseline = Baseline()  # learns while it reads: a run is read once and may still grow
+    return Explainer(
+        slo.itl_ms * 1e6,
+        slo.ttft_ms * 1e6,
+        state=state,
+        since_ns=since_ns,
+        baseline=baseline,
+        learns=baseline,
+    )
+
+
+def oldest_arrival(views: Iterable[RequestView]) -> int | None:
+    """The oldest known arrival among the requests that have not ended; None without any."""
+    return min(
+        (view.arrival_ns for view in views if view.status != "finished" and not view.is_partial),
+        default=None,
+    )
+
+
 class Side:
     """One of two compared runs, as read so far.
 
     Args:
         name: the name shown to people.
         slo: the service levels, the same for both runs.
-        past: what came before the first message. If it is only the state then, the waits in
-            progress are left out.
+        past: the state right before the first message; waits in progress then are left out. Or a
+            follower (`follower_of`) that was fed the messages before it.
 
     Attributes:
         lock: held while a message is processed. Readers of columns or tables must hold it too.
@@ -59,7 +95,7 @@ class Side:
         num_late: number of late waits that have this cause as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, past: Past | SessionState) -> None:
+    def __init__(self, name: str, slo: SLO, past: Explainer | SessionState) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
@@ -73,8 +109,8 @@ class Side:
         self.kept = KeptLevels(0, 0)
         self.sliced = RunSlices()
         self.requests: dict[int, RequestRun] = {}
-        self._past = Past(slo, past) if isinstance(past, SessionState) else past
-        self._explainer = self._past.explainer
+        self._explainer = follower_of(slo, past) if isinstance(past, SessionState) else past
+        self._explainer.late.clear()  # those waits ended before this run
         self._state = state = self._explainer.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
@@ -211,7 +247,7 @@ class Side:
         assert longest is not None
         for request_id in outcome.longer_request_ids:
             gap_ns = longest[request_id]
-            if now_ns - gap_ns < self._past.since_ns:
+            if now_ns - gap_ns < self._explainer.since_ns:
                 del longest[request_id]
                 continue
             paused_ns = self._state.pauses.within(now_ns - gap_ns, now_ns)
