@@ -310,7 +310,7 @@ class Explainer:
     ) -> None:
         """Explain the time of a step to those who waited for it."""
         record, start_ns, waits = span.record, span.start_ns, self._waits
-        late = dict(outcome.late_gaps)
+        late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
         late.update([each for each in outcome.ttft_ns if each[1] > self.ttft_bound_ns])
         if late or waits:
             alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> its pieces

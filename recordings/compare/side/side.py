@@ -117,8 +117,7 @@ class Side:
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        state.table.longest_gaps = {}
-        self._watch = RequestWatch(slo.itl_ms)
+        self._watch = RequestWatch(0.0)
         self._watch.begin(state)
         self._in_force = dict(state.knobs)  # knob values at the last step, or before the first
         self._coming: list[KnobsChanged] = []  # changes that are not in force yet
@@ -193,8 +192,11 @@ class Side:
             self.origin_ns = record.schedule_start_ns
         is_one_step = not self._state.is_summed_up
         self._wait_sums.add(record, outcome, is_one_step=is_one_step)
-        if outcome.longer_request_ids:
-            self._take_longest(outcome, record.step, now_ns)
+        finished = self._take_finished(outcome, now_ns)
+        for request_id, gap_ns in outcome.longer:
+            run = self.requests.get(request_id)
+            if run is not None and gap_ns > (run.worst_itl_ns or -1):
+                run.worst_itl_ns, run.worst_step = gap_ns, record.step
         self._take_events(record, now_ns)
         for request_id, ttft_ns in outcome.ttft_ns:
             run = self.requests.get(request_id)
@@ -204,7 +206,7 @@ class Side:
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         num_rows = None if record.batch is None else len(record.batch)
         applied = AppliedStep(0, record, outcome, num_rows, is_one_step)
-        self.totals.append(applied, end_ns, self._take_finished(outcome, now_ns))
+        self.totals.append(applied, end_ns, finished)
         self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
             record.step,
@@ -241,24 +243,6 @@ class Side:
 
     # Requests
 
-    def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
-        """Store the longest ITL of each request so far, without pauses by an operator."""
-        longest = self._state.table.longest_gaps
-        assert longest is not None
-        for request_id in outcome.longer_request_ids:
-            gap_ns = longest[request_id]
-            if now_ns - gap_ns < self._explainer.since_ns:
-                del longest[request_id]
-                continue
-            paused_ns = self._state.pauses.within(now_ns - gap_ns, now_ns)
-            run = self.requests.get(request_id)
-            if run is None:
-                continue
-            if run.worst_itl_ns is None or gap_ns - paused_ns > run.worst_itl_ns:
-                run.worst_itl_ns, run.worst_step = gap_ns - paused_ns, step
-            if paused_ns:
-                longest[request_id] = run.worst_itl_ns
-
     def settle(self) -> None:
         """Update the number of output tokens of the requests that are still live."""
         for request_id, view in self._state.requests.items():
@@ -267,7 +251,7 @@ class Side:
                 run.num_output_tokens = view.num_output_tokens
 
     def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
-        views, longest = self._state.requests, self._state.table.longest_gaps or {}
+        views = self._state.requests
         for event in message.events:
             view = views.get(event.request_id)
             if view is None:
@@ -284,7 +268,6 @@ class Side:
                 run.end_ns = time_ns
                 run.num_output_tokens = view.num_output_tokens
                 run.has_all = view.finish_reason in ("stop", "length")
-                longest.pop(event.request_id, None)
 
     def _list(self, view: RequestView, *, was_there: bool = False) -> None:
         if view.request_id in self.requests:
