@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import ComparedFigure, total_figures
-from stepscope.recordings.compare.latencies import latency_figures
-from stepscope.recordings.compare.like_work import like_work_figures
+from stepscope.recordings.compare.latencies import latency_figures, like_work_figures
 from stepscope.recordings.compare.load_difference import LoadDifference, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
 from stepscope.recordings.compare.settings import SettingDifference, differing_settings

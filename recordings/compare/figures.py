@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.recordings.compare.estimate import Estimate, differ, ratio
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.estimate import Estimate, differ, ratio
 from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -61,7 +61,7 @@ class ComparedFigure(NamedTuple):
         num_a, num_b: number of samples; 0 for a figure without samples.
         interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
             tells nothing. None if unknown.
-        like: the kind of work, if the figure compares only waits with like work (`like_work.py`).
+        like: the kind of work, if the figure compares only waits with like work (`latencies.py`).
         covered: if `like` is set: the share of waits that have like work in the other run.
     """
 

@@ -27,6 +27,7 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
+from stepscope.recordings.compare.estimate import NOTHING, differ, ratio
 from stepscope.recordings.compare.paired import mean_sign, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import Stretch
@@ -35,7 +36,6 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPT
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter

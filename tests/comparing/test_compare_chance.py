@@ -16,6 +16,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.contrast import Contrast, Effect
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.slices import (
     NUM_STRETCHES,
@@ -23,7 +24,6 @@ from stepscope.recordings.compare.side.slices import (
     WaitSlices,
     start_of,
 )
-from stepscope.recordings.compare.statistics.contrast import Contrast, Effect
 from stepscope.recordings.session.totals import MAX_SLICES
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState

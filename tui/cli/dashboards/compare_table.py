@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.estimate import CONFIDENCE
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.estimate import CONFIDENCE
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt

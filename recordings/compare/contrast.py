@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.side.slices import Slice, Stratum, bin_of, start_of
-from stepscope.recordings.compare.statistics.estimate import (
+from stepscope.recordings.compare.estimate import (
     MIN_STRETCHES,
     Estimate,
     differ,
     differ_in_pairs,
 )
+from stepscope.recordings.compare.side.slices import Slice, Stratum, bin_of, start_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ class Contrast:
         import numpy as np  # not at the start of the program
 
         strata = {key: at for at, key in enumerate({key for each in (*a, *b) for key, _ in each})}
-        self._a, self._b = (_Waits(slices, strata, np) for slices in (a, b))
+        self._a, self._b = (_WeighedWaits(slices, strata, np) for slices in (a, b))
         nums = self._a.nums, self._b.nums
         is_shared = (nums[0] > 0) & (nums[1] > 0)
         # In a stratum with waits in one stretch only, no other stretch can predict them.
@@ -115,7 +115,7 @@ class Contrast:
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
-class _Waits:
+class _WeighedWaits:
     """The waits of one run, by stretch of time and stratum (kind of work).
 
     A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed.,
