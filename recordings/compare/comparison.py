@@ -37,7 +37,7 @@ class SideWork(NamedTuple):
 
     num_steps: int
     seconds: float
-    num_requests: int
+    num_requests: int | None
     num_finished: int | None
     num_in_tokens: int | None
     num_out_tokens: int | None
@@ -141,10 +141,11 @@ def _causes(a: Side, b: Side) -> list[ComparedCause]:
 
 def _work(side: Side) -> SideWork:
     sums = side.sums()
+    num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
         sums.num_records,
         side.seconds,
-        len(side.requests) + side.num_unlisted,
+        num_requests or (None if sums.num_arrived is None else 0),
         sums.num_finished,
         sums.num_in_tokens,
         sums.num_out_tokens,
