@@ -8,22 +8,17 @@ accounts for becomes an `unknown` piece. So the pieces of a wait always sum to t
 Requests that decode in every step cost nothing here.
 """
 
-import copy
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
     Arrived,
     BatchRow,
     EngineInfo,
     EngineStatus,
     Finished,
     Phase,
-    Preempted,
-    RequestEvent,
     RowFlag,
     Snapshot,
     StepRecord,
@@ -39,11 +34,9 @@ from stepscope.recordings.attribution.open_waits import (
     own,
     prefills_of,
     span_of,
-    wait_of,
     without_step,
 )
-from stepscope.recordings.attribution.queue import QueueWait, reasons_of
-from stepscope.recordings.attribution.queue_time import QueueTime
+from stepscope.recordings.attribution.request_waits import RequestWaits
 from stepscope.recordings.state.clocks import known_since, leave_out
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
@@ -57,7 +50,7 @@ class Explainer:
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
-        only: follow only this request, and store all its pieces in `life`.
+        only: follow only this request, and store all its pieces in `waits.life`.
         state: the state right after the last step before the first message; it is copied.
         since_ns: leave out waits that began earlier, because an operator may have paused the engine
             then. None: taken from `state` or the first snapshot.
@@ -66,12 +59,12 @@ class Explainer:
         after_slow: whether the last step of `state` was slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
-        with_queue: keep each wait in the queue that has ended in `queued`.
+        with_queue: keep each wait in the queue that has ended in `waits.queued`.
 
     Attributes:
         state: the state after the last message, without blocks.
-        life: all time of the followed request, as pieces with one cause each.
-        has_ended: whether the followed request has ended.
+        waits: the waits that are in progress.
+        since_ns: waits that began before it are left out.
     """
 
     def __init__(
@@ -89,9 +82,6 @@ class Explainer:
         with_queue: bool = False,
     ) -> None:
         self.late: list[Late] = []
-        self.queued: list[QueueWait] = []
-        self.life: list[Piece] = []
-        self.has_ended = False
         self.num_steps = 0
         self.first_step_ns: int | None = None  # start of the very first step
         self.itl_bound_ns = itl_bound_ns
@@ -100,8 +90,8 @@ class Explainer:
         self._learns = learns
         self.only = only
         self._with_begun = with_begun
-        self._with_queue = with_queue
         self.state = SessionState() if state is None else state.copy_without_blocks()
+        self.waits = RequestWaits(self.state, only, with_queue=with_queue)
         if not math.isinf(itl_bound_ns):
             self.state.table.late_ns = math.floor(itl_bound_ns)
         self._step: int | None  # the last one
@@ -110,7 +100,7 @@ class Explainer:
         if state is not None:
             self._step, self._end_ns = state.step, state.time_ns
             self._known_since(state.time_ns if since_ns is None else since_ns)
-            self._adopt(state.time_ns, state.step)
+            self.waits.adopt(state.time_ns, state.step)
             self._needs_snapshot = False
             self._was_slow = after_slow
 
@@ -118,11 +108,8 @@ class Explainer:
         self._step = None
         self._end_ns = None
         self._last_record: int | None = None
-        # The waits of all requests but those that got a token in the last step.
-        self._waits: dict[int, Wait] = {}
-        self._waiting: set[int] = set()  # requests that are not admitted
-        self._queue = QueueTime()
-        self._since_ns = 0  # nothing before this is known
+        self.waits.forget()
+        self.since_ns = 0
         self._is_lost = False
         self._needs_snapshot = True
         self._was_slow = False  # the last step
@@ -154,13 +141,23 @@ class Explainer:
         self.state.blocks = None
         return outcome
 
+    @property
+    def life(self) -> list[Piece]:
+        """All time of the followed request since its arrival, as pieces with one cause each."""
+        return self.waits.life
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the followed request has ended."""
+        return self.waits.has_ended
+
     def is_repeated(self, record: StepRecord) -> bool:
         """Whether a step was taken already: a publisher may repeat it under a new number."""
         return self._last_record is not None and record.step <= self._last_record
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
-            self._since_ns = time_ns
+            self.since_ns = time_ns
 
     def _meet(self, info: EngineInfo) -> None:
         known = self.state.info
@@ -177,9 +174,9 @@ class Explainer:
             pauses = self.state.pauses.after(status)
             between = self._between(status.step + 1, time_ns, pauses)
             for event in status.events:
-                self._take_event(event, time_ns, between, status.step + 1)
+                self.waits.take(event, time_ns, between, status.step + 1)
                 if isinstance(event, Finished):
-                    self._end(event.request_id)
+                    self.waits.end(event.request_id)
         self.state.apply(status)
 
     def _take_snapshot(self, snapshot: Snapshot) -> None:
@@ -191,30 +188,8 @@ class Explainer:
         if self._step is None:  # nothing came before it
             self._known_since(known_since(snapshot))
             self._step, self._end_ns = snapshot.step, snapshot.time_ns
-        self._adopt(snapshot.time_ns, snapshot.step)
+        self.waits.adopt(snapshot.time_ns, snapshot.step)
         self._needs_snapshot = False
-
-    def _adopt(self, now_ns: int, step: int) -> None:
-        """Take over the requests of the state. Known waits are kept unless it contradicts them.
-
-        Of the time before, only the operator's pauses are known.
-        """
-        before, self._waits = self._waits, {}
-        self._waiting.clear()
-        pauses = self.state.pauses
-        for request_id, view in self.state.requests.items():
-            if view.status == "finished" or self.only not in (None, request_id):
-                continue
-            wait = wait_of(view)
-            known = before.get(request_id)
-            if known is not None and known.num_output == wait.num_output:
-                known.status, wait = wait.status, known
-            if wait.start_ns is not None:
-                for start_ns, end_ns in pauses.parts(wait.covered_ns, now_ns):
-                    wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
-            self._waits[request_id] = wait
-            if wait.status != "running":
-                self._waiting.add(request_id)
 
     # Steps
 
@@ -238,24 +213,19 @@ class Explainer:
         for event in record.events:
             # A request may have come while the step ran.
             time_ns = end_ns if isinstance(event, Arrived) else start_ns
-            self._take_event(event, time_ns, between, record.step)
+            self.waits.take(event, time_ns, between, record.step)
         if rows is not None:
-            self._seat(rows, between, start_ns, record.step)
+            self.waits.seat(rows, between, start_ns, record.step)
         outcome = self.state.take_step(record, rows)
         if rows is not None:
             self._take_rows(rows, outcome, span, between, prefills)
-        if self._waiting:
-            if self._queue.add(between, span):
-                times_ns = [self._waits[request_id].covered_ns for request_id in self._waiting]
-                self._queue.forget_before(min(times_ns))
-        else:
-            self._queue.restart(between, span)
+        self.waits.end_step(between, span)
         for event in record.events:
             if isinstance(event, Finished):
-                self._end(event.request_id)
+                self.waits.end(event.request_id)
         self._step = self._last_record = record.step
         self._end_ns = end_ns
-        leave_out(outcome, self.state, record.tokens_ns, self._since_ns)
+        leave_out(outcome, self.state, record.tokens_ns, self.since_ns)
         return outcome
 
     def _slow_step(
@@ -284,21 +254,6 @@ class Explainer:
         had_work = self.state.num_running + self.state.num_waiting > 0
         return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
 
-    def _seat(
-        self, rows: Sequence[BatchRow], between: Sequence[Piece], start_ns: int, step: int
-    ) -> None:
-        """Find the waits of requests with rows in a step, before the state applies the rows."""
-        waits, running = self._waits, self.state.table.running
-        for row in rows:
-            request_id = row.request_id
-            wait = waits.get(request_id)
-            if wait is None:
-                if row.phase == _DECODE and self.only is None and request_id in running:
-                    continue  # its last token came in the step before
-                wait = self._wait(request_id)
-            if wait.status != "running":  # its admission was not told
-                self._leave_queue(request_id, wait, between, start_ns, step)
-
     def _take_rows(
         self,
         rows: Sequence[BatchRow],
@@ -308,8 +263,8 @@ class Explainer:
         prefills: list[BatchRow],
     ) -> None:
         """Explain the time of a step to those who waited for it."""
-        record, start_ns, waits = span.record, span.start_ns, self._waits
-        late = dict(outcome.late_gaps)
+        record, start_ns, waits = span.record, span.start_ns, self.waits.open
+        late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
         late.update([each for each in outcome.ttft_ns if each[1] > self.ttft_bound_ns])
         if late or waits:
             alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> its pieces
@@ -332,7 +287,7 @@ class Explainer:
                     continue
                 waits.pop(row.request_id, None)
                 if self.only is not None:
-                    self.life += wait.pieces
+                    self.waits.life += wait.pieces
                 if began_ns is not None:
                     pieces = merged(wait.pieces)
                     if is_shared:
@@ -344,7 +299,7 @@ class Explainer:
         if len(rows) < len(running) or record.events:  # a request with a row may have ended
             piece = left_out(record, prefills, start_ns)
             for request_id in running.difference([row.request_id for row in rows]):
-                wait = waits.get(request_id) or self._wait(request_id)
+                wait = waits.get(request_id) or self.waits.wait(request_id)
                 wait.fill(between, start_ns, record.step)
                 wait.add_step(piece, span)
 
@@ -352,7 +307,7 @@ class Explainer:
         self, row: BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
     ) -> None:
         """Keep a late wait that ended with the token of a row, unless its length is unknown."""
-        if began_ns < self._since_ns:
+        if began_ns < self.since_ns:
             return
         view = self.state.requests[row.request_id]
         num_tokens = row.num_tokens if row.phase == _DECODE else 1
@@ -370,110 +325,3 @@ class Explainer:
                 pieces,
             )
         )
-
-    # Requests
-
-    def _wait(self, request_id: int) -> Wait:
-        """Follow the wait of a request from now on."""
-        wait = self._waits[request_id] = wait_of(self.state.requests.get(request_id))
-        return wait
-
-    def _take_event(
-        self, event: RequestEvent, time_ns: int, between: Sequence[Piece], step: int
-    ) -> None:
-        """Apply an event, before the state does.
-
-        Args:
-            between: the time between the previous step and the event, as pieces with one cause
-                each.
-        """
-        request_id = event.request_id
-        if self.only not in (None, request_id):
-            return
-        view = self.state.requests.get(request_id)
-        is_known = request_id in self._waits or (view is not None and view.status != "finished")
-        if isinstance(event, Arrived):
-            if not is_known:
-                self._arrive(event, time_ns, step)
-        elif not is_known:
-            return
-        elif isinstance(event, Aborted):
-            if self._with_queue and request_id in self._waiting:
-                self._leave_queue(request_id, self._waits[request_id], between, time_ns, None)
-            self._end(request_id)
-        elif isinstance(event, Admitted):
-            wait = self._waits.get(request_id) or self._wait(request_id)
-            if wait.status != "running":
-                self._leave_queue(request_id, wait, between, time_ns, step)
-        elif isinstance(event, Preempted):
-            wait = self._waits.get(request_id) or self._wait(request_id)
-            wait.fill(between, time_ns, step)
-            wait.status = "out"
-            wait.queued_ns, wait.num_before = time_ns, len(wait.pieces)
-            self._waiting.add(request_id)
-
-    def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
-        """Follow the wait of a new request, which began by `latest_ns`."""
-        origin = event.origin
-        self._waiting.add(event.request_id)
-        if origin is None:
-            self._waits[event.request_id] = Wait("waiting", event.time_ns)
-            return
-        wait = Wait("waiting", origin.last_token_ns, origin.num_output_tokens)
-        wait.queued_ns = origin.received_ns
-        self._waits[event.request_id] = wait
-        way = "lost" if origin.sent_ns is None else "way"
-        for detail, end_ns in (("room", origin.sent_ns or 0), (way, origin.received_ns)):
-            piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
-            wait.add(piece, min(end_ns, latest_ns))
-        wait.num_before = len(wait.pieces)
-
-    def _leave_queue(
-        self,
-        request_id: int,
-        wait: Wait,
-        between: Sequence[Piece],
-        end_ns: int,
-        step: int | None,
-    ) -> None:
-        """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
-        was_out = wait.status == "out"
-        if self.only is None and not was_out:
-            spans: Collection[Piece] = self._queue.cover(wait)
-        else:  # a life keeps single steps, and after a preemption the cause is another one
-            spans = self._queue.since(wait.covered_ns)
-        wait.fill([*spans, *between], end_ns, (self._step or 0) + 1 if step is None else step)
-        wait.status = "running"
-        self._waiting.discard(request_id)
-        if self._with_queue:
-            self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))
-
-    def waiting(self) -> dict[int, QueueWait]:
-        """The waits so far of the requests in the queue, by request id."""
-        found, now_ns = {}, self.state.time_ns
-        for request_id in self._waiting:
-            wait = copy.copy(self._waits[request_id])
-            wait.pieces = wait.pieces.copy()
-            wait.fill(self._queue.since(wait.covered_ns), now_ns, self.state.step)
-            found[request_id] = self._queue_wait(request_id, wait, wait.status == "out", None, None)
-        return found
-
-    def _queue_wait(
-        self, request_id: int, wait: Wait, was_out: bool, end_ns: int | None, step: int | None
-    ) -> QueueWait:
-        return QueueWait(
-            request_id,
-            was_out,
-            wait.queued_ns,
-            end_ns,
-            step,
-            reasons_of(wait.pieces[wait.num_before :]),
-            len(self._waiting),
-        )
-
-    def _end(self, request_id: int) -> None:
-        wait = self._waits.pop(request_id, None)
-        self._waiting.discard(request_id)
-        if request_id == self.only:
-            self.life += [] if wait is None else wait.pieces
-            self.has_ended = True

@@ -81,8 +81,8 @@ class Ledger:
         self.num_admitted = 0
         self.publishes_requests = True
         before = None if state.info is None else state
-        self._waits = Explainer(math.inf, math.inf, state=before, with_queue=True)
-        self._state = self._waits.state
+        self._explainer = Explainer(math.inf, math.inf, state=before, with_queue=True)
+        self._state = self._explainer.state
         self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
         self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token
         self._num_tokens = self._step_ns = 0
@@ -101,15 +101,15 @@ class Ledger:
                     _leave_as(preemptions, "unknown")
                 self._open = {}
         elif isinstance(message, StepRecord):
-            if self._waits.is_repeated(message):
+            if self._explainer.is_repeated(message):
                 return
             self._take_step(message)
         elif isinstance(message, EngineStatus):
             self._take_events(message.events, message.time_ns, None, {})
-        self._waits.take(message, after_gap)
-        for wait in self._waits.queued:
+        self._explainer.take(message, after_gap)
+        for wait in self._explainer.waits.queued:
             self._keep(wait)
-        self._waits.queued.clear()
+        self._explainer.waits.queued.clear()
         if isinstance(info, EngineInfo):
             self._adopt()
 
@@ -121,12 +121,12 @@ class Ledger:
 
     @property
     def num_steps(self) -> int:
-        return self._waits.num_steps
+        return self._explainer.num_steps
 
     @property
     def first_ns(self) -> int | None:
         """Start of the first step."""
-        return self._waits.first_step_ns
+        return self._explainer.first_step_ns
 
     @property
     def last_step(self) -> int:
@@ -139,7 +139,7 @@ class Ledger:
 
     def waiting(self) -> list[QueueWait]:
         """The waits of the requests still in the queue after the last message, in queue order."""
-        waits, views = self._waits.waiting(), self._state.requests
+        waits, views = self._explainer.waits.waiting(), self._state.requests
         preempted_ns = {each: wait.since_ns for each, wait in waits.items() if wait.was_preempted}
         queue = in_order([views[each] for each in waits], preempted_ns, self._state.knobs)
         return [

@@ -37,11 +37,9 @@ class RequestTable:
         running: the ids of those whose status is "running".
     """
 
-    __slots__ = ("_finished", "late_ns", "longest_gaps", "running", "views")
+    __slots__ = ("_finished", "late_ns", "running", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
-        # The longest gap between two tokens of each request; None: do not track it.
-        self.longest_gaps: dict[int, int] | None = None
         self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
         self.running = {each for each, view in self.views.items() if view.status == "running"}
@@ -71,7 +69,6 @@ class RequestTable:
             now_ns: when the tokens of the step were known.
         """
         views = self.views
-        longest = self.longest_gaps
         num_decode_rows = num_output_tokens = 0
         # Neighbouring rows mostly got their last token in the same step: count equal gaps together.
         alike_ns: int | None = None
@@ -115,11 +112,6 @@ class RequestTable:
                     is_late = late_before_ns is not None and last_ns < late_before_ns
                 if is_late:
                     late.append((row.request_id, now_ns - last_ns))
-                if longest is not None:
-                    gap_ns = max(0, now_ns - last_ns)
-                    if gap_ns > longest.get(row.request_id, -1):
-                        longest[row.request_id] = gap_ns
-                        outcome.longer_request_ids.append(row.request_id)
             view.num_output_tokens = number
             view.last_token_ns = now_ns
         if alike_ns is not None:

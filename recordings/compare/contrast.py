@@ -7,27 +7,26 @@ difference. So it excludes 1 exactly if the test finds a difference between the 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.side.slices import Slice, Stratum, bin_of, start_of
-from stepscope.recordings.compare.statistics.estimate import (
+from stepscope.recordings.compare.estimate import (
     MIN_STRETCHES,
     Estimate,
     differ,
     differ_in_pairs,
 )
-from stepscope.recordings.compare.statistics.stratified import (
-    StratifiedWaits,
-    num_in_strata,
-    overlap_weights,
-    spread_strata,
-)
+from stepscope.recordings.compare.side.slices import Slice, Stratum, bin_of, start_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MIN_COVERED = 0.25  # least share of waits in shared strata, to compare these only
 _MOST = 100.0  # the largest factor that is tried
 _FINE = 1.01
 
 _Test: TypeAlias = Callable[[float], bool]
+_Numbers: TypeAlias = "NDArray[np.float64]"
 
 
 class Effect(NamedTuple):
@@ -63,17 +62,23 @@ class Contrast:
     """
 
     def __init__(self, a: Sequence[Slice], b: Sequence[Slice], *, is_paired: bool = False) -> None:
-        counts = num_in_strata(a), num_in_strata(b)
-        strata = spread_strata(a) & spread_strata(b)
-        spread = [{key: count[key] for key in count if key in strata} for count in counts]
-        is_covered = _covered(spread, counts) >= MIN_COVERED
-        shares = overlap_weights(*(spread if is_covered else counts))
-        self.covered = _covered([{key: count[key] for key in shares} for count in counts], counts)
-        self._a, self._b = (
-            StratifiedWaits(slices, count, shares)
-            for slices, count in zip((a, b), counts, strict=True)
-        )
-        self._has_any = bool(shares)
+        import numpy as np  # not at the start of the program
+
+        strata = {key: at for at, key in enumerate({key for each in (*a, *b) for key, _ in each})}
+        self._a, self._b = (_WeighedWaits(slices, strata, np) for slices in (a, b))
+        nums = self._a.nums, self._b.nums
+        is_shared = (nums[0] > 0) & (nums[1] > 0)
+        # In a stratum with waits in one stretch only, no other stretch can predict them.
+        is_spread = is_shared & self._a.is_spread & self._b.is_spread
+        common = np.minimum(*(each / max(1, each.sum()) for each in nums))
+        is_covered = common[is_spread].sum() >= MIN_COVERED
+        is_used = is_spread if is_covered else is_shared
+        self.covered = float(common[is_used].sum())
+        # Overlap weights: Li, Morgan and Zaslavsky, JASA 2018.
+        weights = np.where(is_used, nums[0] * nums[1] / np.maximum(1, nums[0] + nums[1]), 0.0)
+        self._has_any = bool(is_used.any())
+        for side in (self._a, self._b):
+            side.weigh(weights / (weights.sum() or 1.0))
         self._differ = differ_in_pairs if is_paired else differ
         if not is_covered or min(self._a.num_stretches, self._b.num_stretches) < MIN_STRETCHES:
             self._differ = _never
@@ -110,13 +115,66 @@ class Contrast:
         return self._differ(self._a.above(at_a), self._b.above(at_b))
 
 
-def _covered(
-    some: Sequence[Mapping[Stratum, int]], counts: Sequence[Mapping[Stratum, int]]
-) -> float:
-    """The sum over shared strata of the smaller of their shares in A's and in B's waits."""
-    whole = [max(1, sum(count.values())) for count in counts]
-    left, right = some
-    return sum(min(left[key] / whole[0], right[key] / whole[1]) for key in left if key in right)
+class _WeighedWaits:
+    """The waits of one run, by stretch of time and stratum (kind of work).
+
+    A share of the waits is a ratio of sums over stretches (Cochran, Sampling Techniques, 3rd ed.,
+    6.4). Each stretch is compared with what the *other* stretches predict. If the prediction
+    included the stretch itself, a stretch that holds most waits of a stratum would never stand out.
+
+    Attributes:
+        nums: number of waits in each stratum.
+        is_spread: whether a stratum has waits in at least two stretches.
+        num_stretches: stretches with waits that have a weight.
+    """
+
+    def __init__(self, slices: Sequence[Slice], strata: Mapping[Stratum, int], np: Any) -> None:
+        self._np = np
+        bins = [at for each in slices for _, at in each]
+        cells = [
+            place * len(strata) + strata[key]
+            for place, each in enumerate(slices)
+            for key, _ in each
+        ]
+        counts = [number for each in slices for number in each.values()]
+        found = np.array([bins, cells, counts], dtype=np.int64)
+        self._bins, self._cells, self._counts = found[:, found[0].argsort(kind="stable")]
+        self._shape = len(slices), len(strata)
+        self._nums = self._sums_from(0)
+        self.nums: _Numbers = self._nums.sum(0)
+        self.is_spread = (self._nums > 0).sum(0) >= 2
+        self._known: dict[int, Estimate] = {}
+
+    def weigh(self, shares: _Numbers) -> None:
+        """Set the weight of each stratum; their sum is 1, or 0 if no waits are used."""
+        self._weights = shares / self._np.maximum(1, self.nums)
+        self.num_stretches = int((self._nums[:, shares > 0].sum(1) > 0).sum())
+        weights = self._np.tile(self._weights, self._shape[0])
+        self._upto = (weights[self._cells] * self._counts).cumsum()
+
+    def percentile(self, rank: int) -> int:
+        """The histogram bin that contains the nearest-rank percentile."""
+        place = int(self._upto.searchsorted(rank / 100 - 1e-9))
+        return int(self._bins[min(place, len(self._bins) - 1)])
+
+    def above(self, at: int) -> Estimate:
+        """Estimate the weighted share of the waits in bins above `at`."""
+        found = self._known.get(at)
+        if found is None:
+            nums, longer = self._nums, self._sums_from(int(self._bins.searchsorted(at, "right")))
+            sums = longer.sum(0)
+            expected = nums * (sums - longer) / self._np.maximum(1, self.nums - nums)
+            apart = ((longer - expected) * self._weights).sum(1)
+            share, freedom = float((self._weights * sums).sum()), max(1, self.num_stretches - 1)
+            found = self._known[at] = Estimate(share, apart.tolist(), freedom)
+        return found
+
+    def _sums_from(self, first: int) -> _Numbers:
+        """Number of waits by stretch and stratum, from the entry `first` on."""
+        sums: _Numbers = self._np.bincount(
+            self._cells[first:], self._counts[first:], minlength=math.prod(self._shape)
+        ).reshape(self._shape)
+        return sums
 
 
 def _never(a: Estimate, b: Estimate) -> bool:
