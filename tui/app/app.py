@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.types import CSSPathType
 
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.compare.columns import Align
@@ -55,7 +54,7 @@ class Dashboard(App[None], inherit_bindings=False):
     The other arguments are those of `run_dashboard`.
     """
 
-    CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
+    CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # stepscope has its own, which can be drawn in ASCII
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
