@@ -153,7 +153,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         try:
             if self._finder is not None:
                 self._finder.look()
-            self.take_answers()
+            self.receive_answers()
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
@@ -324,9 +324,9 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             log.exception("checking %s failed", choice)
             error = f"internal error, {see_log(failure)}"
         self._answers.put((choice, error))
-        self.call_later(self.take_answers)
+        self.call_later(self.receive_answers)
 
-    def take_answers(self) -> None:
+    def receive_answers(self) -> None:
         """Handle the results of checks: end with a choice that passed, or show the error."""
         while not self._answers.empty():
             choice, error = self._answers.get()
