@@ -305,7 +305,7 @@ async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -
         state = app.main.session.compare
         state.choose(app.main.session.source)
         app.main.draw()
-        state.take_row([each.kind for each in page_of(app).choices or []].index("what if"))
+        state.select_row([each.kind for each in page_of(app).choices or []].index("what if"))
         await pilot.press("enter", *"max_num_batched_tokens=256 batching=", "enter")
         assert "give a value: batching=..." in screen_text(app)
         await pilot.press(*["backspace"] * len("batching="))

@@ -22,7 +22,7 @@ TORCH_SIDE = (
     "stepscope.engine.models",
     "stepscope.kernels",
 )
-SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
+SHIPPED_SUFFIXES = {".py", ".typed", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
 
 
 def tree() -> set[str]:

@@ -629,9 +629,7 @@ async def test_recordings_started_in_one_second_are_separate_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "stepscope-engine-20261122-101500.mcap"
-    monkeypatch.setattr(
-        "stepscope.tui.session.recording.record_switch.default_name", lambda source: name
-    )
+    monkeypatch.setattr("stepscope.tui.session.record_switch.default_name", lambda source: name)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         for _ in range(2):

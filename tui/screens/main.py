@@ -17,8 +17,8 @@ from textual.timer import Timer
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.drawn import DrawnPicture
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
+from stepscope.tui.screens.drawing.status import DrawnPicture
 from stepscope.tui.screens.failures import Failures
 from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
@@ -152,7 +152,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         session = self.session
         seen = status.seen(session, self.operator, self.view)
-        self.operator.take_answers()
+        self.operator.receive_answers()
         pilot = None if session.autopilot is None else session.autopilot.news()
         for news in (session.preferences.news(), session.exports.news(), pilot):
             if news is not None:

@@ -29,6 +29,8 @@ from stepscope.tui.views.theme import Skin
 
 Run: TypeAlias = tuple[str, str]  # text, style name
 Line: TypeAlias = tuple[Run, ...]
+# Lines side by side, each with its width in cells; None fills the rest.
+Row: TypeAlias = tuple[tuple[Line, int | None], ...]
 
 
 _MARK = "@"
@@ -53,8 +55,8 @@ class Lines(Widget):
     def __init__(self, skin: Skin, *, id: str) -> None:
         super().__init__(id=id)
         self._skin = skin
-        self._lines: list[Line] = []
-        self._strips: list[Strip | None] = []  # one for each line; None if not painted yet
+        self._rows: list[Row] = []
+        self._strips: list[Strip | None] = []  # one for each row; None if not painted yet
         self._width = 0  # the width that all strips were painted for
 
     @property
@@ -69,15 +71,19 @@ class Lines(Widget):
 
     def show(self, lines: Sequence[Line]) -> None:
         """Replace the lines, and draw those that differ from the lines before."""
-        before, strips = self._lines, self._strips
-        changed = [y for y, (old, new) in enumerate(zip(before, lines, strict=False)) if old != new]
-        changed += range(min(len(before), len(lines)), max(len(before), len(lines)))
+        self.show_rows([((line, None),) for line in lines])
+
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        """Replace the rows, and draw those that differ from the rows before."""
+        before, strips = self._rows, self._strips
+        changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new]
+        changed += range(min(len(before), len(rows)), max(len(before), len(rows)))
         if not changed:
             return
-        self._lines = list(lines)
-        self._strips = strips[: len(lines)] + [None] * (len(lines) - len(strips))
+        self._rows = list(rows)
+        self._strips = strips[: len(rows)] + [None] * (len(rows) - len(strips))
         for y in changed:
-            if y < len(lines):
+            if y < len(rows):
                 self._strips[y] = None
         width = self.outer_size.width
         self.refresh(*(Region(0, y, width, 1) for y in changed))
@@ -89,7 +95,7 @@ class Lines(Widget):
 
     def spot_at(self, x: int, y: int) -> tuple[str, str] | None:
         """Return the (kind, value) of the clickable spot at a cell, or None; see `spot`."""
-        return spot_of(self._lines[y], x) if 0 <= y < len(self._lines) else None
+        return spot_of(self._rows[y][0][0], x) if 0 <= y < len(self._rows) else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
         # This bypasses the styles cache: there is no border, padding or filter to apply.
@@ -102,48 +108,87 @@ class Lines(Widget):
     def _strip(self, y: int, width: int) -> Strip:
         if width != self._width:
             self._width = width
-            self._strips = [None] * len(self._lines)
-        if y >= len(self._lines):
-            return LineStrip((), width, self._skin)
-        strip = self._strips[y]
+            self._strips = [None] * len(self._rows)
+        strip = self._strips[y] if y < len(self._strips) else None
         if strip is None:
-            strip = self._strips[y] = LineStrip(self._lines[y], width, self._skin)
+            colours = COLOR_SYSTEMS[self.app.console.color_system or "truecolor"]
+            row = self._rows[y] if y < len(self._rows) else (((), None),)
+            strip = LineStrip(row, width, self._skin, colours)
+            if y < len(self._strips):
+                self._strips[y] = strip
         return strip
+
+
+def spot_of(line: Line, x: int) -> tuple[str, str] | None:
+    """Return the (kind, value) of the clickable spot at cell `x` of a line, or None."""
+    found: tuple[str, str] | None = None
+    begin = 0
+    for text, style in line:
+        if begin > x:
+            break
+        if not text and style.startswith(_MARK):
+            kind, _, value = style[1:].partition(":")
+            found = kind, value
+        elif (text, style) == _EDGE:
+            found = None
+        begin += len(text)
+    return found
 
 
 class LineStrip(Strip):
     """A strip whose output, for each run, only writes what differs from the previous run's style.
 
     Args:
-        width: width in cells; the line is cut or filled to it.
+        width: width in cells; the row is filled to it.
     """
 
-    def __init__(self, line: Line, width: int, skin: Skin) -> None:
-        runs = merged_runs(line, width, skin)
-        segments = [Segment(skin.text(text, style), skin.style(style)) for text, style in runs]
+    __slots__ = ("_output",)
+
+    def __init__(self, row: Row, width: int, skin: Skin, colours: ColorSystem) -> None:
+        segments: list[Segment] = []
+        output: list[str] = []
+        left = width
+        for line, cells in row:
+            cells = left if cells is None else cells
+            more, text = _painted(line, cells, skin, colours)
+            segments += more
+            output.append(text)
+            left -= cells
         super().__init__(segments, width)
+        self._output = "".join(output) + "\x1b[0m"
 
     def render(self, console: Console) -> str:
-        colours = COLOR_SYSTEMS[console.color_system or "truecolor"]
-        parts: list[str] = []
-        before: Style | None = None
-        for text, style, _ in self:
-            parts.append(_change(before, style or Style(), colours))
-            parts.append(text)
-            before = style
-        parts.append("\x1b[0m")
-        return "".join(parts)
+        return self._output
+
+
+@lru_cache(1_024)
+def _painted(
+    line: Line, width: int, skin: Skin, colours: ColorSystem
+) -> tuple[Sequence[Segment], str]:
+    """Return a line in exactly `width` cells, as segments and as terminal output."""
+    segments: list[Segment] = []
+    output: list[str] = []
+    before = ""
+    for text, style in merged_runs(line, width, skin):
+        if skin.ascii_only:
+            text = skin.text(text, style)
+        segments.append(Segment(text, skin.styles[style]))
+        output.append(_change(before, style, skin, colours))
+        output.append(text)
+        before = style
+    return segments, "".join(output)
 
 
 @lru_cache(4_096)
-def _change(before: Style | None, style: Style, colours: ColorSystem) -> str:
+def _change(before: str, style: str, skin: Skin, colours: ColorSystem) -> str:
     """Return the escape sequence that switches from one style to another.
 
     Args:
-        before: None if the style before is unknown.
+        before: empty if the style before is unknown.
     """
-    attributes, *shades = _codes(style, colours)
-    if before is None or (old := _codes(before, colours))[0] != attributes:
+    attributes, *shades = _codes(skin.styles[style], colours)
+    old = _codes(skin.styles[before], colours) if before else None
+    if old is None or old[0] != attributes:
         codes = ["0", attributes, *shades]
     else:
         pairs = zip(shades, old[1:], ("39", "49"), strict=True)
@@ -193,22 +238,6 @@ def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
             text, style = " " * left, "text"
     runs.append((text, style))
     return runs
-
-
-def spot_of(line: Line, x: int) -> tuple[str, str] | None:
-    """Return the (kind, value) of the clickable spot at cell `x` of a line, or None."""
-    found: tuple[str, str] | None = None
-    begin = 0
-    for text, style in line:
-        if begin > x:
-            break
-        if not text and style.startswith(_MARK):
-            kind, _, value = style[1:].partition(":")
-            found = kind, value
-        elif (text, style) == _EDGE:
-            found = None
-        begin += len(text)
-    return found
 
 
 def fitted(line: Iterable[Run], width: int) -> Line:

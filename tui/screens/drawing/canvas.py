@@ -18,7 +18,7 @@ from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views import layout
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, Lines, Run, fitted
+from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import (
@@ -83,6 +83,7 @@ class Canvas(Lines):
         self.area = Size(0, 0)  # of the screen
         self.shows_tabs = False  # in the row of the notice
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
+        self._is_changed = True  # since the last `write`
         self._session = session
         self._label_width = 14
         self._small: list[Line] = []
@@ -106,7 +107,7 @@ class Canvas(Lines):
         strip = 0 if self._session.tour is None else tour_strip.HEIGHT
         self.places = layout.plan(size.width, size.height, page, strip)
         self._broken.clear()
-        self.area = size
+        self.area, self._is_changed = size, True
 
     def height_of(self, name: str) -> int:
         """Return the number of rows of a view inside its frame; 0 if it is not shown."""
@@ -163,7 +164,7 @@ class Canvas(Lines):
                 said = key_figures.draw(frame, width, 1, 0)
             lines = [*said, ((_wanted(self.area), "caution"),)]
             self._small = lines[-self.area.height :]
-            self._drawn["too_small"] = self._small
+            self._keep("too_small", self._small)
             return
         if self._session.tour is not None:
             self._show("tour", self._tour_lines, self._session.tour.page)
@@ -208,7 +209,7 @@ class Canvas(Lines):
             lines = [
                 tuple((text, _MARKED.get(style, style)) for text, style in line) for line in lines
             ]
-        self._drawn[name] = lines
+        self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
         """Return the lines of the tour strip.
@@ -248,18 +249,25 @@ class Canvas(Lines):
         """
         self.shows_tabs = not line
         if self.is_too_small:
-            self._drawn["too_small"] = [*self._small, line]
+            self._keep("too_small", [*self._small, line])
         else:
-            self._drawn["notice"] = [line or footer.tabs(self._session.abilities, self.page)]
+            self._keep("notice", [line or footer.tabs(self._session.abilities, self.page)])
+
+    def _keep(self, name: str, lines: list[Line]) -> None:
+        if lines != self._drawn.get(name):
+            self._drawn[name], self._is_changed = lines, True
 
     def write(self) -> None:
         """Write to the terminal what has changed."""
-        rows: list[list[Run]] = [[] for _ in range(self.area.height)]
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        rows: list[list[tuple[Line, int | None]]] = [[] for _ in range(self.area.height)]
         for name, place in sorted(self.places.items(), key=lambda each: each[1].x):
             lines = self._drawn.get(name, ())
             for y, row in enumerate(rows[place.y : place.bottom]):
-                row += fitted(lines[y] if y < len(lines) else (), place.width)
-        self.show([tuple(row) for row in rows])
+                row.append((lines[y] if y < len(lines) else (), place.width))
+        self.show_rows([tuple(row) for row in rows])
 
     def at(self, x: int, y: int) -> tuple[str, int, int]:
         """Return the name of the view at a cell, and where in that view the cell is."""

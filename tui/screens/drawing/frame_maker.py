@@ -4,10 +4,12 @@ On the fleet and compare pages it adds the data of other engines and of the comp
 a session's steps in memory.
 """
 
+from typing import TYPE_CHECKING
+
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import Replay, recorded_extent, replay_of
+from stepscope.tui.session.time.navigator import recorded_extent, replay_of
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.chart_columns import COLUMN_NS
 from stepscope.tui.views.frame.frame import Frame
@@ -15,6 +17,9 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page, fleet_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.view import View
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
 
@@ -48,7 +53,7 @@ class FrameMaker:
     def _stands(self) -> bool:
         return self._replay is not None and self._replay.status != "playing"
 
-    def _fit_time(self, replay: Replay) -> None:
+    def _fit_time(self, replay: "ReplaySource") -> None:
         if replay.extent is None:
             return
         (first, last), (start_ns, end_ns) = replay.extent, replay.extent_ns

@@ -92,7 +92,7 @@ class CompareHandlers:
     def _inspect(self) -> None:
         state = self._session.compare
         if state.chooser.choices is not None:
-            self._take_choice()
+            self._begin_chosen()
         elif state.align == "request" and state.pairs:
             pair = state.pairs[min(state.selected, len(state.pairs) - 1)]
             run = pair.a if state.focus == "a" else pair.b
@@ -113,7 +113,7 @@ class CompareHandlers:
             with _errors_said(self._notices):
                 state.open(state.origins[0 if state.focus == "a" else 1], step, request_id)
 
-    def _take_choice(self) -> None:
+    def _begin_chosen(self) -> None:
         choice = self._session.compare.chooser.chosen
         if choice is None:
             return

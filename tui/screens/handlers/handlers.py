@@ -5,10 +5,9 @@ from functools import partial
 
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.handled_screen import HandledScreen
-from stepscope.tui.screens.handlers.list_handlers import ListHandlers
 from stepscope.tui.screens.handlers.look_handlers import LookHandlers
 from stepscope.tui.screens.handlers.opening import Opening
-from stepscope.tui.screens.handlers.page_handlers import PageHandlers
+from stepscope.tui.screens.handlers.page_handlers import ListHandlers, PageHandlers
 from stepscope.tui.screens.handlers.session_handlers import SessionHandlers
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls

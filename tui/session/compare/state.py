@@ -133,7 +133,7 @@ class CompareState:
         self._zoom, self._cursor, self._left = 0, 0, 0
         self._forget()
 
-    def take_row(self, row: int) -> None:
+    def select_row(self, row: int) -> None:
         """Select a row of the page: a choice of what to compare, or a request.
 
         If it is a request, both runs are aligned by that request.

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight
+from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
-from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
+from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
@@ -21,18 +21,11 @@ from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.view import View
 
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.file_events import FileEvents  # with mcap, only when needed
+
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
-
-
-class InFile(Protocol):
-    """The landmarks (marks and changes of knobs) of a whole file, as far as it has been read."""
-
-    found: Sequence[SessionEvent]  # marks and changes of knobs
-    changes: Sequence[KnobsChanged]
-    audited: Sequence[AuditedStep]
-
-    def landmarks(self) -> Sequence[SessionEvent]: ...
 
 
 class _Figures(NamedTuple):
@@ -48,7 +41,7 @@ class _Figures(NamedTuple):
     verdict: Verdict
 
 
-class _Taken(NamedTuple):
+class _Cached(NamedTuple):
     """When a cached part of a frame was computed (`of`), and when it may be computed again."""
 
     of: object
@@ -73,7 +66,7 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
-        in_file: InFile | None = None,
+        in_file: "FileEvents | None" = None,
         stands: Callable[[], bool] = lambda: False,
     ) -> None:
         self._history = history
@@ -88,8 +81,8 @@ class FrameBuilder:
         self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
-        self._figures_taken: _Taken | None = None
-        self._events_taken: _Taken | None = None
+        self._figures_taken: _Cached | None = None
+        self._events_taken: _Cached | None = None
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._recent: tuple[object, list[SessionEvent]] | None = None
@@ -215,7 +208,7 @@ class FrameBuilder:
             now_s = self._clock()
             took_s = now_s - start_s
             self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
-            self._figures_taken = _Taken(self._built_of, self._figures_due_s)
+            self._figures_taken = _Cached(self._built_of, self._figures_due_s)
         return self._figures
 
     def _rates(self, end_ns: int | None) -> Rates:
@@ -267,7 +260,7 @@ class FrameBuilder:
                 found += self._history.events(view.cursor, limit, kinds)
         found.sort(key=lambda event: event.step)
         self._recent = (when, found)
-        self._events_taken = _Taken(self._built_of, self._clock() + _EVENTS_S)
+        self._events_taken = _Cached(self._built_of, self._clock() + _EVENTS_S)
         return found
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
