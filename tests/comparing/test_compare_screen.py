@@ -234,7 +234,7 @@ async def test_without_colour_the_compared_runs_and_the_winner_can_be_told_apart
             for run, style in line:
                 if not run:
                     continue  # where a click leads
-                assert plain.style(style).color is None, run
+                assert plain.styles[style].color is None, run
 
 
 # What to compare with

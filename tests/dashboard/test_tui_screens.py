@@ -506,7 +506,7 @@ def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
     assert len(set(ascii_only)) == len(glyphs)
     assert all(glyph.isascii() for glyph in ascii_only)
     for mode in ("dark", "light", "ansi", "none"):
-        assert all(Skin(mode).style(style) is not None for _, style in CAUSE_GLYPHS.values())
+        assert all(Skin(mode).styles[style] is not None for _, style in CAUSE_GLYPHS.values())
 
 
 @pytest.mark.parametrize("page", BEYOND)

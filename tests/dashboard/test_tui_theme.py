@@ -83,7 +83,7 @@ def test_every_colour_mode_defines_the_same_styles() -> None:
     assert all(set(styles(mode)) == names for mode in ("light", "ansi", "none"))
     for mode in ("dark", "light", "ansi", "none"):
         skin = Skin(mode)
-        assert all(skin.style(f"{name}+cursor") != skin.style("text") for name in names)
+        assert all(skin.styles[f"{name}+cursor"] != skin.styles["text"] for name in names)
 
 
 def test_no_text_has_the_colour_of_its_background() -> None:
@@ -91,7 +91,7 @@ def test_no_text_has_the_colour_of_its_background() -> None:
         skin = Skin(mode)
         for name in styles(mode):
             for each in (name, f"{name}+cursor"):
-                style = skin.style(each)
+                style = skin.styles[each]
                 same = style.color is not None and style.color == style.bgcolor
                 assert not same or style.color.is_default, (mode, each)
 

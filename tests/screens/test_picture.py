@@ -14,9 +14,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app.picture import screenshot
+from stepscope.tui.app.picture import screenshot, text
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.svg_picture import new_picture
+from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 
 
@@ -172,6 +173,18 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
         await pilot.press("S")
         (notice,) = app.main.canvas.text_of(["notice"])
         assert f"{tmp_path.name}/stepscope-still-" in notice
+
+
+@pytest.mark.parametrize("keys", [(), ("question_mark",), ("K",), ("g", "1")])
+async def test_a_picture_as_text_is_what_textual_composes_with_the_overlay_above(
+    still_source: Callable[..., Any], keys: tuple[str, ...]
+) -> None:
+    app = dashboard(still_source(), control_endpoint="ipc:///nobody/here")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(*keys)
+        await pilot.pause()
+        rows = ["".join(run for run, _ in row).rstrip() for row in cells(app)]
+        assert text(app).splitlines() == rows
 
 
 def test_a_screenshot_waits_for_background_computations(

@@ -293,7 +293,9 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
     names = list(styles(mode))
     for case, suffix in ((str, ""), (str.upper, "+cursor")):
         for letter, name in zip(LETTERS, names, strict=False):
-            letters.setdefault(_described(skin.style(name + suffix)), (case(letter), name + suffix))
+            letters.setdefault(
+                _described(skin.styles[name + suffix]), (case(letter), name + suffix)
+            )
     used: dict[str, tuple[str, str]] = {}
     rows = []
     for row in picture:

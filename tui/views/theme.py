@@ -254,7 +254,8 @@ def _without_colour() -> Mapping[str, Style]:
 class Skin:
     """How one screen looks: its colours, and whether it uses block or ASCII glyphs.
 
-    A style name may end in `+cursor`, which means the same style, highlighted.
+    Attributes:
+        styles: by name; a name that ends in `+cursor` means the same style, highlighted.
     """
 
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
@@ -288,9 +289,6 @@ class Skin:
         if colours is None or colours.background == "default":
             return "ansi_default"
         return colours.background
-
-    def style(self, name: str) -> Style:
-        return self.styles[name]
 
     def text(self, text: str, style: str = "text") -> str:
         """Return `text` with the glyphs replaced that this screen may not use.
