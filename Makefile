@@ -9,7 +9,7 @@ ARGS ?=
 # The tests start hundreds of processes: what Python compiles is kept, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types test-clients test-vllm test-sglang rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
+.PHONY: demo test test-slow steady lint types test-clients test-vllm test-sglang rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -17,7 +17,15 @@ demo: $(INSTALLED)
 # Five at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
 	$(BIN)/python -m compileall -q $(PACKAGES)
-	$(BIN)/python -m pytest -n 5 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 5 --dist worksteal -m "not slow" $(ARGS)
+
+# What needs real time: kills, floods, terminals of other processes, compilers, whole commands.
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n 5 --dist worksteal -m slow $(ARGS)
+
+# `make test` ten times beside two busy loops: ARGS="--runs 3" for fewer.
+steady: $(INSTALLED)
+	$(BIN)/python tests/house/steady.py $(ARGS)
 
 # guidellm and aiperf, each in an environment of its own, against a live server.
 test-clients: $(INSTALLED)
@@ -77,7 +85,7 @@ fuzz: $(INSTALLED)
 # Everything that is measured, in half an hour or more; of the dashboard what has an aim (bench-tui: all).
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
-		case $$script in *bench_tui.py) short=--quick;; *) short=;; esac; \
+		case $$script in *bench_tui.py) short=--quick;; *bench_gpu.py) short="--device cpu";; *) short=;; esac; \
 		echo "== $$script $$short"; $(BIN)/python "$$script" $$short || exit 1; \
 	done
 

@@ -2,5 +2,5 @@
 
 May import: engine.client, engine.control, engine.loop, engine.process, engine.protocol,
   engine.protocol.settings, engine.scheduling, engine.telemetry.
-Add a new benchmark as a file here. One that needs a GPU goes into `gpu`.
+Add a new benchmark as a file here; one for developers is a script in `tests/bench`.
 """

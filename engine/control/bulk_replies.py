@@ -1,64 +1,47 @@
-"""`BulkReplies`: encodes and sends large answers on its own thread, at a limited rate.
+"""`BulkReplies`: answers queries with large answers on its own thread.
 
 Every viewer may ask for messages of the replay ring, snapshots and pages of the audit trail.
 However many ask, the thread uses at most `SHARE` of one core, in slices so short that other threads
-get the GIL in time. It sends at most `TOTAL_RATE` bytes a second, after a burst of `TOTAL_BURST`.
-The client with the fewest open questions (unanswered queries) is served first. Among equals, it is
-the client that received least. So a client that asks one question at a time does not wait behind a
-client that asks many.
+get the GIL in time, and sends at most `RATE` bytes a second, after a burst of `BURST`. Who asks the
+fewest questions at a time is served first. The bytes of an answer are charged to the client, too
+(`RateLimiter.charge_bytes`).
 """
 
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.served_engine import ServedEngine
+from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import replies
+from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
 
 log = logging.getLogger("stepscope.engine")
 
 SHARE = 0.02  # of one core's time
-CLIENT_RATE, CLIENT_BURST = 4e6, 16e6  # bytes a second, bytes at once
-TOTAL_RATE, TOTAL_BURST = 4e6, 16e6  # of all clients together
+RATE, BURST = 4e6, 16e6  # bytes a second, bytes at once, to all clients together
 MIN_BYTES = 65_536  # a smaller answer counts as this many bytes
-MAX_PENDING = 64  # open questions of one client
-MAX_CLIENTS = 10_000
+MAX_PENDING = 64  # questions of one client without an answer
 MAX_REPLAY_FRAMES = 2_000  # in one answer; the client asks again for more
 SLICE = 64  # messages read at a time
 
+BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
+Replay: TypeAlias = Callable[[int, int], Replayed]
 # Yields None between pieces of work, where the thread may pause, and the answer last.
 Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
 
 
-class _Job(NamedTuple):
-    client: RemoteClient
-    parts: Parts
-
-
-@dataclass(slots=True)
-class _Share:
-    """The byte allowance of one client, and its open questions (unanswered queries)."""
-
-    level: float
-    filled_s: float
-    num_pending: int = 0
-    jobs: deque[_Job] = field(default_factory=deque)
-
-    def fill(self, now_s: float, rate: float, burst: float) -> None:
-        self.level = min(burst, self.level + (now_s - self.filled_s) * rate)
-        self.filled_s = now_s
-
-
-def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) -> Parts:
+def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
     """Yield None several times while collecting messages, then the answer to `ReplayFrom`.
 
     So the caller can pause in between.
@@ -84,28 +67,27 @@ def replayed(replay: Callable[[int, int], Replayed], sequence: int, limit: int) 
     yield Replayed(frames=frames, oldest_sequence=oldest, next_sequence=ring.next_sequence)
 
 
-def at_once(reply: AnyReply | msgspec.Raw) -> Parts:
-    """Yield an answer that is ready and only needs encoding, in the form of `replayed`."""
-    yield reply
-
-
 class BulkReplies:
-    """Encodes and sends large answers at a limited rate. Any thread may call it.
+    """Gets large answers, and encodes and posts them at a limited rate. Any thread may call it.
 
     Args:
+        engine: answers queries for snapshots and the audit trail.
+        replay: returns messages of the replay ring (`Publisher.replay`).
         post: receives each encoded answer.
-        clock: returns seconds.
     """
 
     def __init__(
         self,
+        engine: ServedEngine,
+        replay: Replay,
         post: Callable[[tuple[RemoteClient, msgspec.Raw | Error]], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._engine = engine
+        self._replay = replay
         self._post = post
-        self._clock = clock
-        self._shares: dict[bytes, _Share] = {}
-        self._total = _Share(TOTAL_BURST, clock())
+        self._num_open: Counter[bytes] = Counter()  # questions without an answer, by account
+        self._waiting: dict[bytes, deque[tuple[RemoteClient, Parts]]] = {}  # by account
+        self._room, self._filled_s = BURST, time.monotonic()  # of the burst
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._last: tuple[Snapshot | None, msgspec.Raw] = (None, msgspec.Raw())
@@ -119,75 +101,90 @@ class BulkReplies:
             self._changed.notify()
         self._thread.join()
 
-    def reserve(self, account: bytes) -> bool:
-        """Count a new question of a client.
+    def take(self, command: BulkQuestion, client: RemoteClient) -> None:
+        """Start to answer a query.
 
-        Returns False if the client has too many open questions.
+        Raises:
+            ConfigError: the client has too many unanswered queries.
         """
         with self._changed:
-            share = self._share(account)
-            if share.num_pending >= MAX_PENDING:
-                return False
-            share.num_pending += 1
-            return True
+            if self._num_open[client.account] >= MAX_PENDING:
+                raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
+            self._num_open[client.account] += 1
+        if isinstance(command, ReplayFrom):
+            self._answer(client, replayed(self._replay, command.sequence, command.limit))
+        elif isinstance(command, GetKeptSnapshot):
+            self.answer(client, self._kept_snapshot(command))
+        else:
+            self._engine.inbox.put(Call(command, client, lane=client.account))
 
-    def answer(self, account: bytes, client: RemoteClient, parts: Parts) -> None:
-        """Queue the answer to a question that was counted by `reserve`."""
+    def answer(self, client: RemoteClient, reply: AnyReply | msgspec.Raw) -> None:
+        """Queue the engine's answer to a query."""
+        self._answer(client, iter([reply]))
+
+    def _answer(self, client: RemoteClient, parts: Parts) -> None:
         with self._changed:
-            self._share(account).jobs.append(_Job(client, parts))
+            self._waiting.setdefault(client.account, deque()).append((client, parts))
             self._changed.notify()
 
-    def release(self, account: bytes) -> None:
-        """Note that a question counted by `reserve` was answered, so it is not open any more."""
+    def answered(self, account: bytes) -> None:
+        """Note that an answer was sent, so that its question is not open any more."""
         with self._changed:
-            share = self._share(account)
-            share.num_pending = max(0, share.num_pending - 1)
+            self._close_questions(account, 1)
 
     def forget(self, identity: bytes) -> None:
         """Drop the queued answers to a connection that is gone."""
         with self._changed:
-            for share in self._shares.values():
-                kept = deque(job for job in share.jobs if job.client.identity != identity)
-                share.num_pending -= len(share.jobs) - len(kept)
-                share.jobs = kept
+            for account, waiting in list(self._waiting.items()):
+                kept = deque(each for each in waiting if each[0].identity != identity)
+                self._close_questions(account, len(waiting) - len(kept))
+                self._waiting[account] = kept
+                if not kept:
+                    del self._waiting[account]
+
+    def _close_questions(self, account: bytes, number: int) -> None:
+        self._num_open[account] -= number
+        if self._num_open[account] <= 0:
+            del self._num_open[account]
+
+    def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
+        ring = self._replay(0, 0)
+        payload = self._engine.kept_snapshots.before(
+            round(command.past_s * 1e9),
+            self._engine.clock(),
+            self._engine.last_step,
+            ring.oldest_sequence,
+            ring.next_sequence,
+        )
+        if payload is None:
+            return Error(code="nothing_kept", message="the engine keeps no snapshot from that time")
+        return msgspec.Raw(payload)
 
     # The thread
 
     def _run(self) -> None:
         while (taken := self._next()) is not None:
-            share, job = taken
+            client, parts = taken
             reply: msgspec.Raw | Error
             try:
-                reply = self._made(job.parts)
+                reply = self._made(parts)
             except Exception:
                 log.exception("an answer could not be made")
                 reply = Error(code="internal", message="the engine failed; its log says why")
-            with self._changed:
-                if isinstance(reply, msgspec.Raw):
-                    num_bytes = max(MIN_BYTES, len(bytes(reply)))
-                    share.level -= num_bytes
-                    self._total.level -= num_bytes
-            self._post((job.client, reply))  # the sender then calls `release`
+            self._post((client, reply))  # the sender then calls `answered`
 
-    def _next(self) -> tuple[_Share, _Job] | None:
-        """Wait until the rates allow the next answer, and return it. None after `close`."""
+    def _next(self) -> tuple[RemoteClient, Parts] | None:
+        """Wait for the next answer to make. None after `close`."""
         with self._changed:
-            while not self._closing.is_set():
-                now_s = self._clock()
-                self._total.fill(now_s, TOTAL_RATE, TOTAL_BURST)
-                waiting = [each for each in self._shares.values() if each.jobs]
-                for each in waiting:
-                    each.fill(now_s, CLIENT_RATE, CLIENT_BURST)
-                share = min(waiting, key=_place, default=None)
-                if share is None:
-                    self._changed.wait()
-                    continue
-                pause_s = max(-self._total.level / TOTAL_RATE, -share.level / CLIENT_RATE)
-                if pause_s > 0:
-                    self._changed.wait(pause_s)
-                    continue
-                return share, share.jobs.popleft()
-        return None
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            if self._closing.is_set():
+                return None
+            account = min(self._waiting, key=lambda each: len(self._waiting[each]))
+            waiting = self._waiting.pop(account)
+            taken = waiting.popleft()
+            if waiting:
+                self._waiting[account] = waiting  # behind others that wait for as many
+            return taken
 
     def _made(self, parts: Parts) -> msgspec.Raw:
         # Measure only this thread's CPU time, without its waits for the GIL.
@@ -195,11 +192,20 @@ class BulkReplies:
         for part in parts:
             raw = None if part is None else self._encoded(part)
             took_s = time.thread_time() - began_s
-            self._closing.wait(took_s * (1 / SHARE - 1))
+            owed_s = 0.0 if raw is None else self._owed_s(len(bytes(raw)))
+            self._closing.wait(max(took_s * (1 / SHARE - 1), owed_s))
             began_s = time.thread_time()
             if raw is not None:
                 return raw
         raise AssertionError("an answer has a last part")
+
+    def _owed_s(self, num_bytes: int) -> float:
+        """Charge the bound of all clients; return for how long to send nothing."""
+        now_s = time.monotonic()
+        self._room = min(BURST, self._room + (now_s - self._filled_s) * RATE)
+        self._filled_s = now_s
+        self._room -= max(MIN_BYTES, num_bytes)
+        return max(0.0, -self._room / RATE)
 
     def _encoded(self, reply: AnyReply | msgspec.Raw) -> msgspec.Raw:
         if isinstance(reply, msgspec.Raw):
@@ -210,22 +216,3 @@ class BulkReplies:
         if isinstance(reply, Snapshot):  # many clients ask for the same snapshot
             self._last = (reply, raw)
         return raw
-
-    def _share(self, account: bytes) -> _Share:
-        share = self._shares.get(account)
-        if share is None:
-            if len(self._shares) >= MAX_CLIENTS:
-                self._forget_idle()
-            share = self._shares[account] = _Share(CLIENT_BURST, self._clock())
-        return share
-
-    def _forget_idle(self) -> None:
-        now_s = self._clock()
-        for account, share in list(self._shares.items()):
-            share.fill(now_s, CLIENT_RATE, CLIENT_BURST)
-            if not share.num_pending and share.level >= CLIENT_BURST:
-                del self._shares[account]
-
-
-def _place(share: _Share) -> tuple[int, float]:
-    return len(share.jobs), -share.level

@@ -87,9 +87,7 @@ class Replies:
             _send(self._socket, identity, _MORE)
             # If the first frame found room in the queue, the other frames do too.
             _send(self._socket, command_id, _MORE)
-            payload = replies.encode(message)
-            _send(self._socket, payload, _LAST)
-            self._connections.note_sent(identity, len(payload))
+            _send(self._socket, replies.encode(message), _LAST)
         except zmq.ZMQError as error:
             # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
             self._forget(identity, str(error))

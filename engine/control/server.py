@@ -14,24 +14,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from stepscope.engine.control.abuse import Abuse
-from stepscope.engine.control.bulk_questions import BulkQuestion, BulkQuestions
-from stepscope.engine.control.bulk_replies import BulkReplies, at_once
+from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.outbox import Outbox
-from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.remote_client import Outbox, RemoteClient
 from stepscope.engine.control.replies import Replies
-from stepscope.engine.control.roles import Roles
 from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
-from stepscope.engine.loop.inbox import Departure
+from stepscope.engine.loop.inbox import Denial, Departure
 from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit, Withdraw
 from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.output_text import OutputText
-from stepscope.engine.transport.backlog import Backlog
 from stepscope.engine.transport.connections import Connections
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.rate_limit import RateLimiter
@@ -57,7 +53,6 @@ class ControlServer:
         tokenizer: converts output tokens to text. None if the engine has no tokenizer.
         replay: returns messages for `ReplayFrom` (`Publisher.replay`).
         gate: decides which clients may connect. None: every client is an operator.
-        telemetry: address of the publisher, whose connections this thread watches too.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -71,11 +66,11 @@ class ControlServer:
         tokenizer: "Tokenizer | None",
         replay: Callable[[int, int], Replayed],
         gate: Gate | None = None,
-        telemetry: str = "",
     ) -> None:
         self._engine = engine
         self._tally = engine.control_tally
         self._limiter = RateLimiter()
+        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not reported yet, by account
         self._submissions = Submissions(
             engine.inbox, intake, engine.clock, self._limiter.charge_text
         )
@@ -91,18 +86,12 @@ class ControlServer:
         # libzmq disconnects a client that sends more. Commands up to here get a proper answer.
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
-        self._roles = Roles(self._connections, engine.inbox, self._tally)
         self._replies = Replies(self._socket, self._connections, self._forget)
         self._changes = Changes(
             engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
         )
         bind(self._socket, address)
-        self._bulk = BulkReplies(self._outbox.post)
-        self._questions = BulkQuestions(engine, replay, self._bulk)
-        backlog = Backlog(
-            [address, telemetry], self._connections.num_taken, self._connections.num_sent
-        )
-        self._abuse = Abuse(self._limiter, backlog, self._connections)
+        self._bulk = BulkReplies(engine, replay, self._outbox.post)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -127,7 +116,7 @@ class ControlServer:
                 pause_s = self._limiter.pause_s()
                 # During a pause, do not read the socket: unread commands wait with their senders.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
-                waits_s = (pause_s or None, self._abuse.wait_s)
+                waits_s = (pause_s or None, self._limiter.next_report_s)
                 wait_s = [each_s for each_s in waits_s if each_s is not None]
                 ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
                 if outbox in ready:
@@ -141,8 +130,7 @@ class ControlServer:
                     self._forget_lost(self._connections.take_lost())
                 if self._socket in ready:
                     self._receive_some()
-                for denial in self._abuse.denials():
-                    self._engine.inbox.put(denial)
+                self._report_floods()
         finally:
             self._connections.close()
             self._socket.close()
@@ -166,14 +154,15 @@ class ControlServer:
     def _receive(self, received: list[zmq.Frame]) -> None:
         frames = [frame.bytes for frame in received]
         identity, command_id = frames[0], frames[1] if len(frames) > 1 else b""
-        self._forget_lost(self._connections.note(identity, received))
+        self._forget_lost(self._connections.note(identity, received[-1]))
         if not self._connections.is_welcome(identity):
             return  # its key is revoked, and its connection is being closed
         account = self._connections.account(identity)
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
             self._tally.num_limited = self._limiter.num_limited
-            self._abuse.note(account, identity)
+            if account not in self._flooders:  # its connection may be gone by the report
+                self._flooders[account] = self._connections.described(identity)
             wait_s = self._limiter.wait_s(account)
             message = f"too many commands; try again in {wait_s:.2g} s"
             self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
@@ -217,9 +206,9 @@ class ControlServer:
             client = RemoteClient(
                 self._outbox.post, identity, command_id, account=account, is_bulk=True
             )
-            self._questions.take(command, client)
+            self._bulk.take(command, client)
         elif isinstance(command, Submit):
-            self._roles.check(identity, command, command.client_id)
+            self._check_role(identity, command, command.client_id)
             if self._engine.inbox.qsize() >= self._engine.max_waiting:
                 message = (
                     f"{self._engine.max_waiting} commands are waiting already; try again later"
@@ -239,10 +228,33 @@ class ControlServer:
             answer = Ack(effective_step=self._engine.next_step, detail=detail)
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
-            self._roles.check(identity, command, command.who)
+            self._check_role(identity, command, command.who)
             self._changes.take(identity, command_id, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
+
+    def _report_floods(self) -> None:
+        """Write clients whose commands were refused to the audit trail."""
+        for account, count in self._limiter.floods():
+            asker, known = self._flooders.pop(account)
+            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
+            message = f"{count:,} commands beyond what one client may send were refused"
+            message += f" ({known})" if known else ""
+            denial = Denial(asker, "", "rate_limited", message, count, lane=account)
+            self._engine.inbox.put(denial)
+
+    def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
+        """Raise ConfigError if the client's key is a viewer's. The audit trail gets the refusal."""
+        holder = self._connections.holder(identity)
+        if holder is None or holder.role == "operator":
+            return
+        self._tally.num_denied += 1
+        message = f"the key of {holder.name} is a viewer's; {command.doing} takes an operator's key"
+        asker = self._connections.asker(identity, who)
+        lane = self._connections.account(identity)
+        name = type(command).__name__
+        self._engine.inbox.put(Denial(asker, name, "viewer", message, lane=lane))
+        raise ConfigError("viewer", message)
 
     # Replies
 
@@ -259,10 +271,12 @@ class ControlServer:
                     self._replies.bundle(client.identity, client.command_id, message)
                     continue
             elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
-                self._bulk.answer(client.account, client, at_once(message))
+                self._bulk.answer(client, message)
                 continue
             elif client.is_bulk:
-                self._bulk.release(client.account)
+                self._bulk.answered(client.account)
+                if isinstance(message, msgspec.Raw):
+                    self._limiter.charge_bytes(client.account, len(bytes(message)))
             self._replies.send(client.identity, client.command_id, message)
             if client.once is not None and not isinstance(message, msgspec.Raw):
                 self._changes.answered(client.once, message)

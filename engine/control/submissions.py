@@ -1,19 +1,165 @@
 """`Submissions`: checks and tokenises prompts, and puts them into the engine's inbox.
 
 Short prompts are tokenised at once. Long prompts take up to seconds, so other threads tokenise
-them, because the control thread has to send all replies meanwhile.
+them, because the control thread has to send all replies meanwhile (`LongPrompts`). One thread
+handles only the longest, so that the other long prompts do not wait for them. In the queue of each
+thread, shorter prompts go first, but no prompt waits forever (`MAX_OVERTAKEN_S`).
 """
 
+import heapq
+import itertools
 import logging
+import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from stepscope.engine.control.intake import Intake, num_chars
-from stepscope.engine.control.long_prompts import LongPrompts
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
+
+LONGEST_TEXTS = 256 * 1024  # characters from which the thread for the longest is used: some 0.2 s
+MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised
+MAX_CLIENT_BYTES = MAX_QUEUED_BYTES // 2  # of one client
+# A prompt overtakes one that arrived up to this long earlier, per character by which it is shorter.
+# That is a hundred times the time to tokenise a character. A prompt that is `MAX_OVERTAKEN_S` old
+# is not overtaken any more.
+OVERTAKES_S = 100e-6
+MAX_OVERTAKEN_S = 30.0
+
+
+def text_bytes(command: Submit) -> int:
+    """Return the memory of a prompt's text in bytes."""
+    texts = [
+        command.prompt or "",
+        *(text for each in command.messages or () for text in each.texts),
+    ]
+    return sum(map(sys.getsizeof, texts))
+
+
+@dataclass(slots=True)
+class LongPrompt:
+    command: Submit
+    client: RemoteClient
+    num_bytes: int
+    is_wanted: bool = True
+
+
+class LongPrompts:
+    """Two queues of prompts, each with a thread that tokenises.
+
+    Any thread may call `take`, `withdraw` and `forget`.
+
+    Args:
+        prepare: tokenises a prompt on one of the two threads, and returns a function that delivers
+            the result. That function is called only if the client still waits. It must not block.
+    """
+
+    def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
+        self._prepare = prepare
+        self._change = threading.Condition()
+        self._numbers = itertools.count()
+        self._queues: tuple[list[tuple[float, int, LongPrompt]], ...] = ([], [])
+        self._held: dict[tuple[bytes, bytes], LongPrompt] = {}  # queued or being tokenised
+        self._num_bytes: Counter[bytes] = Counter()  # by client
+        self._is_closed = False
+        for queue in self._queues:
+            threading.Thread(
+                target=self._work, args=(queue,), name="tokenising", daemon=True
+            ).start()
+
+    def close(self) -> None:
+        """Drop all waiting prompts and end the threads."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
+        """Queue a prompt. Raises ConfigError if too many bytes of prompts wait already."""
+        num_bytes = text_bytes(command)
+        prompt = LongPrompt(command, client, num_bytes)
+        due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
+        with self._change:
+            if self._num_bytes.total() + num_bytes > MAX_QUEUED_BYTES:
+                raise _full(MAX_QUEUED_BYTES, "long prompts")
+            if self._num_bytes[client.identity] + num_bytes > MAX_CLIENT_BYTES:
+                raise _full(MAX_CLIENT_BYTES, "your long prompts")
+            self._num_bytes[client.identity] += num_bytes
+            self._held[_key(client)] = prompt
+            queue = self._queues[num_chars >= LONGEST_TEXTS]
+            heapq.heappush(queue, (due_s, next(self._numbers), prompt))
+            self._change.notify_all()
+
+    def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
+        """Drop a prompt that its client cancelled, and return the client.
+
+        None if no such prompt waits.
+        """
+        with self._change:
+            prompt = self._held.get((identity, command_id))
+            if prompt is None or not prompt.is_wanted:
+                return None
+            self._drop({id(prompt)})
+            return prompt.client
+
+    def forget(self, identity: bytes) -> None:
+        """Drop the prompts of a client that is gone."""
+        with self._change:
+            if self._num_bytes[identity]:
+                self._drop({id(p) for p in self._held.values() if p.client.identity == identity})
+
+    def _drop(self, dropped: set[int]) -> None:
+        for queue in self._queues:
+            gone = [prompt for _, _, prompt in queue if id(prompt) in dropped]
+            if gone:
+                queue[:] = [entry for entry in queue if id(entry[2]) not in dropped]
+                heapq.heapify(queue)
+            for prompt in gone:
+                self._release(prompt)
+        for prompt in self._held.values():  # being tokenised
+            if id(prompt) in dropped:
+                prompt.is_wanted = False
+
+    def _release(self, prompt: LongPrompt) -> None:
+        prompt.is_wanted = False
+        identity = prompt.client.identity
+        self._num_bytes[identity] -= prompt.num_bytes
+        if not self._num_bytes[identity]:
+            del self._num_bytes[identity]
+        if self._held.get(_key(prompt.client)) is prompt:
+            del self._held[_key(prompt.client)]
+
+    def _work(self, queue: list[tuple[float, int, LongPrompt]]) -> None:
+        while True:
+            with self._change:
+                while not queue and not self._is_closed:
+                    self._change.wait()
+                if self._is_closed:
+                    return
+                _, _, prompt = heapq.heappop(queue)
+            hand_on = self._prepare(prompt.command, prompt.client)
+            with self._change:
+                if prompt.is_wanted:
+                    hand_on()
+                self._release(prompt)
+            del prompt, hand_on  # free the memory now, not with the next prompt
+
+
+def _key(client: RemoteClient) -> tuple[bytes, bytes]:
+    return client.identity, client.command_id
+
+
+def _full(num_bytes: int, whose: str) -> ConfigError:
+    return ConfigError(
+        "queue_full",
+        f"{num_bytes // 2**20} MB of {whose} already wait to be tokenised; try again later",
+    )
+
 
 log = logging.getLogger("stepscope.engine")
 

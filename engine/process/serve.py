@@ -182,7 +182,6 @@ def open_engine(
             runner.tokenizer,
             publisher.replay,
             gate,
-            endpoint.telemetry,
         )
         control.start()
         if config.telemetry:

@@ -67,9 +67,7 @@ def serve_simulated(
             info, runner, scheduler, setup.limits, publisher, dispatch,
             inbox=inbox, workload=workload, control_tally=ControlTally(gate),
         )  # fmt: skip
-        control = ControlServer(
-            endpoint.control, core, intake, None, publisher.replay, gate, endpoint.telemetry
-        )
+        control = ControlServer(endpoint.control, core, intake, None, publisher.replay, gate)
         control.start()
         try:
             with stop_signals(core):

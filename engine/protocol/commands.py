@@ -9,8 +9,8 @@ until one has a `finish_reason`. If a client asks for it, the outputs of several
 one `Bundle`, whose id is 0.
 
 Limits: decoding is strict (no unknown fields) and bounded. A command of more than
-`MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that, or too many messages
-that wait to be read (`Backlog`), ends the connection without an answer.
+`MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that ends the connection
+without an answer.
 """
 
 from typing import Annotated, ClassVar, TypeAlias

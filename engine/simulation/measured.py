@@ -97,7 +97,7 @@ def _seconds_per_context(lines: Sequence[Sequence[tuple[int, float]]]) -> float:
 
 
 def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
-    """Read points from the JSON of `stepscope bench gpu`, or a CSV with tokens, context, seconds.
+    """Read points from the JSON of `bench_gpu.py`, or a CSV with tokens, context, seconds.
 
     Args:
         model: which model of the JSON to use; None if it has only one.
@@ -154,7 +154,7 @@ class _Part(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The fields that we use of `engine.bench.gpu.results.Report`, which we may not import here."""
+    """The fields that we use of the report of `tests/bench/bench_gpu.py`."""
 
     outcomes: list[_Part]
 
@@ -163,9 +163,7 @@ def _of_report(path: Path, text: str, model: str | None) -> list[MeasuredPoint]:
     try:
         report = msgspec.json.decode(text, type=_Report)
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            "bad_points", f"{path} is no report of 'stepscope bench gpu': {error}"
-        ) from None
+        raise ConfigError("bad_points", f"{path} is no report of bench_gpu.py: {error}") from None
     names = sorted({each.model for each in report.outcomes if each.model and each.part in "bcd"})
     if model is None and len(names) > 1:
         raise ConfigError("bad_points", f"{path} has several models: {', '.join(names)}; name one")

@@ -105,7 +105,7 @@ def _publishing_socket(address: str, gate: Gate | None) -> "zmq.Socket[bytes]":
     socket = server_socket(zmq.PUB if gate is None else zmq.XPUB, gate)
     if gate is not None:
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_SUBSCRIPTION_BYTES)
     socket.setsockopt(zmq.LINGER, 200)
     socket.setsockopt(zmq.SNDHWM, SUBSCRIBER_QUEUE)
     socket.setsockopt(zmq.XPUB_NODROP, 1)

@@ -3,7 +3,6 @@
 Belongs to the control thread.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -12,7 +11,6 @@ from zmq.utils.monitor import recv_monitor_message
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change, Command, Submit
 from stepscope.engine.transport.authorised_keys import Holder
-from stepscope.engine.transport.backlog import wire_bytes
 from stepscope.engine.transport.gate import Gate
 
 _NO_NAME = Change().who
@@ -42,8 +40,6 @@ class Connections:
         self.lost: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._gate = gate
         self._identities: dict[int, bytes] = {}  # by the file descriptor of their connection
-        self._taken: dict[int, int] = {}  # bytes of messages on the wire, by file descriptor
-        self._sent: dict[bytes, int] = {}  # bytes of replies to each identity
         self._keys: dict[bytes, str] = {}  # public key of each identity
         self._clients: dict[bytes, _Client] = {}
         self._requests: dict[bytes, set[int]] = {}  # unfinished requests of each identity
@@ -52,29 +48,23 @@ class Connections:
         self._socket.disable_monitor()
         self.lost.close()
 
-    def note(self, identity: bytes, received: Sequence[zmq.Frame]) -> list[bytes]:
-        """Take note of a message and its sender, which may be new.
+    def note(self, identity: bytes, frame: zmq.Frame) -> list[bytes]:
+        """Take note of the sender of a message, who may be new.
 
         Returns:
             Identities of other clients that were found to be gone.
         """
-        frame = received[-1]
         try:
             descriptor = frame.get(zmq.SRCFD)
             assert isinstance(descriptor, int)
         except zmq.ZMQError:
             return []  # a client with ZMTP 2 or older, which libzmq accepts only without keys
-        num_bytes = sum(
-            wire_bytes(len(each), is_encrypted=self._gate is not None) for each in received[1:]
-        )
         if self._identities.get(descriptor) == identity:
-            self._taken[descriptor] += num_bytes
             return []
         # The descriptor is new, or had another client before; that one was reported lost before
         # the number could be reused.
         gone = self.take_lost()
         self._identities[descriptor] = identity
-        self._taken[descriptor] = num_bytes
         self._clients[identity] = _Client(_origin(frame))
         if self._gate is not None:
             public = frame.get("User-Id")
@@ -89,25 +79,11 @@ class Connections:
         while self.lost.poll(0):
             descriptor = recv_monitor_message(self.lost)["value"]
             identity = self._identities.pop(int(descriptor), None)
-            self._taken.pop(int(descriptor), None)
             if identity is not None:
-                self._sent.pop(identity, None)
                 self._keys.pop(identity, None)
                 self._clients.pop(identity, None)
                 gone.append(identity)
         return gone
-
-    def num_taken(self, descriptor: int) -> int:
-        """Bytes on the wire of the whole messages received on a connection."""
-        return self._taken.get(descriptor, 0)
-
-    def note_sent(self, identity: bytes, num_bytes: int) -> None:
-        if identity in self._clients:
-            self._sent[identity] = self._sent.get(identity, 0) + num_bytes
-
-    def num_sent(self, descriptor: int) -> int:
-        """Bytes of the replies sent on a connection."""
-        return self._sent.get(self._identities.get(descriptor, b""), 0)
 
     def holder(self, identity: bytes) -> Holder | None:
         """Return the holder of a client's key; None without keys, or if the key was revoked."""

@@ -31,6 +31,7 @@ CLIENT_RATE, CLIENT_BURST = 1_000.0, 2_000.0  # units a second, units at once
 TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
 MESSAGE = 0.2  # units for any message, plus its bytes
 BYTES_PER_UNIT = 65_536
+ANSWER_BYTES = 4_096  # bytes of a large answer per unit: 4 MB a second for one client
 # Characters per unit, for text that is tokenised on the control thread, which manages 1 to 2
 # million a second: half a million a second for one client (the HTTP server is one, too), and as
 # many for all together.
@@ -124,6 +125,10 @@ class RateLimiter:
         """Charge a client for a prompt that is tokenised on the control thread."""
         self._bucket(client, self._clock()).level -= num_chars / CLIENT_CHARS
         self._total.level -= num_chars / TOTAL_CHARS
+
+    def charge_bytes(self, client: bytes, num_bytes: int) -> None:
+        """Charge a client for a large answer. Bytes do not count for the bound of all clients."""
+        self._bucket(client, self._clock()).level -= num_bytes / ANSWER_BYTES
 
     def wait_s(self, client: bytes) -> float:
         """Seconds until the client may send again."""

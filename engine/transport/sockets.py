@@ -25,6 +25,7 @@ KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itsel
 SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
+STALLED_MS = 60_000  # a connection whose client reads nothing for this long is closed
 _KEEP_ALIVE = {  # first probe after 10 s of silence, given up after 25 s
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 10,
@@ -50,6 +51,8 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
     # process when one is due on a connection that was lost while its receive queue was full.
     for option, value in _KEEP_ALIVE.items():
         socket.setsockopt(option, value)
+    # The high-water mark counts messages, which may be large; this bounds what waits unread.
+    socket.setsockopt(zmq.TCP_MAXRT, STALLED_MS)
     with contextlib.suppress(zmq.ZMQError):  # not on every platform
         socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
     if gate is not None:

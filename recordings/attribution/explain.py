@@ -1,12 +1,15 @@
-"""`Explainer`: finds out from the records of a session why a token was late.
+"""`Explainer`: follows every wait for a token in a session, and finds out why some were long.
 
-For every request, it divides the time since its last token (or its arrival) into pieces with one
-cause each, without holes or overlaps. Time that no record accounts for becomes an `unknown` piece.
-So the pieces of a wait always sum to the wait.
+How long each wait was is what `SessionState` makes of the messages. For the waits that are not over
+with the next step, and for the late ones, the explainer divides the time since the last token (or
+the arrival) into pieces with one cause each, without holes or overlaps. Time that no record
+accounts for becomes an `unknown` piece. So the pieces of a wait always sum to the wait.
 
-Requests that decode in every step cost almost nothing, because only waits above the bound are
-examined.
+Requests that decode in every step cost nothing here.
 """
+
+import math
+from collections.abc import Sequence
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
@@ -22,8 +25,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline, SlowStep, work_of
-from stepscope.recordings.attribution.causes import Piece, merged
-from stepscope.recordings.attribution.closed_waits import ClosedWaits
+from stepscope.recordings.attribution.causes import Late, Piece, merged
 from stepscope.recordings.attribution.open_waits import (
     StepSpan,
     Wait,
@@ -35,11 +37,11 @@ from stepscope.recordings.attribution.open_waits import (
     without_step,
 )
 from stepscope.recordings.attribution.request_waits import RequestWaits
-from stepscope.recordings.state.clocks import known_since
+from stepscope.recordings.state.clocks import known_since, leave_out
+from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
 _DECODE = int(Phase.DECODE)
-_NO_STEP = frozenset(("between", "idle"))
 _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
@@ -48,8 +50,8 @@ class Explainer:
 
     Args:
         itl_bound_ns, ttft_bound_ns: a longer wait is late.
-        only: follow only this request, and store all its pieces in `life`.
-        state: the state right after the last step before the first message.
+        only: follow only this request, and store all its pieces in `waits.life`.
+        state: the state right after the last step before the first message; it is copied.
         since_ns: leave out waits that began earlier, because an operator may have paused the engine
             then. None: taken from `state` or the first snapshot.
         with_begun: do not leave out those waits.
@@ -57,6 +59,12 @@ class Explainer:
         after_slow: whether the last step of `state` was slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
+        with_queue: keep each wait in the queue that has ended in `waits.queued`.
+
+    Attributes:
+        state: the state after the last message, without blocks.
+        waits: the waits that are in progress.
+        since_ns: waits that began before it are left out.
     """
 
     def __init__(
@@ -71,129 +79,158 @@ class Explainer:
         baseline: Baseline | MemoryBaseline | None = None,
         after_slow: bool = False,
         learns: Baseline | None = None,
+        with_queue: bool = False,
     ) -> None:
-        self._baseline = baseline
-        self._learns = learns
-        self._closed_waits = ClosedWaits(itl_bound_ns, ttft_bound_ns)
-        self.late = self._closed_waits.late
-        # Wait -> tokens, without the operator's pauses:
-        self.itl_counts = self._closed_waits.itl_counts
-        self.ttft_counts = self._closed_waits.ttft_counts
+        self.late: list[Late] = []
         self.num_steps = 0
         self.first_step_ns: int | None = None  # start of the very first step
-        self._only = only
-        self._request_waits = RequestWaits(only)
+        self.itl_bound_ns = itl_bound_ns
+        self.ttft_bound_ns = ttft_bound_ns
+        self._baseline = baseline
+        self._learns = learns
+        self.only = only
         self._with_begun = with_begun
-        self._engine_id: str | None
+        self.state = SessionState() if state is None else state.copy_without_blocks()
+        self.waits = RequestWaits(self.state, only, with_queue=with_queue)
+        if not math.isinf(itl_bound_ns):
+            self.state.table.late_ns = math.floor(itl_bound_ns)
         self._step: int | None  # the last one
         self._end_ns: int | None  # of the last step
         self._begin()
         if state is not None:
-            self._engine_id = None if state.info is None else state.info.engine_id
             self._step, self._end_ns = state.step, state.time_ns
-            self._pauses = state.pauses
             self._known_since(state.time_ns if since_ns is None else since_ns)
-            self._request_waits.adopt(state.requests.values())
-            self._request_waits.cover_pauses(self._pauses, state.time_ns, state.step)
+            self.waits.adopt(state.time_ns, state.step)
             self._needs_snapshot = False
-            self._had_work = state.num_running + state.num_waiting > 0
             self._was_slow = after_slow
 
     def _begin(self) -> None:
-        self._engine_id = None
         self._step = None
         self._end_ns = None
-        self._request_waits.forget()
-        self._pauses = PauseTrail()
-        self._since_ns = 0  # nothing before this is known
+        self._last_record: int | None = None
+        self.waits.forget()
+        self.since_ns = 0
         self._is_lost = False
         self._needs_snapshot = True
-        self._had_work = False  # as of the last message
         self._was_slow = False  # the last step
 
-    def take(self, message: Telemetry, lost: bool = False) -> None:
+    def take(self, message: Telemetry, lost: bool = False) -> Outcome | None:
         """Process the next message.
+
+        Returns the outcome of a step. Its waits are without the operator's pauses, and without
+        waits of unknown length. None for other messages, and for a step that is repeated.
 
         Args:
             lost: whether messages before it are missing.
         """
         if lost:
             self._is_lost = self._needs_snapshot = True
+        outcome = None
         if isinstance(message, StepRecord):
-            self._pauses = self._pauses.after(message)
-            self._take_step(message)
-            self._is_lost = False
+            if not self.is_repeated(message):
+                outcome = self._take_step(message)
+                self._is_lost = False
         elif isinstance(message, EngineStatus):
-            self._pauses = self._pauses.after(message)
-            if self._step is None:  # an engine publishes its status between two steps
-                self._step, self._end_ns = message.step, message.time_ns
-            time_ns = max(message.time_ns, self._end_ns or 0)
-            between = self._between(message.step + 1, time_ns)
-            for event in message.events:
-                self._request_waits.take(event, time_ns, between, message.step + 1)
-            self._had_work = message.num_running + message.num_waiting > 0
+            self._take_status(message)
         elif isinstance(message, Snapshot):
-            self._meet(message.info)
-            self._pauses = self._pauses.after(message)
-            if self._needs_snapshot:
-                if self._step is None:  # nothing came before it
-                    self._known_since(known_since(message))
-                    self._pauses = PauseTrail.of(message)
-                    self._step, self._end_ns = message.step, message.time_ns
-                    self._had_work = any(view.status != "finished" for view in message.requests)
-                self._request_waits.adopt(message.requests)
-                self._request_waits.cover_pauses(self._pauses, message.time_ns, message.step)
-                self._needs_snapshot = False
-        elif isinstance(message, EngineInfo):
-            self._meet(message)
+            self._take_snapshot(message)
+        else:
+            if isinstance(message, EngineInfo):
+                self._meet(message)
+            self.state.apply(message)
+        self.state.blocks = None
+        return outcome
 
     @property
     def life(self) -> list[Piece]:
         """All time of the followed request since its arrival, as pieces with one cause each."""
-        return self._request_waits.life
+        return self.waits.life
 
     @property
     def has_ended(self) -> bool:
         """Whether the followed request has ended."""
-        return self._request_waits.has_ended
+        return self.waits.has_ended
+
+    def is_repeated(self, record: StepRecord) -> bool:
+        """Whether a step was taken already: a publisher may repeat it under a new number."""
+        return self._last_record is not None and record.step <= self._last_record
 
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
-            self._since_ns = time_ns
+            self.since_ns = time_ns
+
+    def _meet(self, info: EngineInfo) -> None:
+        known = self.state.info
+        if known is not None and info.engine_id != known.engine_id:
+            self._begin()
+
+    # Messages between steps
+
+    def _take_status(self, status: EngineStatus) -> None:
+        if self._step is None:  # an engine publishes its status between two steps
+            self._step, self._end_ns = status.step, status.time_ns
+        if status.events:
+            time_ns = max(status.time_ns, self._end_ns or 0)
+            pauses = self.state.pauses.after(status)
+            between = self._between(status.step + 1, time_ns, pauses)
+            for event in status.events:
+                self.waits.take(event, time_ns, between, status.step + 1)
+                if isinstance(event, Finished):
+                    self.waits.end(event.request_id)
+        self.state.apply(status)
+
+    def _take_snapshot(self, snapshot: Snapshot) -> None:
+        self._meet(snapshot.info)
+        if not self._needs_snapshot:  # it holds nothing new
+            self.state.pauses = self.state.pauses.after(snapshot)
+            return
+        self.state.apply(snapshot)
+        if self._step is None:  # nothing came before it
+            self._known_since(known_since(snapshot))
+            self._step, self._end_ns = snapshot.step, snapshot.time_ns
+        self.waits.adopt(snapshot.time_ns, snapshot.step)
+        self._needs_snapshot = False
 
     # Steps
 
-    def _take_step(self, record: StepRecord) -> None:
+    def _take_step(self, record: StepRecord) -> Outcome:
         self.num_steps += 1
         if self.first_step_ns is None:
             self.first_step_ns = record.schedule_start_ns
-        before_ns = self._end_ns
-        start_ns = max(record.schedule_start_ns, before_ns or 0)
+        start_ns = max(record.schedule_start_ns, self._end_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)
-        between = self._between(record.step, start_ns)
+        between = self._between(record.step, start_ns, self.state.pauses.after(record))
         for load in loads_of(record, start_ns):
             between.append(load)
             start_ns += load.ns
-        request_waits = self._request_waits
-        for event in record.events:
-            if isinstance(event, Arrived):  # may have come while the step ran
-                request_waits.arrive(event, end_ns, record.step)
-            elif not isinstance(event, Finished):
-                request_waits.take(event, start_ns, between, record.step)
         prefills = prefills_of(record)
         slow = self._slow_step(record, prefills, end_ns - start_ns)
         self._was_slow = slow is not None
         span = span_of(record, slow, start_ns, end_ns)
-        if record.batch is not None:
-            self._take_rows(span, between, prefills)
-        request_waits.end_step(between, span)
+        rows = record.batch
+        if rows is not None and self.only is not None:
+            rows = [row for row in rows if row.request_id == self.only]
+        for event in record.events:
+            # A request may have come while the step ran.
+            time_ns = end_ns if isinstance(event, Arrived) else start_ns
+            self.waits.take(event, time_ns, between, record.step)
+        if rows is not None:
+            self.waits.seat(rows, between, start_ns, record.step)
+        outcome = self.state.take_step(record, rows)
+        if rows is not None:
+            self._take_rows(rows, outcome, span, between, prefills)
+        self.waits.end_step(between, span)
         for event in record.events:
             if isinstance(event, Finished):
-                request_waits.end(event.request_id)
-        self._step, self._end_ns = record.step, end_ns
-        self._had_work = record.num_running + record.num_waiting > 0
+                self.waits.end(event.request_id)
+        self._step = self._last_record = record.step
+        self._end_ns = end_ns
+        leave_out(outcome, self.state, record.tokens_ns, self.since_ns)
+        return outcome
 
-    def _slow_step(self, record: StepRecord, prefills: list[BatchRow], ns: int) -> SlowStep | None:
+    def _slow_step(
+        self, record: StepRecord, prefills: Sequence[BatchRow], ns: int
+    ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; else None."""
         if self._baseline is None and self._learns is None:
             return None
@@ -207,85 +244,84 @@ class Explainer:
             self._learns.add(work, ns)
         return slow
 
-    def _between(self, step: int, start_ns: int) -> list[Piece]:
+    def _between(self, step: int, start_ns: int, pauses: PauseTrail) -> list[Piece]:
         """The time between the previous step and this one, divided into pieces by cause."""
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
         if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
-        return without_step(self._pauses, begin_ns, start_ns, step, had_work=self._had_work)
+        had_work = self.state.num_running + self.state.num_waiting > 0
+        return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
 
-    def _take_rows(self, span: StepSpan, between: list[Piece], prefills: list[BatchRow]) -> None:
-        record, start_ns, end_ns = span.record, span.start_ns, span.end_ns
-        step, only, request_waits = record.step, self._only, self._request_waits
-        requests, running = request_waits.requests, request_waits.running
-        since_ns = self._since_ns
-        is_plain = only is None and all(each.cause in _NO_STEP for each in between)
-        seated = {}
-        alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> its pieces
-        for row in record.batch or ():
-            request_id = row.request_id
-            if only is not None and request_id != only:
-                continue
-            seated[request_id] = row
-            request = requests.get(request_id)
-            if request is None:
-                request = requests[request_id] = Wait("", "running", None, row.start, 0)
-                running[request_id] = request
-            if request.status != "running":
-                request_waits.admit(request_id, between, start_ns, step)
-            is_decode = row.phase == _DECODE
-            if is_decode and is_plain and not request.pieces and request.start_ns is not None:
-                num_output = row.start + row.num_tokens + 1 - request.num_prompt
-                gap_ns = end_ns - request.start_ns
-                is_next = num_output == request.num_output + 1 and request.num_output
-                if is_next and request.start_ns >= since_ns:
-                    if self._closed_waits.count(request, gap_ns, end_ns):
-                        # Requests that decode side by side share their waits.
-                        pieces = alike.get(request.start_ns)
-                        if pieces is None:
-                            wait = Wait("", "running", request.start_ns, 0, 0)
-                            wait.fill(between, start_ns, step)
-                            wait.add_step(own(row, record, prefills, start_ns), span)
-                            pieces = alike[request.start_ns] = merged(wait.pieces)
-                        self._closed_waits.add_late(request_id, request, step, end_ns, pieces)
-                    request.num_output = num_output
-                    request.start_ns = request.covered_ns = end_ns
+    def _take_rows(
+        self,
+        rows: Sequence[BatchRow],
+        outcome: Outcome,
+        span: StepSpan,
+        between: Sequence[Piece],
+        prefills: list[BatchRow],
+    ) -> None:
+        """Explain the time of a step to those who waited for it."""
+        record, start_ns, waits = span.record, span.start_ns, self.waits.open
+        late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
+        late.update([each for each in outcome.ttft_ns if each[1] > self.ttft_bound_ns])
+        if late or waits:
+            alike: dict[int, tuple[Piece, ...]] = {}  # start of a wait -> its pieces
+            for row in rows:
+                wait = waits.get(row.request_id)
+                late_ns = late.get(row.request_id)
+                if wait is None and late_ns is None:
                     continue
-            request.fill(between, start_ns, step)
-            request.add_step(own(row, record, prefills, start_ns), span)
-            if is_decode or row.flags & _LAST_CHUNK:
-                self._close(request_id, request, row, step, end_ns)
-        if len(seated) < len(running):
+                began_ns = None if late_ns is None else record.tokens_ns - late_ns
+                if wait is None and began_ns is not None and began_ns in alike:
+                    # Requests that decode side by side share their waits.
+                    self._add_late(row, began_ns, span, alike[began_ns])
+                    continue
+                is_shared = wait is None
+                if wait is None or (began_ns is not None and wait.start_ns != began_ns):
+                    wait = Wait("running", began_ns)
+                wait.fill(between, start_ns, record.step)
+                wait.add_step(own(row, record, prefills, start_ns), span)
+                if row.phase != _DECODE and not row.flags & _LAST_CHUNK:
+                    continue
+                waits.pop(row.request_id, None)
+                if self.only is not None:
+                    self.waits.life += wait.pieces
+                if began_ns is not None:
+                    pieces = merged(wait.pieces)
+                    if is_shared:
+                        alike[began_ns] = pieces
+                    self._add_late(row, began_ns, span, pieces)
+        running = self.state.table.running
+        if self.only is not None:
+            running = running & {self.only}
+        if len(rows) < len(running) or record.events:  # a request with a row may have ended
             piece = left_out(record, prefills, start_ns)
-            for request_id, request in running.items():
-                if request_id not in seated:
-                    request.fill(between, start_ns, step)
-                    request.add_step(piece, span)
+            for request_id in running.difference([row.request_id for row in rows]):
+                wait = waits.get(request_id) or self.waits.wait(request_id)
+                wait.fill(between, start_ns, record.step)
+                wait.add_step(piece, span)
 
-    def _close(self, request_id: int, request: Wait, row: BatchRow, step: int, end_ns: int) -> None:
-        """End the wait of a request whose token has come, and begin the wait for its next token."""
-        if request.start_ns is None and row.phase != _DECODE:
-            request.num_prompt = row.start + row.num_tokens
-        num_output = row.start + row.num_tokens + 1 - request.num_prompt
-        start_ns = request.start_ns
-        # After lost steps this may not be the next token: those between are unknown.
-        is_next = num_output == request.num_output + 1
-        if is_next and start_ns is not None and start_ns >= self._since_ns:
-            paused_ns = sum(piece.ns for piece in request.pieces if piece.cause == "paused")
-            if self._closed_waits.count(request, end_ns - start_ns - paused_ns, end_ns):
-                pieces = merged(request.pieces)
-                self._closed_waits.add_late(request_id, request, step, end_ns, pieces)
-        if self._only is not None:
-            self._request_waits.life += request.pieces
-        request.pieces = []
-        request.num_output = num_output
-        request.start_ns = request.covered_ns = end_ns
-
-    # Rest
-
-    def _meet(self, info: EngineInfo) -> None:
-        if self._engine_id is not None and info.engine_id != self._engine_id:
-            self._begin()
-        self._engine_id = info.engine_id
+    def _add_late(
+        self, row: BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
+    ) -> None:
+        """Keep a late wait that ended with the token of a row, unless its length is unknown."""
+        if began_ns < self.since_ns:
+            return
+        view = self.state.requests[row.request_id]
+        num_tokens = row.num_tokens if row.phase == _DECODE else 1
+        token_idx = row.start + row.num_tokens + 1 - view.num_prompt_tokens - num_tokens
+        bound_ns = self.itl_bound_ns if token_idx else self.ttft_bound_ns
+        self.late.append(
+            Late(
+                row.request_id,
+                view.client_id,
+                token_idx,
+                span.record.step,
+                began_ns,
+                span.end_ns,
+                round(bound_ns),
+                pieces,
+            )
+        )

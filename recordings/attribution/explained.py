@@ -1,19 +1,27 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.attribution.affected import Affected, RequestCounts
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Arrived,
+    EngineInfo,
+    EngineStatus,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.state.series.distribution import percentiles
+from stepscope.recordings.session.waits import WaitSums
+from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.session import request_name
-from stepscope.recordings.state.unserved import NeverServed, Unserved
 
 MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
 
@@ -34,6 +42,27 @@ class CauseShare(NamedTuple):
     cause: Cause
     num_late: int  # late waits with this as the largest cause
     ns: int  # time of this cause in all late waits
+
+
+class Affected(NamedTuple):
+    """How many requests there were, and how many had late tokens.
+
+    Waits that are late only because an operator had paused the engine do not count.
+    """
+
+    num_requests: int  # all that were live at some time in the recording
+    num_late: int  # with a late token
+    num_only_first: int  # of the late ones: only the first token was late
+
+
+class NeverServed(NamedTuple):
+    """Requests without any token: how many, and their longest wait.
+
+    They were aborted, or still waited at the last message.
+    """
+
+    num_requests: int
+    longest_ms: float | None  # None if there are no such requests
 
 
 class Explanation(NamedTuple):
@@ -73,67 +102,106 @@ def explain_recording(
         msgspec.DecodeError, RecordingError: the recording cannot be read.
         NotInRecording: there is no such request.
     """
-    itl_ns = None if slo_itl_ms is None else slo_itl_ms * 1e6
-    ttft_ns = None if slo_ttft_ms is None else slo_ttft_ms * 1e6
     baseline = Baseline()
-    is_learnt = False
-    if itl_ns is None or ttft_ns is None:
-        is_learnt = True
-        measured = _read(recording, math.inf, math.inf, learns=baseline)
-        if itl_ns is None:
-            itl_ns = _twice_the_median(measured.itl_counts)
-        if ttft_ns is None:
-            ttft_ns = _twice_the_median(measured.ttft_counts)
-    requests = RequestCounts()
-    unserved = Unserved(request_id)
-    explainer = _read(
-        recording,
-        itl_ns,
-        ttft_ns,
-        request_id,
-        requests,
-        unserved,
-        baseline if is_learnt else None,
-        None if is_learnt else baseline,
-    )
-    if not is_learnt and baseline.has_slow:
-        explainer = _read(recording, itl_ns, ttft_ns, request_id, baseline=baseline)
+    bounds = [None if ms is None else ms * 1e6 for ms in (slo_itl_ms, slo_ttft_ms)]
+    if is_learnt := None in bounds:
+        waits = _read(recording, Explainer(math.inf, math.inf, learns=baseline)).waits.of
+        twice = _twice_the_median(waits["itl"]), _twice_the_median(waits["ttft"])
+        bounds = [two if ns is None else ns for ns, two in zip(bounds, twice, strict=True)]
+    itl_ns, ttft_ns = (math.inf if ns is None else ns for ns in bounds)
+    if not is_learnt:
+        found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, learns=baseline))
+    if is_learnt or baseline.has_slow:
+        found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
+    explainer, waits = found.explainer, found.waits.of
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
-    affected = requests.affected(late)
-    if request_id is not None and request_id not in (seen := requests.ids):
+    if request_id is not None and request_id not in (seen := found.live | found.ended):
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({known})")
     return Explanation(
         recording.info,
         explainer.num_steps,
-        _bound(explainer.itl_counts, itl_ns, slo_itl_ms is not None),
-        _bound(explainer.ttft_counts, ttft_ns, slo_ttft_ms is not None),
+        _bound(waits["itl"], slo_itl_ms is not None),
+        _bound(waits["ttft"], slo_ttft_ms is not None),
         late,
         _shares(late),
-        affected if request_id is None else affected._replace(num_requests=1),
-        unserved.found(),
+        affected_by(late, len(found.live) if request_id is None else 1),
+        found.never_served(),
         request_id,
     )
 
 
-def _read(
-    recording: Recording,
-    itl_bound_ns: float,
-    ttft_bound_ns: float,
-    request_id: int | None = None,
-    requests: RequestCounts | None = None,
-    unserved: Unserved | None = None,
-    baseline: Baseline | None = None,
-    learns: Baseline | None = None,
-) -> Explainer:
-    explainer = Explainer(itl_bound_ns, ttft_bound_ns, request_id, baseline=baseline, learns=learns)
+def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
+    """Count the requests with late tokens.
+
+    Args:
+        late: all late tokens of a session with so many requests.
+    """
+    counted = [each for each in late if not each.is_excused]
+    all_late = {each.request_id for each in counted}
+    between = {each.request_id for each in counted if each.token_idx}
+    return Affected(num_requests, len(all_late), len(all_late - between))
+
+
+class _Read:
+    """What reading a recording found, besides its late tokens.
+
+    Attributes:
+        waits: all waits, without the operator's pauses.
+        live: requests that were live at some time.
+        ended: requests seen as finished in a snapshot; they may have ended before the recording.
+    """
+
+    def __init__(self, explainer: Explainer) -> None:
+        self.explainer = explainer
+        self.waits = WaitSums({"itl": explainer.itl_bound_ns, "ttft": explainer.ttft_bound_ns})
+        self.live: set[int] = set()
+        self.ended: set[int] = set()
+        self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
+
+    def take(self, message: Telemetry, lost: bool) -> None:
+        state = self.explainer.state
+        info = message.info if isinstance(message, Snapshot) else message
+        if isinstance(info, EngineInfo) and state.info and state.info.engine_id != info.engine_id:
+            self._given_up_ns += self._unserved(state.requests, state.time_ns)
+        if isinstance(message, Snapshot):
+            for view in message.requests:
+                (self.ended if view.status == "finished" else self.live).add(view.request_id)
+        elif isinstance(message, StepRecord | EngineStatus):
+            events = message.events
+            self.live.update([each.request_id for each in events if isinstance(each, Arrived)])
+            if gone := [each.request_id for each in events if isinstance(each, Aborted)]:
+                now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
+                self._given_up_ns += self._unserved(gone, now_ns)
+        outcome = self.explainer.take(message, lost)
+        if outcome is not None and isinstance(message, StepRecord):
+            self.live.update([row.request_id for row in message.batch or ()])
+            is_one_step = not self.explainer.state.is_summed_up
+            self.waits.add(message, outcome, is_one_step=is_one_step)
+
+    def never_served(self) -> NeverServed:
+        """The requests without any token. Call it after the last message."""
+        state = self.explainer.state
+        waits = [*self._given_up_ns, *self._unserved(state.requests, state.time_ns)]
+        return NeverServed(len(waits), max(waits) / 1e6 if waits else None)
+
+    def _unserved(self, request_ids: Iterable[int], now_ns: int) -> list[int]:
+        """How long those of these requests have waited that have no token yet."""
+        views = self.explainer.state.requests
+        known = [views[each] for each in request_ids if each in views]
+        return [
+            now_ns - view.arrival_ns
+            for view in known
+            if not (view.num_output_tokens or view.is_partial or view.status == "finished")
+            and self.explainer.only in (None, view.request_id)
+        ]
+
+
+def _read(recording: Recording, explainer: Explainer) -> _Read:
+    found = _Read(explainer)
     for message, is_lost in messages_in(recording):
-        explainer.take(message, is_lost)
-        if unserved is not None:
-            unserved.take(message, is_lost)
-        if requests is not None:
-            requests.take(message)
-    return explainer
+        found.take(message, is_lost)
+    return found
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
@@ -158,25 +226,23 @@ def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
     ]
 
 
-def _median(counts: dict[int, int]) -> int | None:
-    if not counts:
-        return None
-    return percentiles(sorted(counts.items()), sum(counts.values()), (50,))[0]
+def _median(waits: Distribution) -> int | None:
+    return next(iter(waits.percentiles(50)), None)
 
 
-def _twice_the_median(counts: dict[int, int]) -> float:
-    median_ns = _median(counts)
-    return math.inf if median_ns is None else median_ns * MEDIANS
+def _twice_the_median(waits: Distribution) -> float | None:
+    median_ns = _median(waits)
+    return None if median_ns is None else median_ns * MEDIANS
 
 
-def _bound(counts: dict[int, int], bound_ns: float, is_given: bool) -> Bound:
-    median_ns = _median(counts)
+def _bound(waits: Distribution, is_given: bool) -> Bound:
+    bound_ns, median_ns = waits.level, _median(waits)
     return Bound(
-        None if math.isinf(bound_ns) else bound_ns / 1e6,
+        None if bound_ns is None or math.isinf(bound_ns) else bound_ns / 1e6,
         is_given,
-        sum(counts.values()),
+        waits.count,
         None if median_ns is None else median_ns / 1e6,
-        sum(count for wait_ns, count in counts.items() if wait_ns > bound_ns),
+        waits.count - waits.num_within,
     )
 
 

@@ -58,6 +58,4 @@ class LateSweep:
         self.step = max(self.step, last_step)
         found = [late for late in explainer.late if late.start_ns >= self._begin_ns]
         explainer.late.clear()
-        explainer.itl_counts.clear()
-        explainer.ttft_counts.clear()
         return found

@@ -51,32 +51,23 @@ class Wait:
     """The current wait of a request for its next token.
 
     `pieces` are the parts from `start_ns` to `covered_ns`, with one cause each.
+
+    Attributes:
+        queued_ns: since when the request was last in the queue; None if unknown.
+        num_before: number of pieces from before that.
     """
 
     __slots__ = (
-        "client_id",
-        "covered_ns",
-        "num_output",
-        "num_prompt",
-        "pieces",
-        "start_ns",
-        "status",
-    )
+        "covered_ns", "num_before", "num_output", "pieces", "queued_ns", "start_ns", "status"
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        client_id: str,
-        status: WaitStatus,
-        start_ns: int | None,
-        num_prompt: int,
-        num_output: int,
-    ) -> None:
-        self.client_id = client_id
+    def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
         self.status: WaitStatus = status
+        self.queued_ns = start_ns if status == "waiting" else None
+        self.num_before = 0
         self.start_ns = start_ns  # None: unknown, because it was first seen while running
         self.covered_ns = 0 if start_ns is None else start_ns
-        self.num_prompt = num_prompt
-        self.num_output = num_output
+        self.num_output = num_output  # tokens before this wait
         self.pieces: list[Piece] = []
 
     def add(self, piece: Piece, end_ns: int) -> None:
@@ -193,13 +184,16 @@ def blocking_reason(record: StepRecord) -> str:
     return max(blocking, key=blocking.__getitem__, default="queued")
 
 
-def wait_of(view: RequestView) -> Wait:
-    """The current wait of a request in a snapshot. Its start is None if the arrival is unknown."""
+def wait_of(view: RequestView | None) -> Wait:
+    """The current wait of a request. Its start is None if that is unknown."""
+    if view is None or view.status == "finished":  # it was not seen to arrive
+        return Wait("running", None)
     start_ns = view.last_token_ns
     if start_ns is None and not view.is_partial:
         start_ns = view.arrival_ns
-    num_prompt, num_output = view.num_prompt_tokens, view.num_output_tokens
-    return Wait(view.client_id, "waiting", start_ns, num_prompt, num_output)
+    return Wait(
+        "out" if view.status == "preempted" else view.status, start_ns, view.num_output_tokens
+    )
 
 
 def without_step(

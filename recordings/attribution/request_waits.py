@@ -1,150 +1,199 @@
-"""`RequestWaits`: the requests of an engine, the current wait of each, and the queue."""
+"""`RequestWaits`: which requests wait for a token, and what they have waited for so far."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Collection, Sequence
 
-from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
     Arrived,
-    Finished,
+    BatchRow,
+    Phase,
     Preempted,
     RequestEvent,
-    RequestView,
 )
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.attribution.closed_waits import QueueTime
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, wait_of
+from stepscope.recordings.attribution.queue import QueueWait, reasons_of
+from stepscope.recordings.attribution.queue_time import QueueTime
+from stepscope.recordings.state.session import SessionState
+
+_DECODE = int(Phase.DECODE)
 
 
 class RequestWaits:
-    """Tracks which requests wait, from events and snapshots. The `Explainer` finds the causes.
+    """The waits of all requests but those that got a token in the last step.
 
     Args:
+        state: the state of the session, to which others apply the messages.
         only: follow only this request, and store all its time in `life`.
+        with_queue: keep each wait in the queue that has ended in `queued`.
 
     Attributes:
-        requests: the waits of all requests that have not ended.
-        running: the waits of requests that are admitted and not preempted.
+        open: the waits by request id.
         life: all time of the followed request, as pieces with one cause each.
         has_ended: whether the followed request has ended.
     """
 
-    def __init__(self, only: int | None) -> None:
+    def __init__(self, state: SessionState, only: int | None, *, with_queue: bool) -> None:
         self.life: list[Piece] = []
         self.has_ended = False
+        self.queued: list[QueueWait] = []
+        self._state = state
         self._only = only
+        self._with_queue = with_queue
         self.forget()
 
     def forget(self) -> None:
         """Forget all requests, because another engine begins."""
-        self.requests: dict[int, Wait] = {}
-        self.running: dict[int, Wait] = {}
+        self.open: dict[int, Wait] = {}
+        self._waiting: set[int] = set()  # requests that are not admitted
         self._queue = QueueTime()
 
-    def take(self, event: RequestEvent, time_ns: int, between: list[Piece], step: int) -> None:
-        """Apply a request event.
+    def adopt(self, now_ns: int, step: int) -> None:
+        """Take over the requests of the state. Known waits are kept unless it contradicts them.
+
+        Of the time before, only the operator's pauses are known.
+        """
+        before, self.open = self.open, {}
+        self._waiting.clear()
+        pauses = self._state.pauses
+        for request_id, view in self._state.requests.items():
+            if view.status == "finished" or self._only not in (None, request_id):
+                continue
+            wait = wait_of(view)
+            known = before.get(request_id)
+            if known is not None and known.num_output == wait.num_output:
+                known.status, wait = wait.status, known
+            if wait.start_ns is not None:
+                for start_ns, end_ns in pauses.parts(wait.covered_ns, now_ns):
+                    wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
+            self.open[request_id] = wait
+            if wait.status != "running":
+                self._waiting.add(request_id)
+
+    def seat(
+        self, rows: Sequence[BatchRow], between: Sequence[Piece], start_ns: int, step: int
+    ) -> None:
+        """Find the waits of requests with rows in a step, before the state applies the rows."""
+        waits, running = self.open, self._state.table.running
+        for row in rows:
+            request_id = row.request_id
+            wait = waits.get(request_id)
+            if wait is None:
+                if row.phase == _DECODE and self._only is None and request_id in running:
+                    continue  # its last token came in the step before
+                wait = self.wait(request_id)
+            if wait.status != "running":  # its admission was not told
+                self._leave_queue(request_id, wait, between, start_ns, step)
+
+    def wait(self, request_id: int) -> Wait:
+        """Follow the wait of a request from now on."""
+        wait = self.open[request_id] = wait_of(self._state.requests.get(request_id))
+        return wait
+
+    def take(self, event: RequestEvent, time_ns: int, between: Sequence[Piece], step: int) -> None:
+        """Apply an event, before the state does.
 
         Args:
             between: the time between the previous step and the event, as pieces with one cause
                 each.
         """
         request_id = event.request_id
-        if self._only is not None and request_id != self._only:
+        if self._only not in (None, request_id):
             return
-        request = self.requests.get(request_id)
+        view = self._state.requests.get(request_id)
+        is_known = request_id in self.open or (view is not None and view.status != "finished")
         if isinstance(event, Arrived):
-            self.arrive(event, time_ns, step)
-        elif isinstance(event, Finished | Aborted):
+            if not is_known:
+                self._arrive(event, time_ns, step)
+        elif not is_known:
+            return
+        elif isinstance(event, Aborted):
+            if self._with_queue and request_id in self._waiting:
+                self._leave_queue(request_id, self.open[request_id], between, time_ns, None)
             self.end(request_id)
-        elif request is None:
-            return
         elif isinstance(event, Admitted):
-            if request.status != "running":
-                self.admit(request_id, between, time_ns, step)
+            wait = self.open.get(request_id) or self.wait(request_id)
+            if wait.status != "running":
+                self._leave_queue(request_id, wait, between, time_ns, step)
         elif isinstance(event, Preempted):
-            request.fill(between, time_ns, step)
-            request.status = "out"
-            self.running.pop(request_id, None)
+            wait = self.open.get(request_id) or self.wait(request_id)
+            wait.fill(between, time_ns, step)
+            wait.status = "out"
+            wait.queued_ns, wait.num_before = time_ns, len(wait.pieces)
+            self._waiting.add(request_id)
 
-    def arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
-        """Add a request.
-
-        If its arrival time is later than `latest_ns`, that time is used instead.
-        """
-        request_id, origin = event.request_id, event.origin
-        if self._only not in (None, request_id) or request_id in self.requests:
+    def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
+        """Follow the wait of a new request, which began by `latest_ns`."""
+        origin = event.origin
+        self._waiting.add(event.request_id)
+        if origin is None:
+            self.open[event.request_id] = Wait("waiting", event.time_ns)
             return
-        since_ns, num_output = event.time_ns, 0
-        if origin is not None:
-            since_ns, num_output = origin.last_token_ns, origin.num_output_tokens
-        wait = self.requests[request_id] = Wait(
-            event.client_id,
-            "waiting",
-            min(since_ns, latest_ns),
-            event.num_prompt_tokens,
-            num_output,
-        )
-        if origin is not None:
-            way = "lost" if origin.sent_ns is None else "way"
-            for detail, end_ns in (("room", origin.sent_ns or 0), (way, origin.received_ns)):
-                piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
-                wait.add(piece, min(end_ns, latest_ns))
+        wait = Wait("waiting", origin.last_token_ns, origin.num_output_tokens)
+        wait.queued_ns = origin.received_ns
+        self.open[event.request_id] = wait
+        way = "lost" if origin.sent_ns is None else "way"
+        for detail, end_ns in (("room", origin.sent_ns or 0), (way, origin.received_ns)):
+            piece = Piece("transfer", wait.covered_ns, 0, step, detail=detail)
+            wait.add(piece, min(end_ns, latest_ns))
+        wait.num_before = len(wait.pieces)
 
-    def admit(self, request_id: int, between: list[Piece], start_ns: int, step: int) -> None:
-        """End the wait in the queue at `start_ns`."""
-        request = self.requests[request_id]
-        if self._only is None and request.status != "out":
-            spans = self._queue.cover(request)
+    def _leave_queue(
+        self,
+        request_id: int,
+        wait: Wait,
+        between: Sequence[Piece],
+        end_ns: int,
+        step: int | None,
+    ) -> None:
+        """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
+        was_out = wait.status == "out"
+        if self._only is None and not was_out:
+            spans: Collection[Piece] = self._queue.cover(wait)
         else:  # a life keeps single steps, and after a preemption the cause is another one
-            spans = self._queue.since(request.covered_ns)
-        request.fill([*spans, *between], start_ns, step)
-        request.status = "running"
-        self.running[request_id] = request
+            spans = self._queue.since(wait.covered_ns)
+        wait.fill([*spans, *between], end_ns, self._state.step + 1 if step is None else step)
+        wait.status = "running"
+        self._waiting.discard(request_id)
+        if self._with_queue:
+            self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))
 
-    def end(self, request_id: int) -> None:
-        request = self.requests.pop(request_id, None)
-        self.running.pop(request_id, None)
-        if request is not None and self._only is not None:
-            self.life += request.pieces
-            self.has_ended = True
+    def waiting(self) -> dict[int, QueueWait]:
+        """The waits so far of the requests in the queue, by request id."""
+        found, now_ns = {}, self._state.time_ns
+        for request_id in self._waiting:
+            wait = copy.copy(self.open[request_id])
+            wait.pieces = wait.pieces.copy()
+            wait.fill(self._queue.since(wait.covered_ns), now_ns, self._state.step)
+            found[request_id] = self._queue_wait(request_id, wait, wait.status == "out", None, None)
+        return found
+
+    def _queue_wait(
+        self, request_id: int, wait: Wait, was_out: bool, end_ns: int | None, step: int | None
+    ) -> QueueWait:
+        return QueueWait(
+            request_id,
+            was_out,
+            wait.queued_ns,
+            end_ns,
+            step,
+            reasons_of(wait.pieces[wait.num_before :]),
+            len(self._waiting),
+        )
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
-        """Add a step, and the time before the step, to what the queue had to wait for."""
-        if len(self.requests) == len(self.running):
+        """Add a step, and the time before it, to what the queue had to wait for."""
+        if not self._waiting:
             self._queue.restart(between, span)
         elif self._queue.add(between, span):
-            self._prune()
+            times_ns = [self.open[request_id].covered_ns for request_id in self._waiting]
+            self._queue.forget_before(min(times_ns))
 
-    def adopt(self, views: Iterable[RequestView]) -> None:
-        """Take over the requests of a snapshot. Known waits are kept unless it contradicts them."""
-        before, self.requests, self.running = self.requests, {}, {}
-        for view in views:
-            request_id = view.request_id
-            if view.status == "finished" or self._only not in (None, request_id):
-                continue
-            known = before.get(request_id)
-            if known is None or known.num_output != view.num_output_tokens:
-                known = wait_of(view)
-            known.status = "out" if view.status == "preempted" else "waiting"
-            if view.status == "running":
-                known.status = "running"
-                self.running[request_id] = known
-            self.requests[request_id] = known
-
-    def cover_pauses(self, pauses: PauseTrail, until_ns: int, step: int) -> None:
-        """Account for an operator's pauses in waits that began before they were observed.
-
-        Of that time, only the pauses are known.
-        """
-        if not pauses.spans:
-            return
-        for wait in self.requests.values():
-            if wait.start_ns is not None:
-                for start_ns, end_ns in pauses.parts(wait.covered_ns, until_ns):
-                    wait.add(Piece("paused", start_ns, end_ns - start_ns, step), end_ns)
-
-    def _prune(self) -> None:
-        """Drop time of the queue that lies before the wait of every request in it."""
-        waiting = [wait for wait in self.requests.values() if wait.status != "running"]
-        self._queue.forget_before(min((wait.covered_ns for wait in waiting), default=0))
+    def end(self, request_id: int) -> None:
+        wait = self.open.pop(request_id, None)
+        self._waiting.discard(request_id)
+        if request_id == self._only:
+            self.life += [] if wait is None else wait.pieces
+            self.has_ended = True

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import ComparedFigure, total_figures
-from stepscope.recordings.compare.latencies import latency_figures
-from stepscope.recordings.compare.like_work import like_work_figures
+from stepscope.recordings.compare.latencies import latency_figures, like_work_figures
 from stepscope.recordings.compare.load_difference import LoadDifference, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
 from stepscope.recordings.compare.settings import SettingDifference, differing_settings
@@ -38,7 +37,7 @@ class SideWork(NamedTuple):
 
     num_steps: int
     seconds: float
-    num_requests: int
+    num_requests: int | None
     num_finished: int | None
     num_in_tokens: int | None
     num_out_tokens: int | None
@@ -142,10 +141,11 @@ def _causes(a: Side, b: Side) -> list[ComparedCause]:
 
 def _work(side: Side) -> SideWork:
     sums = side.sums()
+    num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
         sums.num_records,
         side.seconds,
-        len(side.requests) + side.num_unlisted,
+        num_requests or (None if sums.num_arrived is None else 0),
         sums.num_finished,
         sums.num_in_tokens,
         sums.num_out_tokens,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.recordings.compare.side.feed import Stretch
-from stepscope.recordings.file.overview import Landmark
+from stepscope.recordings.file.landmarks import Landmark
 
 _SINCE, _UNTIL = " since the change at step ", " until the change at step "
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.recordings.compare.estimate import Estimate, differ, ratio
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.estimate import Estimate, differ, ratio
 from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -41,6 +41,14 @@ _COMPARED = (  # compared besides latencies, in this order
     "recompute_tax",
 )
 
+_RATIOS = {  # what is summed up over time, and by what it is divided
+    "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
+    "goodput": ("num_kept", "num_judged"),
+    "goodput_per_s": ("num_kept", "seconds"),
+    "out_tokens_per_s": ("num_output_tokens", "seconds"),
+    "in_tokens_per_s": ("num_in_tokens", "seconds"),
+}
+
 
 class ComparedFigure(NamedTuple):
     """One figure of two runs. A is the baseline, and B is compared with it.
@@ -53,7 +61,7 @@ class ComparedFigure(NamedTuple):
         num_a, num_b: number of samples; 0 for a figure without samples.
         interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
             tells nothing. None if unknown.
-        like: the kind of work, if the figure compares only waits with like work (`like_work.py`).
+        like: the kind of work, if the figure compares only waits with like work (`latencies.py`).
         covered: if `like` is set: the share of waits that have like work in the other run.
     """
 
@@ -141,20 +149,8 @@ def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[ComparedFigure]:
 
 def _estimate(name: str, side: Side) -> Estimate | None:
     """An estimate of how much a figure varies within a run; None if the run is too short."""
-    totals = side.totals
-    if name == "prefix_hit_rate":
-        return ratio(
-            *(totals.over_time(n).slices() for n in ("num_hit_tokens", "num_queried_tokens"))
-        )
-    if name == "goodput":
-        kept, late = totals.kept.slices(), totals.late.slices()
-        return ratio(kept, [x + y for x, y in zip(kept, late, strict=True)])
-    if name == "goodput_per_s":
-        slices = totals.kept.slices()
-    else:
-        column = {"out_tokens_per_s": "num_output_tokens", "in_tokens_per_s": "num_in_tokens"}
-        slices = totals.over_time(column.get(name, "num_preempted")).slices()
-    return ratio(slices, [1.0] * len(slices))
+    parts, wholes = _RATIOS.get(name, ("num_preempted", "seconds"))
+    return ratio(*side.totals.over_time(parts, wholes))
 
 
 def _figure(

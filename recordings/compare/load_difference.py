@@ -37,6 +37,7 @@ class LoadDifference(NamedTuple):
         more_a, more_b: the largest factor by which A (or B) had more of anything than the other
             run.
         has_like_prompts: on average, both computed about as many tokens per prompt.
+        is_known: whether both runs tell of their requests; else `difference` says which does not.
     """
 
     is_same: bool
@@ -45,6 +46,7 @@ class LoadDifference(NamedTuple):
     more_a: float
     more_b: float
     has_like_prompts: bool
+    is_known: bool = True
 
     @property
     def other_work(self) -> str | None:
@@ -60,6 +62,16 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
         is_one_session: both are parts of one session, so their requests are never the same.
     """
     left, right = offer_of(a), offer_of(b)
+    if silent := [name for name, each in (("A", left), ("B", right)) if not each.is_known]:
+        return LoadDifference(
+            False,
+            f"{' and '.join(silent)} without requests in the telemetry",
+            is_chance=False,
+            more_a=math.inf,
+            more_b=math.inf,
+            has_like_prompts=False,
+            is_known=False,
+        )
     if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # hits are its effect
         left, right = left._replace(had_cache=False), right._replace(had_cache=False)
     alike = _has_like_prompts(left, right)

@@ -32,6 +32,7 @@ class Offer(NamedTuple):
         span_s: time from the first arrival to the last.
         num_in_flight: mean number of requests in the engine (Little's law).
         is_whole: whether all requests are known.
+        is_known: whether any are: an engine may not publish them.
     """
 
     seconds: float
@@ -47,6 +48,7 @@ class Offer(NamedTuple):
     span_s: float
     num_in_flight: float
     is_whole: bool
+    is_known: bool
 
     @property
     def cached_share(self) -> float | None:
@@ -91,6 +93,7 @@ def offer_of(side: Side) -> Offer:
         span_s=(max(arrivals) - min(arrivals)) / 1e9 if arrivals else 0.0,
         num_in_flight=lived_ns / max(1, end_ns - begin_ns),
         is_whole=not side.num_unlisted,
+        is_known=bool(runs) or side.sums().num_arrived is not None,
     )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from stepscope.recordings.compare.estimate import NOTHING, Estimate, differ, ratio
 from stepscope.recordings.compare.figures import ALIKE, ALMOST
 from stepscope.recordings.compare.side.requests import Matched
-from stepscope.recordings.compare.statistics.estimate import NOTHING, Estimate, differ, ratio
 
 _SAME_PROMPTS = 0.9  # least share of pairs with equally long prompts
 _NUM_STRETCHES = 10

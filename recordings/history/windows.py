@@ -6,8 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from typing import NamedTuple
 
-from stepscope.recordings.attribution.late_seconds import LateSeconds
-from stepscope.recordings.attribution.longest import Breach, Longest
+from stepscope.recordings.attribution.longest import Breach, LateSeconds, Longest
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.attribution.affected import RequestCounts
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.explained import affected_by
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.in_flight import in_flight_text
 
@@ -30,11 +30,10 @@ def explained(history: History, first: int | None) -> LateSummary:
             break
         messages += some
     itl_ns, ttft_ns = history.slo.itl_ms * 1e6, history.slo.ttft_ms * 1e6
-    baseline, counts = Baseline(), RequestCounts()
+    baseline = Baseline()
     learner = Explainer(itl_ns, ttft_ns, state=state, learns=baseline)
     for message, after_gap in messages:
         learner.take(message, after_gap)
-        counts.take(message)
     explainer = Explainer(itl_ns, ttft_ns, state=state, baseline=baseline)
     for message, after_gap in messages:
         explainer.take(message, after_gap)
@@ -48,4 +47,4 @@ def explained(history: History, first: int | None) -> LateSummary:
         if waits:
             worst = max(waits, key=lambda each: each.gap_ns)
             parts.append(f"longest {kind}: {worst.text} ({worst.explanation})")
-    return LateSummary(counts.affected(late).num_late, ". ".join(parts))
+    return LateSummary(affected_by(late, 0).num_late, ". ".join(parts))

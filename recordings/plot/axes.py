@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.plot.grid import PlotGrid
-from stepscope.recordings.plot.series import PlotLatency
 from stepscope.recordings.plot.style import DPI
 from stepscope.recordings.state.series.distribution import Distribution
 
@@ -22,24 +21,23 @@ def median_of(samples: Distribution | None) -> int | None:
     return None if samples is None else samples.percentiles(50)[0]
 
 
-def unit_of(measured: PlotLatency) -> tuple[str, float]:
+def unit_of(measured: Distribution) -> tuple[str, float]:
     """Return the unit for a latency and its nanoseconds: ms, or s if the largest value is long."""
-    return ("s", 1e9) if measured.samples.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
+    return ("s", 1e9) if measured.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
 
 
 def set_scale(
-    panel: "Axes", measured: PlotLatency, unit_ns: float, bound: float | None = None
+    panel: "Axes", measured: Distribution, unit_ns: float, bound: float | None = None
 ) -> None:
     """Set the y axis of a panel.
 
     It is linear from zero, or logarithmic if the maximum is so large that it would flatten the
     rest.
     """
-    samples = measured.samples
-    if not samples.count:
+    if not measured.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
         return
-    median, largest = samples.percentiles(50)[0] / unit_ns, samples.largest / unit_ns
+    median, largest = measured.percentiles(50)[0] / unit_ns, measured.largest / unit_ns
     if median > 0 and largest > _LOG_FROM * median:
         panel.set_yscale("log")
         panel.set_ylim(median / 3, max(largest, bound or 0.0) * 1.6)
@@ -48,16 +46,15 @@ def set_scale(
         panel.set_ylim(0, max(largest, 1.1 * (bound or 0.0)) * 1.08)
 
 
-def figures(measured: PlotLatency, *, has_slo: bool = False) -> list[str]:
+def figures(measured: Distribution) -> list[str]:
     """Return lines of text with the percentiles of a latency over the whole plotted range."""
-    samples = measured.samples
-    if not samples.count:
+    if not measured.count:
         return ["no samples"]
-    found = (*samples.percentiles(50, 95, 99), samples.largest)
+    found = (*measured.percentiles(50, 95, 99), measured.largest)
     names = ("p50", "p95", "p99", "max")
     lines = [f"{name} {_time(value)}" for name, value in zip(names, found, strict=True)]
-    if has_slo:
-        within = measured.num_within / samples.count
+    within = measured.within_slo
+    if within is not None:
         # Do not round up to 100 %, which would hide a breach.
         lines.append(f"{min(within, 0.9999) if within < 1 else 1.0:.2%} within")
     return lines

@@ -16,7 +16,8 @@ from stepscope.recordings.plot.axes import (
     unit_of,
 )
 from stepscope.recordings.plot.grid import PlotGrid
-from stepscope.recordings.plot.series import PlotColumn, PlotLatency
+from stepscope.recordings.plot.series import PlotColumn
+from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,12 +74,14 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
     if len(known):
         low, high = int(known.min()), int(known.max())
         lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
-    lines.append(f"out {series.num_output_tokens / series.duration_ns * 1e9:,.0f} tok/s")
+    num_tokens = series.totals.sums.num_out_tokens
+    if num_tokens is not None:
+        lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
     finish(panel, grid, "Tokens", "tokens a step", lines)
 
 
 def step_time(panel: "Axes", grid: PlotGrid) -> None:
-    measured = grid.series.step
+    measured = grid.series.waits.of["step"]
     unit, unit_ns = unit_of(measured)
     longest = grid.values(lambda column: longest_of(column.step)) / unit_ns
     median = grid.values(lambda column: median_of(column.step)) / unit_ns
@@ -107,21 +110,34 @@ def itl(panel: "Axes", grid: PlotGrid) -> None:
     median = grid.values(lambda column: median_of(column.itl))
     series = grid.series
     _latency(
-        panel, grid, "Inter-token latency (ITL)", series.itl, series.slo.itl_ms, longest, median
+        panel,
+        grid,
+        "Inter-token latency (ITL)",
+        series.waits.of["itl"],
+        series.slo.itl_ms,
+        longest,
+        median,
     )
 
 
 def ttft(panel: "Axes", grid: PlotGrid) -> None:
     longest = grid.values(lambda column: column.max_ttft_ns)
     series = grid.series
-    _latency(panel, grid, "Time to first token (TTFT)", series.ttft, series.slo.ttft_ms, longest)
+    _latency(
+        panel,
+        grid,
+        "Time to first token (TTFT)",
+        series.waits.of["ttft"],
+        series.slo.ttft_ms,
+        longest,
+    )
 
 
 def _latency(
     panel: "Axes",
     grid: PlotGrid,
     title: str,
-    measured: PlotLatency,
+    measured: Distribution,
     slo_ms: float,
     longest_ns: Any,
     median_ns: Any = None,
@@ -168,7 +184,7 @@ def _latency(
         linestyle=(0, (4, 2)),
         label=f"SLO {bound:,g} {unit}",
     )
-    finish(panel, grid, title, unit, figures(measured, has_slo=True))
+    finish(panel, grid, title, unit, figures(measured))
 
 
 def requests(panel: "Axes", grid: PlotGrid) -> None:
@@ -223,7 +239,7 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
         label="cached, free",
     )
     lines = [f"held max {np.nanmax(held):.0f}%"]
-    if series.num_preempted:
+    if num_preempted := series.totals.sums.num_preempted:
         is_out = np.array([column.num_preempted > 0 for column in series.columns])
         panel.plot(
             grid.middles[is_out],
@@ -235,8 +251,8 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
             color=colours.breach,
             label="preemption",
         )
-        word = "preemption" if series.num_preempted == 1 else "preemptions"
-        lines.append(f"{series.num_preempted:,} {word}")
+        word = "preemption" if num_preempted == 1 else "preemptions"
+        lines.append(f"{num_preempted:,} {word}")
     panel.set_ylim(0, 116)
     panel.set_yticks((0, 50, 100))
     finish(panel, grid, "KV cache", "% blocks", lines)

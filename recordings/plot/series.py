@@ -7,14 +7,16 @@ that it covers.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.session.totals import RunTotals
+from stepscope.recordings.session.waits import WaitSums, waits_in
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.events import changed_knobs
 from stepscope.recordings.state.series.latency import SLO
@@ -61,14 +63,6 @@ class PlotEvent:
     text: str
 
 
-@dataclass(slots=True)
-class PlotLatency:
-    """The samples of one latency (ITL, TTFT or step time) in the whole range, in nanoseconds."""
-
-    samples: Distribution = field(default_factory=Distribution)
-    num_within: int = 0  # samples within the service level
-
-
 class PlotSeries:
     """The data of a plot, filled from the messages of a range of a recording, in order.
 
@@ -82,7 +76,8 @@ class PlotSeries:
         self.end_ns = max(end_ns, start_ns + 1)
         self.slo = slo
         self.columns = [PlotColumn() for _ in range(num_columns)]
-        self.itl, self.ttft, self.step = PlotLatency(), PlotLatency(), PlotLatency()
+        self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
+        self.totals = RunTotals()
         self.events: list[PlotEvent] = []
         self.num_left_out = 0  # events beyond MAX_EVENTS
         self.pauses: list[tuple[int, int]] = []  # pauses by the operator, from the beginning on
@@ -90,12 +85,8 @@ class PlotSeries:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.num_steps = 0
-        self.num_output_tokens = 0
-        self.num_preempted = 0
         self._num_kept: Counter[EventKind] = Counter()
         self._last_ns = start_ns  # end of the step before
-        self._itl_bound_ns = slo.itl_ms * 1e6
-        self._ttft_bound_ns = slo.ttft_ms * 1e6
 
     @property
     def duration_ns(self) -> int:
@@ -134,8 +125,10 @@ class PlotSeries:
             self.first_step = record.step
             self.knobs = dict(moment.state.knobs)
         self.last_step = record.step
-        self.num_output_tokens += outcome.num_output_tokens
-        self.num_preempted += outcome.num_preempted
+        num_rows = None if record.batch is None else len(record.batch)
+        is_one_step = not moment.state.is_summed_up
+        applied = AppliedStep(moment.sequence, record, outcome, num_rows, is_one_step)
+        self.totals.append(applied, max(0, record.tokens_ns - self.start_ns))
         for start_ns, end_ns in moment.state.pauses.parts(self._last_ns, record.schedule_start_ns):
             self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
             self._keep("pause", start_ns, f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s")
@@ -145,28 +138,19 @@ class PlotSeries:
             )
         self._last_ns = record.tokens_ns
         step_ns = record.tokens_ns - record.schedule_start_ns
-        self.step.samples.add(step_ns)
         last = self._column_at(record.tokens_ns)
         first = min(self._column_at(record.schedule_start_ns), last)
         for place in range(first, last + 1):
-            _add_step(self.columns[place], record, outcome, step_ns)
+            _add_step(self.columns[place], record, outcome, step_ns if is_one_step else None)
         column = self.columns[last]
         column.num_preempted += outcome.num_preempted
-        self._take_latencies(column, outcome)
-
-    def _take_latencies(self, column: PlotColumn, outcome: Outcome) -> None:
-        for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.samples.add(gap_ns, weight)
-            if gap_ns <= self._itl_bound_ns:
-                self.itl.num_within += weight
-            if column.itl is None:
-                column.itl = Distribution(_COLUMN_VALUES, _COLUMN_BITS)
-            column.itl.add(gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            self.ttft.samples.add(ttft_ns)
-            if ttft_ns <= self._ttft_bound_ns:
-                self.ttft.num_within += 1
-            column.max_ttft_ns = max(column.max_ttft_ns or 0, ttft_ns)
+        for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
+            self.waits.of[kind].add(ns, weight)
+            if kind == "itl":
+                column.itl = column.itl or _few_values()
+                column.itl.add(ns, weight)
+            elif kind == "ttft":
+                column.max_ttft_ns = max(column.max_ttft_ns or 0, ns)
 
 
 def read_series(
@@ -210,7 +194,13 @@ def _end_of(recording: Recording, step: int | None) -> int | None:
     return message.tokens_ns if isinstance(message, StepRecord) else None
 
 
-def _add_step(column: PlotColumn, record: StepRecord, outcome: Outcome, step_ns: int) -> None:
+def _few_values() -> Distribution:
+    return Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS)
+
+
+def _add_step(
+    column: PlotColumn, record: StepRecord, outcome: Outcome, step_ns: int | None
+) -> None:
     column.num_steps += 1
     if column.first_step is None:
         column.first_step = record.step
@@ -225,9 +215,9 @@ def _add_step(column: PlotColumn, record: StepRecord, outcome: Outcome, step_ns:
     budget = record.token_budget
     if budget is not None:
         column.token_budget = min(column.token_budget or budget, budget)
-    if column.step is None:
-        column.step = Distribution(_COLUMN_VALUES, _COLUMN_BITS)
-    column.step.add(step_ns)
+    if step_ns is not None:
+        column.step = column.step or _few_values()
+        column.step.add(step_ns)
     column.max_running = max(column.max_running or 0, record.num_running)
     column.max_waiting = max(column.max_waiting or 0, record.num_waiting)
     kv = record.kv

@@ -31,7 +31,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import KEYFRAME
-from stepscope.recordings.file.overview import messages_in
+from stepscope.recordings.file.landmarks import messages_in
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.state.series.events import (
     AuditedStep,

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
 
-from stepscope.recordings.attribution.late_seconds import SECOND_NS
+from stepscope.recordings.attribution.longest import SECOND_NS
 from stepscope.recordings.replay.chunk_latency import StepWait
 from stepscope.recordings.state.series.latency_samples import bounded
 

@@ -6,6 +6,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
@@ -100,6 +101,7 @@ class Span(NamedTuple):
     max_num_seqs: int | None
     has_preemption: bool
     max_itl_ns: int | None
+    longest_ns: int  # of a step, from its scheduling to its tokens
     limit: Limit | None  # the most frequent; "work" only if nothing limited any of the steps
     has_knob_change: bool = False
     has_mark: bool = False
@@ -184,8 +186,9 @@ class StepTable:
             return values[begin] if begin + 1 == end else max(values[begin:end])
 
         max_itl_ns = worst("max_itl_ns")
+        starts_ns = self.column("schedule_start_ns")[begin:end]
         return Span(
-            self.column("schedule_start_ns")[begin],
+            starts_ns[0],
             worst("num_prefill_tokens"),
             worst("num_decode_tokens"),
             max(0, worst("num_padded_tokens")),
@@ -193,6 +196,7 @@ class StepTable:
             _last_known(self.column("max_num_seqs"), begin, end),
             worst("num_preempted") > 0,
             None if max_itl_ns == UNKNOWN else max_itl_ns,
+            max(map(sub, self.tokens_ns[begin:end], starts_ns)),
             _most_frequent(self.column("limit")[begin:end]),
         )
 

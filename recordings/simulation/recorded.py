@@ -27,7 +27,7 @@ from stepscope.recordings.export.moments import Moment, Progress, StepRange, mom
 from stepscope.recordings.export.mooncake import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO
 
 _ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
@@ -116,19 +116,22 @@ class _WorkReader:
         self._num_outputs: dict[int, int] = {}  # of requests that ended
         self._output_hashes: dict[int, list[int]] = {}  # of requests that ended, if published
         self._changes: list[TimedKnobs] = []
+        self._watch: RequestWatch | None = None
         self._worst_ns: dict[int, int] = {}  # longest gap of each request, without pauses
 
     def take(self, moment: Moment) -> None:
         message = moment.message
-        if moment.state.table.longest_gaps is None:
-            moment.state.table.longest_gaps = {}
+        if self._watch is None:
+            self._watch = RequestWatch(0.0)
+            self._watch.begin(moment.state)
         if isinstance(message, KnobsChanged):
             self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
             self._changes.append(TimedKnobs(message.time_ns, self._knobs))
         if not isinstance(message, StepRecord | EngineStatus):
             return
         if isinstance(message, StepRecord) and moment.outcome is not None:
-            self._take_longest(moment.outcome, moment, message.tokens_ns)
+            self._watch.take(moment.outcome, moment.state, message.tokens_ns)
+            self._worst_ns.update(moment.outcome.longer)
         for event in message.events:
             if isinstance(event, Arrived):
                 self._arrived[event.request_id] = event
@@ -202,15 +205,6 @@ class _WorkReader:
         if arrived is not None and request_id not in self._prefixes:
             ids = chain.first(arrived.num_prompt_tokens // self._block_size)
             self._prefixes[request_id] = tuple(ids)
-
-    def _take_longest(self, outcome: Outcome, moment: Moment, now_ns: int) -> None:
-        longest = moment.state.table.longest_gaps
-        assert longest is not None
-        for request_id in outcome.longer_request_ids:
-            gap_ns = longest[request_id]
-            net_ns = gap_ns - moment.state.pauses.within(now_ns - gap_ns, now_ns)
-            longest[request_id] = max(net_ns, self._worst_ns.get(request_id, 0))
-            self._worst_ns[request_id] = longest[request_id]
 
     def _take_step(self, step: StepRecord, moment: Moment) -> None:
         figures, outcome = self.figures, moment.outcome

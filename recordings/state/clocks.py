@@ -42,6 +42,7 @@ def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int)
     views, pauses, known_ns = state.requests, state.pauses, now_ns - since_ns
     if since_ns:
         outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
+        outcome.late_gaps = [each for each in outcome.late_gaps if each[1] <= known_ns]
         outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
         outcome.e2e_ns = [each for each in outcome.e2e_ns if each[1] <= known_ns]
         outcome.tpot_ns = [

@@ -34,8 +34,7 @@ class Outcome:
     Attributes:
         gaps_ns: length of a gap -> number of requests that had such a gap.
         gap_request_ids: length of a gap -> id of one of these requests.
-        longer_request_ids: requests whose gap was their longest so far. Filled only if the request
-            table tracks `longest_gaps`.
+        longer: requests and gaps that were their longest so far, by `RequestWatch`.
         num_queried_tokens, num_hit_tokens: prompt tokens looked up in the prefix cache, and those
             found, each once. None is unknown.
         num_recomputed_tokens: in the prefill of requests that come back, all but new prompt tokens.
@@ -43,12 +42,12 @@ class Outcome:
 
     gaps_ns: dict[int, int] = field(default_factory=dict)
     gap_request_ids: dict[int, int] = field(default_factory=dict)
-    longer_request_ids: list[int] = field(default_factory=list)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
     # Most steps have none of these, so the default is one shared empty tuple.
     e2e_ns: Sequence[tuple[int, int]] = ()  # from arrival to the last token
     late_gaps: Sequence[tuple[int, int]] = ()  # above the table's `late_ns`
+    longer: Sequence[tuple[int, int]] = ()
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
     num_output_tokens: int = 0
     num_decode_rows: int = 0
@@ -72,12 +71,6 @@ class Outcome:
     def max_gap_ns(self) -> int | None:
         """The longest gap between two tokens; None if there was no gap."""
         return max(self.gaps_ns, default=None)
-
-    @property
-    def max_gap_request_id(self) -> int | None:
-        """The request with the longest gap; None if there was no gap."""
-        gap_ns = self.max_gap_ns
-        return None if gap_ns is None else self.gap_request_ids[gap_ns]
 
     @property
     def max_ttft(self) -> tuple[int, int] | None:

@@ -31,15 +31,18 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class RequestTable:
-    """The views of live and recently finished requests, by request id."""
+    """The views of live and recently finished requests, by request id.
 
-    __slots__ = ("_finished", "late_ns", "longest_gaps", "views")
+    Attributes:
+        running: the ids of those whose status is "running".
+    """
+
+    __slots__ = ("_finished", "late_ns", "running", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
-        # The longest gap between two tokens of each request; None: do not track it.
-        self.longest_gaps: dict[int, int] | None = None
         self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
+        self.running = {each for each, view in self.views.items() if view.status == "running"}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -50,8 +53,9 @@ class RequestTable:
     def copy(self) -> "RequestTable":
         other = RequestTable()
         views = other.views = self.views.copy()
-        for request_id in [each for each, view in views.items() if view.status == "running"]:
+        for request_id in self.running:
             views[request_id] = _copied(views[request_id])
+        other.running = self.running.copy()
         other._finished = self._finished.copy()
         return other
 
@@ -65,7 +69,6 @@ class RequestTable:
             now_ns: when the tokens of the step were known.
         """
         views = self.views
-        longest = self.longest_gaps
         num_decode_rows = num_output_tokens = 0
         # Neighbouring rows mostly got their last token in the same step: count equal gaps together.
         alike_ns: int | None = None
@@ -109,11 +112,6 @@ class RequestTable:
                     is_late = late_before_ns is not None and last_ns < late_before_ns
                 if is_late:
                     late.append((row.request_id, now_ns - last_ns))
-                if longest is not None:
-                    gap_ns = max(0, now_ns - last_ns)
-                    if gap_ns > longest.get(row.request_id, -1):
-                        longest[row.request_id] = gap_ns
-                        outcome.longer_request_ids.append(row.request_id)
             view.num_output_tokens = number
             view.last_token_ns = now_ns
         if alike_ns is not None:
@@ -140,6 +138,7 @@ class RequestTable:
             view.finish_reason = view.finish_step = view.finish_ns = None
         view.status = "running"
         self.views[row.request_id] = view
+        self.running.add(row.request_id)
         return view
 
     def take_event(self, event: RequestEvent, step: int, time_ns: int, outcome: Outcome) -> None:
@@ -158,6 +157,7 @@ class RequestTable:
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
             view.status = "running"
+            self.running.add(view.request_id)
             view.num_computed_tokens = event.num_cached_tokens
             if not comes_back(view):
                 # Not from its first row, which may come steps later.
@@ -170,12 +170,14 @@ class RequestTable:
         elif isinstance(event, Preempted):
             outcome.num_preempted += 1
             view.status = "preempted"
+            self.running.discard(view.request_id)
             view.num_preemptions += 1
             view.high_water = max(view.high_water, view.num_computed_tokens)
             view.num_computed_tokens = 0
             view.num_blocks = 0
         else:
             view.status = "finished"
+            self.running.discard(view.request_id)
             view.finish_step = step
             view.finish_ns = time_ns
             view.num_blocks = 0

@@ -86,6 +86,12 @@ class SessionState:
         other.between = copy.deepcopy(self.between)
         return other
 
+    def copy_without_blocks(self) -> "SessionState":
+        """Like `copy`, without the block map: large, and of no use to who follows waits."""
+        other = copy.copy(self)
+        other.blocks = None
+        return other.copy()
+
     @property
     def requests(self) -> dict[int, RequestView]:
         """Live and recently finished requests, by id."""
@@ -307,15 +313,11 @@ class SessionState:
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:
             fresh.table.keep_ended(self.table, snapshot.step)
-            fresh.table.longest_gaps = self.table.longest_gaps
             fresh.pauses = fresh.pauses.joined(self.pauses)
         self._become(fresh)
 
     def _become(self, other: "SessionState") -> None:
-        table = other.table
-        table.late_ns = self.table.late_ns
-        if self.table.longest_gaps is not None and table.longest_gaps is None:
-            table.longest_gaps = {}
+        other.table.late_ns = self.table.late_ns
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 

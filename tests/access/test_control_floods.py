@@ -1,21 +1,25 @@
 """However much clients send to the control socket, it costs the engine a bounded time."""
 
 import queue
+import socket
+import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control.bulk_replies import (
-    CLIENT_RATE,
     MAX_PENDING,
     MAX_REPLAY_FRAMES,
     SLICE,
     BulkReplies,
-    at_once,
     replayed,
 )
 from stepscope.engine.control.remote_client import RemoteClient
@@ -38,9 +42,10 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
-from stepscope.engine.transport import rate_limit
+from stepscope.engine.transport import rate_limit, sockets
 from stepscope.engine.transport.rate_limit import RateLimiter
 from tests.support.waiting import wait_for
 
@@ -382,51 +387,55 @@ def test_a_replay_reply_is_read_in_slices_and_bounded_in_messages_and_bytes(
     assert pauses == [None] * -(-whole // SLICE)
 
 
-def remote(account: bytes) -> RemoteClient:
-    return RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+class Asked:
+    """Queries to an engine that never answers, and to a ring of one message."""
+
+    def __init__(self) -> None:
+        self.answered: queue.Queue[bytes] = queue.Queue()
+        self.inbox: list[Any] = []
+        engine: Any = SimpleNamespace(inbox=SimpleNamespace(put=self.inbox.append))
+        self.bulk = BulkReplies(engine, Ring(1, 1).replay, self._posted)
+
+    def _posted(self, outgoing: Any) -> None:
+        self.answered.put(outgoing[0].account)
+
+    def take(self, account: bytes, command: ReplayFrom | GetSnapshot) -> None:
+        client = RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+        self.bulk.take(command, client)
 
 
 def test_a_client_has_a_bounded_number_of_pending_bulk_replies() -> None:
-    bulk = BulkReplies(lambda outgoing: None)
-    assert [bulk.reserve(b"a") for _ in range(MAX_PENDING + 2)] == [True] * MAX_PENDING + [
-        False
-    ] * 2
-    assert bulk.reserve(b"b")
-    bulk.release(b"a")
-    assert bulk.reserve(b"a")
-    bulk.close()
+    asked = Asked()
+    for _ in range(MAX_PENDING):
+        asked.take(b"a", GetSnapshot())
+    with pytest.raises(ConfigError, match="waits for an answer"):
+        asked.take(b"a", GetSnapshot())
+    asked.take(b"b", GetSnapshot())
+    asked.bulk.answered(b"a")
+    asked.take(b"a", GetSnapshot())
+    assert len(asked.inbox) == MAX_PENDING + 2
+    asked.bulk.close()
 
 
-def test_clients_that_have_used_least_of_their_rate_are_answered_first() -> None:
-    answered: queue.Queue[bytes] = queue.Queue()
+def test_the_client_with_the_fewest_open_questions_is_answered_first() -> None:
+    asked = Asked()
+    with asked.bulk._changed:  # nothing is answered before all have asked
+        for account in (b"many", b"many", b"many", b"gone", b"one", b"two", b"two"):
+            asked.take(account, ReplayFrom(sequence=0, limit=1))
+        asked.bulk.forget(b"gone")
+    order = [asked.answered.get(timeout=5) for _ in range(6)]
+    assert order == [b"one", b"two", b"two", b"many", b"many", b"many"]
+    asked.bulk.close()
+
+
+def test_a_client_that_was_sent_too_many_bytes_may_send_again_after_a_while() -> None:
     now_s = 0.0
-    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
-    with bulk._changed:  # nothing is answered before all have asked
-        asked = ((b"many", 0, 3), (b"some", 1e6, 1), (b"new", 0, 1))
-        for account, used, number in asked:
-            share = bulk._share(account)
-            share.level -= used
-            for _ in range(number):
-                reply = Error(code="small", message="")
-                bulk.answer(account, remote(account), at_once(reply))
-        bulk.answer(b"gone", remote(b"gone"), at_once(Error(code="small", message="")))
-        bulk.forget(b"gone")
-    order = [answered.get(timeout=5) for _ in range(5)]
-    assert order == [b"new", b"some", b"many", b"many", b"many"]
-    bulk.close()
-
-
-def test_no_client_is_sent_more_bytes_than_its_rate() -> None:
-    answered: queue.Queue[bytes] = queue.Queue()
-    now_s = 0.0
-    bulk = BulkReplies(lambda outgoing: answered.put(outgoing[0].account), lambda: now_s)
-    bulk._share(b"greedy").level = -0.3 * CLIENT_RATE
-    bulk.answer(b"greedy", remote(b"greedy"), at_once(Error(code="small", message="")))
-    with pytest.raises(queue.Empty):  # it has to wait
-        answered.get(timeout=0.1)
-    now_s = 0.4
-    assert answered.get(timeout=5) == b"greedy"
-    bulk.close()
+    limiter = RateLimiter(lambda: now_s)
+    limiter.charge_bytes(b"greedy", 10_000_000)
+    assert not limiter.admit(b"greedy", 40)
+    assert limiter.admit(b"other", 40)
+    now_s = 0.5
+    assert limiter.admit(b"greedy", 40)
 
 
 def test_during_a_flood_of_replay_requests_other_commands_are_answered(
@@ -523,3 +532,30 @@ def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_served(
             asked.discard(received[0])
             codes[received[1].code if isinstance(received[1], Error) else "taken"] += 1
     assert codes["rate_limited"]
+
+
+def _send_both_ways(server: "zmq.Socket[bytes]", identity: bytes, client: socket.socket) -> None:
+    for _ in range(1_000):
+        server.send_multipart([identity, bytes(250_000)], zmq.NOBLOCK)
+        client.sendall(b"\x00\x01y")
+        time.sleep(0.02)
+
+
+def test_a_client_that_sends_but_reads_nothing_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "STALLED_MS", 500)
+    with closing(sockets.server_socket(zmq.ROUTER, None)) as server:
+        server.linger = 0
+        server.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            # Hello of ZMTP 3.0 (NULL), then a message of one byte.
+            greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+            client.sendall(greeting)
+            client.recv(len(greeting), socket.MSG_WAITALL)
+            client.sendall(bytes([4, len(ready)]) + ready + b"\x00\x01x")
+            identity, _ = server.recv_multipart()
+            with pytest.raises((zmq.ZMQError, OSError)):  # whoever notices first
+                _send_both_ways(server, identity, client)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
-from stepscope.engine.control.answers import MAX_ANSWERS, AnswerBook, OnceReused
+from stepscope.engine.control.changes import MAX_ANSWERS, AnswerBook, OnceReused
 from stepscope.engine.loop import changes
 from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import (

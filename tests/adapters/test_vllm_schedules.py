@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.attribution.ledger.ledger import Ledger
+from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published

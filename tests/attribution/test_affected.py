@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.recordings.attribution.affected import Affected
-from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.explained import Affected, explain_recording
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.session import SessionState

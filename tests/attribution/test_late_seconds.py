@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.attribution.late_seconds import SECOND_NS, LateSeconds
-from stepscope.recordings.attribution.longest import Longest
+from stepscope.recordings.attribution.longest import SECOND_NS, LateSeconds, Longest
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import windows
 from stepscope.recordings.history.history import History

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.attribution.ledger.ledger import Ledger
+from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO

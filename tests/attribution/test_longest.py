@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.longest import BLOCK, Breach, Longest
+from stepscope.recordings.attribution.longest import Breach, Longest
 from stepscope.recordings.history import lives, windows
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -21,7 +21,7 @@ def test_the_longest_waits_equal_those_of_a_full_sort_whatever_was_forgotten(dat
     longest, known = Longest(), list[tuple[int, int]]()
     step = 0
     for _ in range(data.draw(st.integers(1, 4))):
-        added = data.draw(st.integers(0, 2 * BLOCK))
+        added = data.draw(st.integers(0, 2000))
         seed = data.draw(st.integers(1, 10**6))
         part = [
             (step + number * 3 // 2, seed * (number + 7) % 1009) for number in range(1, added + 1)

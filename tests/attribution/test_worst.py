@@ -51,7 +51,7 @@ def replay() -> Iterator[ReplaySource]:
 
 
 def notice(app: Dashboard) -> str:
-    return app.main.canvas.widgets["notice"].plain_text()[0].strip()
+    return app.main.text_of("notice")[0].strip()
 
 
 def frame_of(history: History, **view: Any) -> Frame:

@@ -2,7 +2,7 @@
 
 Decode steps with telemetry off, sent by the engine's thread (`InlineSender`) and by the compiled
 thread, by turns of ten steps in random order; each turn is held against the one without telemetry
-of its round. Once with the demo model, once with a thread that spins for 2 ms instead of a model.
+of its round. Once with the demo model, once with a thread that spins for 5 ms instead of a model.
 
     python tests/bench/bench_sender.py --subscribers 1
 """
@@ -90,8 +90,8 @@ def main() -> None:
     if not sender.is_compiled():
         parser.error("the compiled sender is not there: it needs a C compiler when installed")
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=args.requests, max_model_len=8192)
-    core = engine(PausingRunner("spin"), args.requests * 520, limits, args.rounds * 2)
-    measure(core, args.subscribers, args.rounds, "2 ms of spinning")
+    core = engine(PausingRunner("spin", 0.005), args.requests * 520, limits, args.rounds * 2)
+    measure(core, args.subscribers, args.rounds, "5 ms of spinning")
     config = EngineConfig(kv_memory="512MB")
     prepare_environment(config)
     from stepscope.engine.execution.loading import load_runner

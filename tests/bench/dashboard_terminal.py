@@ -231,7 +231,6 @@ def show(report: Path, arguments: list[str]) -> None:
     """The dashboard."""
     from stepscope.tui.app import app as dashboards
     from stepscope.tui.cli.__main__ import main
-    from stepscope.tui.screens import main as main_screen
 
     made: list[Any] = []
     meter = FrameMeter()
@@ -243,7 +242,6 @@ def show(report: Path, arguments: list[str]) -> None:
         meter.watch(self.main)
         made.append(self)
 
-    main_screen.write_changed = meter.written(main_screen.write_changed)
     dashboards.Dashboard.__init__ = begin_measured  # type: ignore[method-assign]
     sys.argv = ["stepscope", *arguments]
     with contextlib.suppress(SystemExit):

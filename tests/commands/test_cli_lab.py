@@ -6,18 +6,18 @@ from typing import Any
 
 from stepscope.recordings.samples import shipped
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import all_experiments
+from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 
 
 def test_lab_lists_every_experiment_with_its_source(stepscope: Callable[..., Any]) -> None:
     done = stepscope("lab")
     assert done.exit_code == 0, done.stderr
-    for each in all_experiments():
+    for each in EXPERIMENTS:
         assert each.name in done.stdout
         assert each.claim in done.stdout
         assert each.source in done.stdout
-    names = [each.name for each in all_experiments()]
+    names = [each.name for each in EXPERIMENTS]
     assert len(set(names)) == len(names)
 
 
@@ -33,8 +33,8 @@ def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
 def test_the_shipped_samples_reproduce_the_freeze_experiment_of_the_lab(tmp_path: Path) -> None:
     paths = shipped()
     runs = [ArmRun(name, paths[name], {}, []) for name in ("freeze", "chunked")]
-    experiment = next(each for each in all_experiments() if each.name == "freeze")
-    finding = experiment.judge(runs)
+    experiment = next(each for each in EXPERIMENTS if each.name == "freeze")
+    finding = experiment.finding(runs)
     assert finding.verdict == "reproduced"
     assert finding.measured.startswith("longest ITL 837 ms whole")
     printed = "\n".join(lines(experiment, finding, runs))

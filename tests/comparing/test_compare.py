@@ -27,6 +27,7 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
+from stepscope.recordings.compare.estimate import NOTHING, differ, ratio
 from stepscope.recordings.compare.paired import mean_sign, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import Stretch
@@ -35,12 +36,11 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPT
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.totals import CountOverTime
-from stepscope.recordings.compare.statistics.estimate import NOTHING, differ, ratio
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.distribution import Distribution, percentiles
@@ -190,22 +190,24 @@ def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
 def test_token_counts_over_time_stay_exact_however_long_the_run(
     gaps: list[tuple[int, int]],
 ) -> None:
-    over, now_ns = CountOverTime(), 0
+    over, now_ns = TimeSlices[str](), 0
     for gap_ns, tokens in gaps:
         now_ns += gap_ns * 50
-        over.add(now_ns, tokens)
-    assert sum(over._sums) == sum(tokens for _, tokens in gaps)
-    assert len(over._sums) <= 4096
+        over.at(now_ns)["tokens"] += tokens
+    slices = over.grouped(MAX_SLICES)
+    assert sum(each["tokens"] for each in slices) == sum(tokens for _, tokens in gaps)
+    assert now_ns // over.width_ns < MAX_SLICES
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.1, 2.0, 5.0, 300.0])
 def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
-    over, num_ticks = CountOverTime(), 1000
+    over, num_ticks = TimeSlices[str](), 1000
     for tick in range(1, num_ticks + 1):
-        over.add(round(tick * seconds * 1e9 / num_ticks), tick > 0.9 * num_ticks)
-    slices = over.slices()
-    assert slices[-1] == max(slices) > 0
-    assert sum(slices) / len(slices) == pytest.approx(0.1 * num_ticks / seconds, rel=0.35)
+        over.at(round(tick * seconds * 1e9 / num_ticks))["late"] += tick > 0.9 * num_ticks
+    lengths = over.seconds(20)
+    rates = [each["late"] / s for each, s in zip(over.grouped(20), lengths, strict=True) if s]
+    assert rates[-1] == max(rates) > 0
+    assert sum(lengths) == pytest.approx(seconds)
 
 
 # Chance

@@ -16,16 +16,15 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.contrast import Contrast, Effect
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.sliced import NUM_STRETCHES
 from stepscope.recordings.compare.side.slices import (
-    MAX_SLICES,
+    NUM_STRETCHES,
     Slice,
     WaitSlices,
-    num_waits,
     start_of,
 )
-from stepscope.recordings.compare.statistics.contrast import Contrast, Effect
+from stepscope.recordings.session.totals import MAX_SLICES
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare_report import document
@@ -110,8 +109,8 @@ def test_any_number_of_waits_takes_bounded_memory_and_all_are_counted(
     assert now_ns // slices.width_ns < MAX_SLICES
     groups = slices.grouped(num_groups)
     assert len(groups) <= num_groups
-    assert num_waits(groups) == sum(weight for _, _, weight in samples)
-    kept = sorted(at for group in groups for bins in group.values() for at in bins)
+    assert sum(group.total() for group in groups) == sum(weight for _, _, weight in samples)
+    kept = sorted(at for group in groups for _, at in group)
     longest = max(wait_ns for _, wait_ns, _ in samples)
     assert start_of(kept[-1]) <= longest < start_of(kept[-1] + 1)
     assert start_of(kept[-1] + 1) - start_of(kept[-1]) <= 1 + longest / 60

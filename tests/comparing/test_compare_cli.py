@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import Audited, Mark
+from stepscope.engine.protocol.wire import Audited, Mark, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.dashboards import compare as compare_command
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from tests.support.sessions.seek_sessions import record
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,22 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     figures = text.split("\n\n")[2]
     assert "lower in B" in next(line for line in figures.splitlines() if "ITL max" in line)
     assert "may be chance" in next(line for line in figures.splitlines() if "TTFT p99" in line)
+
+
+def test_what_a_recording_does_not_tell_is_a_dash_in_the_comparison(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bare = [
+        (number, replace(each, batch=None, events=[]) if isinstance(each, StepRecord) else each)
+        for number, each in simulate(seed=3, num_steps=50)
+    ]
+    path = record(tmp_path / "bare.mcap", bare)
+    text = printed(capsys, str(path), "freeze")
+    assert "— requests, — tokens in, — out" in text.splitlines()[0]
+    assert "loads unknown; only like waits count: A without requests" in text
+    assert "ITL >150 ms    A: unknown" in text
+    work = document(capsys, str(path), "freeze")["a"]
+    assert (work["num_requests"], work["num_in_tokens"], work["num_out_tokens"]) == (None,) * 3
 
 
 def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str]) -> None:

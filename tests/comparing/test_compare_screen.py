@@ -22,7 +22,7 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.compare.what_if_side import WhatIfSide
+from stepscope.tui.session.compare.what_if_run import WhatIfRun
 from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
@@ -33,6 +33,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -144,7 +145,7 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
         # The mouse does the same.
         place = app.main.canvas.places["page"]
         at = next(y for y, line in enumerate(shown_page(app)) if "A decode" in line)
-        await pilot.click("#page", offset=(12 + 40, at))
+        await click(pilot, "page", (12 + 40, at))
         assert page_of(app).cursor_column == 40
         assert place.height > at
         await pilot.press("home", "x", "x", "x", "x", "x", "left")
@@ -164,9 +165,9 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
         assert "A chat-2" in screen_text(app)
         await pilot.press("o")
         row = next(y for y, line in enumerate(shown_page(app)) if "document-0" in line)
-        await pilot.click("#page", offset=(20, row))  # and is aligned by it at once
+        await click(pilot, "page", (20, row))  # and is aligned by it at once
         assert "aligned by request document-0" in screen_text(app)
-        await pilot.click("#page", offset=(20, row - 10))
+        await click(pilot, "page", (20, row - 10))
         assert "aligned by request chat-2" in screen_text(app)
         await pilot.press("s", "enter")
         assert app.main is not home
@@ -301,17 +302,17 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
 
 async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -> None:
     async with samples_compared() as (app, pilot):
-        desk = app.main.session.compare
-        desk.choose(app.main.session.source)
+        state = app.main.session.compare
+        state.choose(app.main.session.source)
         app.main.draw()
-        desk.take_row([each.kind for each in page_of(app).choices or []].index("what if"))
+        state.select_row([each.kind for each in page_of(app).choices or []].index("what if"))
         await pilot.press("enter", *"max_num_batched_tokens=256 batching=", "enter")
         assert "give a value: batching=..." in screen_text(app)
         await pilot.press(*["backspace"] * len("batching="))
         await pilot.press(*"enable_chunked_prefill=true", "enter")
         await read_all(app, pilot)
         assert "A freeze  B what if max_num_batched_toke" in screen_text(app)
-        comparer = desk.comparer
+        comparer = state.comparer
         assert comparer is not None
         assert comparer.sides is not None
         whole, chunked = (side.waits["itl"].largest or 0 for side in comparer.sides)
@@ -322,7 +323,7 @@ async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -
 
 def test_conflicting_knobs_end_the_simulation_with_a_note() -> None:
     session = Origin("freeze", SLO(), path=SAMPLES / "freeze.mcap")
-    feed = WhatIfSide(session, "max_num_batched_tokens=64").origin.feed()
+    feed = WhatIfRun(session, "max_num_batched_tokens=64").origin.feed()
     assert feed.note == "simulating what if max_num_batched_tokens=64"
     while not feed.is_done:
         assert not feed.read(time.monotonic() + 0.1)
@@ -334,7 +335,7 @@ def test_a_session_in_memory_is_simulated_with_other_knobs() -> None:
     history = History()
     for sequence, message in simulate(3, 600):
         history.append(sequence, wire.encode(message))
-    feed = WhatIfSide(Origin("engine-0", SLO(), history=history), "max_num_seqs=2").origin.feed()
+    feed = WhatIfRun(Origin("engine-0", SLO(), history=history), "max_num_seqs=2").origin.feed()
     while not feed.is_done:
         feed.read(time.monotonic() + 0.1)
     assert feed.side is not None
@@ -386,11 +387,11 @@ def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
     assert compare_page.targets(frame) == []
     assert len(compare_page.draw(frame, 80, 21)) == 21
     assert "nothing to compare yet" in line_texts(compare_page.small(frame, 40, 3))[0]
-    desk = Dashboard(source, source.history, any_terminal=True).main.session.compare
-    desk.watch(True, source)
-    frame.compare = desk.page(60)
+    state = Dashboard(source, source.history, any_terminal=True).main.session.compare
+    state.watch(True, source)
+    frame.compare = state.page(60)
     assert "what is B?" in "\n".join(line_texts(compare_page.draw(frame, 80, 21)))
-    assert len(compare_page.targets(frame)) == len(desk.chooser.choices or [])
+    assert len(compare_page.targets(frame)) == len(state.chooser.choices or [])
 
 
 def test_compared_values_in_milliseconds_and_seconds_show_their_units() -> None:

@@ -55,7 +55,7 @@ async def test_an_engine_that_was_never_opened_can_be_recorded(
 ) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "home", "down")
-        assert app.session.desk.selected == "still"  # in the order of names
+        assert app.session.fleet_view.selected == "still"  # in the order of names
         await press(app, "up", "R")
         await until(lambda: "busy: recording to " in main_text(app), "what is recorded")
         await until(lambda: "● REC 1" in main_text(app), "that one is recorded")

@@ -12,8 +12,9 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.charts import fleet_columns
-from stepscope.tui.views.frame.fleet_desk import SORTS, natural
+from stepscope.tui.views.frame.fleet_view import SORTS, natural
 from stepscope.tui.views.pages import fleet_page
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
@@ -130,19 +131,19 @@ async def test_fleet_lines_sort_by_any_column_and_the_selection_stays_on_its_eng
     app = dashboard(sources)
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press("down", "down")
-        assert app.session.desk.selected == "engine-2"
+        assert app.session.fleet_view.selected == "engine-2"
         seen = []
         for _ in SORTS:
-            seen.append(app.session.desk.sort)
+            seen.append(app.session.fleet_view.sort)
             assert sorted(order(app)) == [f"engine-{n}" for n in range(4)]
             assert "▶engine-2" in screen_text(app)
             await pilot.press("right")
         assert seen == list(SORTS)
-        assert app.session.desk.sort == "engine"
+        assert app.session.fleet_view.sort == "engine"
         await pilot.press("i")
         assert order(app)[0] == "engine-3"
         await pilot.press("o", "left", "left", "left")
-        app.session.desk.sort_by("wait")
+        app.session.fleet_view.sort_by("wait")
         app.main.draw()
         assert order(app)[2:] == ["engine-2", "engine-3"]  # what is unknown comes last
         await pilot.press("i")
@@ -154,13 +155,13 @@ async def test_the_mouse_sorts_selects_and_opens_engines(sources: list[Any]) -> 
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)) as pilot:
         heading = screen_text(app).splitlines()[2]
-        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
-        assert app.session.desk.sort == "wait"
-        await pilot.click("#page", offset=(heading.index("waiting") + 2, 1))
-        assert app.session.desk.is_reversed
-        await pilot.click("#page", offset=(5, 3))
-        assert app.session.desk.selected == order(app)[1]
-        await pilot.click("#page", offset=(5, 2), times=2)
+        await click(pilot, "page", (heading.index("waiting") + 2, 1))
+        assert app.session.fleet_view.sort == "wait"
+        await click(pilot, "page", (heading.index("waiting") + 2, 1))
+        assert app.session.fleet_view.is_reversed
+        await click(pilot, "page", (5, 3))
+        assert app.session.fleet_view.selected == order(app)[1]
+        await click(pilot, "page", (5, 2), times=2)
         assert app.main.view.page == "live"
         assert app.main.session.source.name == "engine-2"
 
@@ -240,7 +241,7 @@ async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(
 
 def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
     app = dashboard(sources, looks=3)
-    (live, *_rest, down) = app.session.desk.page(None, SLO()).lines
+    (live, *_rest, down) = app.session.fleet_view.page(None, SLO()).lines
     assert fleet_columns.state_text(live)[0] == "LIVE"
     assert fleet_columns.state_text(down)[0].startswith("DOWN ")
     figures = live.figures

@@ -19,11 +19,18 @@ from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
 from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.settings import preferences as preferences_module
-from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.settings.actions import (
+    ACTIONS,
+    BY_ID,
+    Abilities,
+    KeyMapError,
+    footer_entries,
+    key_table,
+    remapped,
+)
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.config_file import ConfigFileError, changed
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
-from stepscope.tui.settings.keymap import KeyMapError, remapped
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.settings import (
     DashboardSettings,
@@ -188,6 +195,26 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
     moved = Abilities(has=frozenset({"live"}), actions=remapped({"live": "G"}))
     text = "\n".join(line_texts(help_lines(moved)))
     assert "(again, or G: back)" in text
+
+
+async def test_swapped_and_dropped_keys_work_on_the_screen(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    actions = remapped({"pause": "L", "live": "space", "sort": [], "axis": ["o", "end"]})
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, actions=actions)
+    view = app.main.view
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("L")
+        assert not view.live
+        await pilot.press("space")
+        assert view.live
+        await pilot.press("o")
+        assert (view.axis, view.sort) == ("time", "arrival")
+        await pilot.press("end")
+        assert (view.axis, view.live) == ("step", True)
+        await pilot.press("t")
+        assert view.axis == "step"
 
 
 def test_an_action_without_a_key_is_not_in_the_footer() -> None:

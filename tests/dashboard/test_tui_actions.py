@@ -8,7 +8,6 @@ import pytest
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.screens.overlays.palette import Palette
-from stepscope.tui.screens.start import start_handlers
 from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.settings.action_table import GROUPS, Need, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
@@ -50,9 +49,8 @@ async def test_every_action_has_a_handler(
 ) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)):
-        start = start_app()
         here = set(app.main.handlers.by_action)
-        there = set(start_handlers.handlers(start, start))
+        there = set(start_app().handlers)
         assert here == {action.id for action in ACTIONS if not action.pages.isdisjoint(PAGES)}
         assert there == {action.id for action in ACTIONS if "start" in action.pages}
         assert here | there == set(BY_ID)
@@ -137,7 +135,10 @@ async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_
     )
     refused = "this dashboard is --readonly"
     async with app.run_test(size=(120, 40)) as pilot:
-        notice = app.main.canvas.widgets["notice"].plain_text
+
+        def notice() -> list[str]:
+            return app.main.text_of("notice")
+
         await pilot.press("K")
         assert refused in notice()[0]
         await pilot.press("2")

@@ -11,10 +11,11 @@ import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.guards import shown_thread_errors
 from stepscope.tui.app.picture import screenshot
-from stepscope.tui.session.control.workload_text import EXAMPLE
+from stepscope.tui.app.run import shown_thread_errors
+from stepscope.tui.session.control.asked_workload import EXAMPLE
 from stepscope.tui.settings.log_file import logged_to_file, see_log
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -296,14 +297,14 @@ async def test_the_dashboard_draws_fewer_frames_over_ssh(
 async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.click("#chart", offset=(50, 3))
+        await click(pilot, "chart", (50, 3))
         column = app.main.frame.columns[50 - 1 - app.main.canvas.label_width]
         assert app.main.view.cursor == column.last
-        await pilot.click("#lanes", offset=(60, 2))
+        await click(pilot, "lanes", (60, 2))
         assert app.main.view.selected == app.main.frame.lanes[1].request_id
-        await pilot.click("#scrub", offset=(20, 0))
+        await click(pilot, "scrub", (20, 0))
         assert 0 < app.main.view.cursor < 100
-        await pilot.click("#footer", offset=(2, 0))
+        await click(pilot, "footer", (2, 0))
         assert app.main.view.live
 
 

@@ -63,7 +63,8 @@ async def test_at_usual_sizes_the_picture_fills_the_screen(
         assert len(lines) == size[1]
         assert all(len(line) == size[0] for line in lines)
         assert "▐LIVE▌" in lines[0]
-        assert "BUDGET" in lines[1]
+        assert "the queue grows" in lines[1]
+        assert "BUDGET" in lines[2]
         everything = "\n".join(lines)
         assert "requests × steps" in everything
         assert "━" in everything

@@ -8,7 +8,9 @@ from textual import events
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
@@ -26,15 +28,15 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     )
 
 
-def place_of(app: Dashboard, widget: str, kind: str, value: object) -> tuple[int, int]:
-    """The position of a clickable spot in a widget."""
-    shown = app.main.canvas.widgets[widget]
-    width, height = shown.outer_size
-    for y in range(height):
-        for x in range(width):
-            if shown.spot_at(x, y) == (kind, str(value)):
+def place_of(app: Dashboard, view: str, kind: str, value: object) -> tuple[int, int]:
+    """The position of a clickable spot in a view."""
+    canvas = app.main.canvas
+    place = canvas.places[view]
+    for y in range(place.height):
+        for x in range(place.width):
+            if spot_of(canvas.content(view, y), x) == (kind, str(value)):
                 return x + 3, y
-    raise AssertionError(f"{kind} {value} is not on {widget}")
+    raise AssertionError(f"{kind} {value} is not on {view}")
 
 
 @pytest.mark.parametrize("page", ROWS)
@@ -45,10 +47,10 @@ async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press(str(PAGES.index(page) + 1))
         # The wheel goes through the rows, with shift through time.
-        await pilot._post_mouse_events([events.MouseScrollDown], "#page", offset=(5, 5))
+        await pilot._post_mouse_events([events.MouseScrollDown], offset=(5, 9))
         await pilot.pause()
         assert app.main.view.row == 1
-        await pilot._post_mouse_events([events.MouseScrollUp], "#page", offset=(5, 5), shift=True)
+        await pilot._post_mouse_events([events.MouseScrollUp], offset=(5, 9), shift=True)
         await pilot.pause()
         assert app.main.view.cursor == 396
         await pilot.press("L")
@@ -57,11 +59,11 @@ async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
         assert len(rows) > 2
         number = 2
         at = place_of(app, "page", "row", number)
-        await pilot.click("#page", offset=at)
+        await click(pilot, "page", at)
         assert (app.main.view.page, app.main.view.row) == (page, number)
         line = screen_text(app).splitlines()[app.main.canvas.places["page"].y + at[1]]
         assert "▶" in line
-        await pilot.click("#page", offset=at, times=2)
+        await click(pilot, "page", at, times=2)
         if page == "knobs":
             assert "knobs of the engine" in screen_text(app)
             await pilot.press("escape")
@@ -80,7 +82,7 @@ async def test_clicking_a_knob_change_goes_to_its_step(source: Any) -> None:
         await pilot.press("6")
         frame = app.main.frame
         last = len(targets(frame)) - 1
-        await pilot.click("#page", offset=place_of(app, "page", "row", last), times=2)
+        await click(pilot, "page", place_of(app, "page", "row", last), times=2)
         assert app.main.view.page == "live"
         assert app.main.view.cursor == source.history.knob_changes[0].effective_step
 
@@ -88,9 +90,9 @@ async def test_clicking_a_knob_change_goes_to_its_step(source: Any) -> None:
 async def test_clicking_the_name_of_a_latency_selects_it(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.click("#latency", offset=place_of(app, "latency", "latency", "ttft"))
+        await click(pilot, "latency", place_of(app, "latency", "latency", "ttft"))
         assert (app.main.view.page, app.main.view.latency) == ("latency", "ttft")
-        await pilot.click("#page", offset=place_of(app, "page", "latency", "tpot"))
+        await click(pilot, "page", place_of(app, "page", "latency", "tpot"))
         assert app.main.view.latency == "tpot"
         assert "TPOT × time" in screen_text(app)
 
@@ -99,11 +101,11 @@ async def test_clicking_an_event_or_the_last_stall_goes_to_its_step(source: Any)
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         event = app.main.frame.events[-1]
-        await pilot.click("#events", offset=place_of(app, "events", "step", event.step))
+        await click(pilot, "events", place_of(app, "events", "step", event.step))
         assert app.main.view.cursor == event.step
         await pilot.press("L")
         stall = app.main.frame.stall
-        await pilot.click("#latency", offset=place_of(app, "latency", "step", stall.step))
+        await click(pilot, "latency", place_of(app, "latency", "step", stall.step))
         assert app.main.view.cursor == stall.step
 
 
@@ -111,10 +113,10 @@ async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: A
     app = dashboard(source)
     async with app.run_test(size=(200, 60)) as pilot:
         for panel, page in (("kv", "kv"), ("inspector", "step")):
-            await pilot.click(f"#{panel}", offset=(10, 4), times=2)
+            await click(pilot, panel, (10, 4), times=2)
             assert app.main.view.page == page, panel
             await pilot.press("1")
-        await pilot.click("#knobs", offset=place_of(app, "knobs", "knob", "policy"), times=2)
+        await click(pilot, "knobs", place_of(app, "knobs", "knob", "policy"), times=2)
         assert "▶ policy" in screen_text(app)
         # The editor: another row, then that row again to change it.
         await pilot.click("#overlay", offset=(5, 2))
@@ -148,9 +150,9 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
 async def test_clicking_the_header_badge_pauses_and_resumes_the_picture(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.click("#header", offset=(screen_text(app).index("LIVE"), 0))
+        await click(pilot, "header", (screen_text(app).index("LIVE"), 0))
         assert not app.main.view.live
-        await pilot.click("#header", offset=(screen_text(app).index("PAUSED"), 0))
+        await click(pilot, "header", (screen_text(app).index("PAUSED"), 0))
         assert app.main.view.live
 
 
@@ -163,7 +165,7 @@ async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page:
         app.main.action_do = done.append  # type: ignore[assignment,method-assign]
         line = screen_text(app).splitlines()[-1]
         for word in ("Pause", "Step", "Find event", "Inspect", "Help", "Palette", "Record"):
-            await pilot.click("#footer", offset=(line.index(f" {word} ") + 1, 0))
+            await click(pilot, "footer", (line.index(f" {word} ") + 1, 0))
         assert done == [
             "pause",
             "step_back",
@@ -178,14 +180,14 @@ async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page:
 async def test_in_readonly_mode_the_mouse_opens_no_editor(source: Any) -> None:
     app = dashboard(source, readonly=True)
     async with app.run_test(size=(200, 60)) as pilot:
-        await pilot.click("#knobs", offset=place_of(app, "knobs", "knob", "policy"), times=2)
+        await click(pilot, "knobs", place_of(app, "knobs", "knob", "policy"), times=2)
         assert app.screen is app.main
         assert "--readonly" in screen_text(app)
         await pilot.press("6")
-        await pilot.click("#page", offset=place_of(app, "page", "row", 1), times=2)
+        await click(pilot, "page", place_of(app, "page", "row", 1), times=2)
         assert app.screen is app.main
-        line = screen_text(app).splitlines()[1]
-        await pilot.click("#figures", offset=(line.index("BUDGET") + 2, 0))
+        line = screen_text(app).splitlines()[2]
+        await click(pilot, "figures", (line.index("BUDGET") + 2, 0))
         assert app.screen is app.main
 
 
@@ -199,3 +201,14 @@ def test_a_clickable_area_adds_no_width_to_a_line_or_a_framed_box() -> None:
     box = framed([line], 10, 3, (("t", "title"),))
     assert all(length_of(each) == 10 for each in box)
     assert set(PAGE_VIEWS) >= set(ROWS)
+
+
+async def test_clicks_on_the_verdict_and_on_the_names_of_screens_lead_there(source: Any) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await click(pilot, "verdict", (5, 0))
+        assert app.main.view.page == "step"  # the queue's evidence
+        for name in ("Latency", "KV", "Live"):
+            line = screen_text(app).splitlines()[-2]
+            await click(pilot, "notice", (line.index(name), 0))
+            assert f" {name}]" in screen_text(app).splitlines()[-2]

@@ -22,12 +22,13 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.guards import shown_thread_errors
+from stepscope.tui.app.run import shown_thread_errors
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.pages import kv_page
 from tests.support import waiting
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 
@@ -243,7 +244,7 @@ async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
         await pilot.press("t")
         assert "Axis failed, see the log: ZeroDivisionError" in screen_text(app)
         app.main.navigator.of_column = lambda x: 1 / 0  # type: ignore[assignment,method-assign,return-value]
-        await pilot.click("#chart", offset=(60, 3))
+        await click(pilot, "chart", (60, 3))
         assert "the click failed, see the log" in screen_text(app)
         assert len(caplog.records) == 2
         await pilot.press("z", "2")

@@ -19,6 +19,9 @@ from stepscope.engine.protocol.wire import (
     PrefillPart,
     StepInFlight,
 )
+from stepscope.recordings import samples
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.state.in_flight import work_text
 from stepscope.recordings.state.series.events import EventLog, SessionEvent
@@ -275,7 +278,7 @@ def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
             elif not mine:
                 assert cells[x] in " ·✗"
             elif mine[0].phase == Phase.DECODE:
-                assert cells[x] == "━"
+                assert cells[x] == ("!" if frame.columns[x].is_slow else "━")
             else:
                 assert cells[x] in "▓▒░"
 
@@ -811,3 +814,22 @@ def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
     assert any(re.search(r"took ([\d,.]+ ms (less|more)|as long)", line) for line in page)
     assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)
     assert any(re.search(r"took .*[+-][\d,]+ *│$", line) for line in page)
+
+
+def test_a_step_in_which_all_streams_waited_is_marked_in_every_lane_that_decoded() -> None:
+    with Recording(samples.shipped()["freeze"]) as recording:
+        history = History(SLO(3000, 150))
+        for message, _ in recording.frames():
+            history.append(message.sequence, message.payload)
+    view = View()
+    view.pause(130)
+    frame = FrameBuilder(history).build(view, 104, 12, 4)
+    shown = line_texts(lanes.draw(frame, 120, 14, 14))[1:-1]
+    at = {x for line in shown for x, glyph in enumerate(line) if glyph == "!"}
+    assert len(at) == 2  # steps 62 and 123
+    decoding = [line for line in shown if " DEC " in line and "0.2k" in line]
+    assert len(decoding) > 5
+    assert all(line[max(at)] == "!" for line in decoding)
+    view.axis = "time"  # there the step is wide
+    wide = line_texts(lanes.draw(FrameBuilder(history).build(view, 104, 12, 4), 120, 14, 14))
+    assert not any("!" in line for line in wide)

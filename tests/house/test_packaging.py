@@ -18,12 +18,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 # The folders that run models. What is torch-free in them may be imported without torch, too.
 TORCH_SIDE = (
-    "stepscope.engine.bench.gpu.measure",
     "stepscope.engine.execution",
     "stepscope.engine.models",
     "stepscope.kernels",
 )
-SHIPPED_SUFFIXES = {".py", ".typed", ".tcss", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
+SHIPPED_SUFFIXES = {".py", ".typed", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
 
 
 def tree() -> set[str]:

@@ -23,7 +23,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import text
 from stepscope.tui.cli.engines import watch
 from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
-from stepscope.tui.session.alerts import AlertDesk
+from stepscope.tui.session.session import AlertWatch
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
 from tests.support.engines.live_engine import LiveEngine
@@ -164,16 +164,16 @@ def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: 
     now = [0.0]
     with following(live_engine.endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
-        desk = AlertDesk(source, [parse_rule("steps >= 1")], lambda: now[0])
+        watch = AlertWatch(source, [parse_rule("steps >= 1")], lambda: now[0])
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
-        changes = desk.news()
+        changes = watch.news()
         assert [change.is_firing for change in changes] == [True]
-        assert desk.news() == []  # once a second
+        assert watch.news() == []  # once a second
         marks = source.history.marks
         assert [(mark.who, mark.text) for mark in marks] == [("alert", changes[0].text)]
         now[0] = 5.0
-        assert desk.standing == [f"ALERT {changes[0].rule.said(4)}, for 5 s"]
+        assert watch.standing == [f"ALERT {changes[0].rule.said(4)}, for 5 s"]
 
 
 @pytest.mark.parametrize(("rule", "code", "state"), [

@@ -18,7 +18,7 @@ from stepscope.recordings.file.service_levels import as_metadata, levels_in, lev
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.session.recording.record_switch import RecordSwitch
+from stepscope.tui.session.record_switch import RecordSwitch
 
 
 @pytest.fixture

@@ -117,18 +117,16 @@ def test_percentiles_of_a_plot_are_those_of_the_dashboard(
     series = read(path, num_columns)
     assert series.num_steps == history.num_steps == NUM_STEPS - len(LOST)
     for measured, expected in (
-        (series.itl, report.itl),
-        (series.ttft, report.ttft),
-        (series.step, report.step),
+        (series.waits.of["itl"], report.itl),
+        (series.waits.of["ttft"], report.ttft),
+        (series.waits.of["step"], report.step),
     ):
-        samples = measured.samples
-        assert samples.count == expected.num_samples > 0
-        found = [value / 1e6 for value in (*samples.percentiles(50, 95, 99), samples.largest)]
+        assert measured.count == expected.num_samples > 0
+        found = [value / 1e6 for value in (*measured.percentiles(50, 95, 99), measured.largest)]
         assert found == [expected.p50_ms, expected.p95_ms, expected.p99_ms, expected.max_ms]
-        if expected.within_slo is not None:
-            assert measured.num_within / samples.count == expected.within_slo
+        assert measured.within_slo == expected.within_slo
     # The operator's pause is in no latency and is shown as a pause.
-    assert series.itl.samples.largest < PAUSE_NS
+    assert series.waits.of["itl"].largest < PAUSE_NS
     assert [round((end - start) / 1e9) for start, end in series.pauses] == [3]
 
 
@@ -152,10 +150,13 @@ def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
         shown.append(sequence, message)
     writer.close()
     series, report = read(path, 40), shown.latency(window_s=None)
-    for measured, expected in ((series.itl, report.itl), (series.ttft, report.ttft)):
-        assert measured.samples.count == expected.num_samples > 0
-        assert measured.samples.largest / 1e6 == expected.max_ms
-    assert max(each.max_ttft_ns or 0 for each in series.columns) == series.ttft.samples.largest
+    for measured, expected in (
+        (series.waits.of["itl"], report.itl),
+        (series.waits.of["ttft"], report.ttft),
+    ):
+        assert measured.count == expected.num_samples > 0
+        assert measured.largest / 1e6 == expected.max_ms
+    assert max(each.max_ttft_ns or 0 for each in series.columns) == series.waits.of["ttft"].largest
     with Recording(path) as recording:
         export(recording, tmp_path / "t", "csv", StepRange(), "requests", lambda share: None)
     with open(tmp_path / "t", newline="") as stream:

@@ -36,12 +36,12 @@ from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.picture import Cells, cells
 from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.pages.start_list import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
+from tests.support.screens.screen_text import Cells, cells
 
 FOLDER = Path(__file__).parents[1] / "snapshots"
 LETTERS = " abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμ"  # of styles in the order of the theme's table

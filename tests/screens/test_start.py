@@ -22,7 +22,7 @@ from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.session.start_finder import Finder
-from stepscope.tui.settings.keymap import remapped
+from stepscope.tui.settings.actions import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
 from stepscope.tui.views.pages.start_list import File, StartChoice

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.file.overview import landmarks
+from stepscope.recordings.file.landmarks import landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
@@ -28,13 +28,13 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.knob_editor import parse_value
 from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
 from stepscope.tui.session.control import engine_link
-from stepscope.tui.session.control.asked_workload import AskedWorkload
-from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.workload_text import (
+from stepscope.tui.session.control.asked_workload import (
+    AskedWorkload,
     parse_workload,
     published_workload,
     workload_text,
 )
+from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text
@@ -629,9 +629,7 @@ async def test_recordings_started_in_one_second_are_separate_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "stepscope-engine-20261122-101500.mcap"
-    monkeypatch.setattr(
-        "stepscope.tui.session.recording.record_switch.default_name", lambda source: name
-    )
+    monkeypatch.setattr("stepscope.tui.session.record_switch.default_name", lambda source: name)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         for _ in range(2):

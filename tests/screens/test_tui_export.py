@@ -25,7 +25,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.overlays.export_chooser import ExportChooser
-from stepscope.tui.session.export.desk import ExportDesk
+from stepscope.tui.session.export.jobs import FileJobs
 from stepscope.tui.session.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
 from stepscope.tui.session.export_choices import folder_for
 from stepscope.tui.settings.actions import with_keys
@@ -377,16 +377,16 @@ def test_an_export_range_from_before_an_engine_restart_is_not_in_the_recording(
         ("another", RangeChoice(""), "exported a-steps.csv"),
         (own, RangeChoice("", 450, 9_010), "exported a-450-453-steps.csv"),
     ):
-        desk = ExportDesk()
-        desk.begin(order(path, steps, engine_id))
-        desk.begin(order(path, steps, engine_id))  # nothing happens: one is running already
-        assert desk._job is not None
-        desk._job.wait(10.0)
-        said = desk.news()
+        jobs = FileJobs()
+        jobs.begin(order(path, steps, engine_id))
+        jobs.begin(order(path, steps, engine_id))  # nothing happens: one is running already
+        assert jobs._job is not None
+        jobs._job.wait(10.0)
+        said = jobs.news()
         assert said is not None
         assert words in said[0]
-        assert desk.news() is None
-        assert not desk.cancel()
+        assert jobs.news() is None
+        assert not jobs.cancel()
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "a-450-453-steps.csv",
         "a-steps.csv",

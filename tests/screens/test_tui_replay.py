@@ -15,10 +15,10 @@ import stepscope.recordings.samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.notices import Notices
+from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import main_text
 from tests.support.waiting import until
 
@@ -94,7 +94,7 @@ async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
         frame = app.main.frame
         assert frame.extent == (source.recording.first_step, source.recording.last_step)
         x = next(x for x in range(120) if (scrub_bar.step_at(frame, x, 120) or 0) >= 100)
-        await pilot.click("#scrub", offset=(x, 0))
+        await click(pilot, "scrub", (x, 0))
         await until(lambda: app.main.new_frame().cursor in (100, 101, 102), "no jump")
         await pilot.press("home")
         await until(
@@ -130,15 +130,11 @@ class Written:
 _PIECES = re.compile("(\\x1b\\[[0-9;]*[A-Za-z])|([^\\x1b]+)")
 
 
-@pytest.mark.parametrize(
-    ("waits_s", "covers"), [(0.0, True), (0.05, True), (0.3, True), (0.05, False)]
-)
+@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.3])
 async def test_the_prompt_line_has_disappeared_when_the_sought_step_is_shown(
-    source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float, covers: bool
+    source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float
 ) -> None:
-    """Also if a slow seek shows the old picture once more, and if an overlay covers the views."""
-    touch = Canvas.touch
-    monkeypatch.setattr(Canvas, "touch", lambda *given: covers and touch(*given))
+    """Also if a slow seek shows the old picture once more."""
     app = dashboard(source)
     written = Written(app, 120, 40)
     monkeypatch.setattr(app, "_display", written.display)

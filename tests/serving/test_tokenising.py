@@ -14,11 +14,14 @@ from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control import long_prompts
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.long_prompts import MAX_CLIENT_BYTES, LongPrompts
 from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.control.submissions import LONG_TEXT
+from stepscope.engine.control.submissions import (
+    LONG_TEXT,
+    LONGEST_TEXTS,
+    MAX_CLIENT_BYTES,
+    LongPrompts,
+)
 from stepscope.engine.models.demo import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit, Withdraw
 from stepscope.engine.protocol.replies import Ack, Error, Submitted
@@ -194,16 +197,13 @@ def waiting() -> Any:
     made.prompts.close()
 
 
-LONGEST = long_prompts.LONGEST_TEXTS
-
-
 def test_a_shorter_prompt_does_not_wait_for_longer_ones(waiting: Waiting) -> None:
     waiting.take("first", 50_000)
     wait_for(lambda: waiting.begun == [b"first"], "it is begun")
     waiting.take("long", 200_000)
     waiting.take("short", 20_000)
     waiting.take("short too", 20_000)
-    waiting.take("longest", LONGEST)
+    waiting.take("longest", LONGEST_TEXTS)
     wait_for(lambda: b"longest" in waiting.begun, "the longest has a thread of its own")
     waiting.go_on.set()
     wait_for(lambda: len(waiting.done) == 5, "all are done")

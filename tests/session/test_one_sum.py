@@ -231,16 +231,24 @@ def test_an_export_has_each_step_once(tmp_path: Path) -> None:
     assert steps == list(range(500))
 
 
-def test_a_plot_counts_the_latencies_of_the_session(tmp_path: Path) -> None:
-    messages = preempting()
+@pytest.mark.parametrize("session", [preempting, from_the_middle, of_totals])
+def test_a_plot_has_the_figures_of_the_session(
+    session: Callable[[], Messages], tmp_path: Path
+) -> None:
+    messages = session()
     figures = history_of(messages).figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
         series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
-    for kind in ("ttft", "itl", "step"):
-        found = getattr(series, kind).samples
-        for rank in (50, 95, 99):
-            assert found.percentiles(rank)[0] / 1e6 == figures[f"{kind}_p{rank}"]
-        assert found.largest / 1e6 == figures[f"{kind}_max"]
+    spreads, sums = series.waits.spreads(), series.totals.sums
+    for kind, spread in spreads.items():
+        for rank, name in ((50, "p50"), (95, "p95"), (99, "p99"), (100, "max")):
+            ns = spread.at(rank)
+            assert (None if ns is None else ns / 1e6) == figures[f"{kind}_{name}"]
+        assert kind not in ("ttft", "itl") or spread.within_slo == figures[f"{kind}_within_slo"]
+    assert sums.num_steps == figures["steps"]
+    assert sums.num_preempted == figures["preemptions"]
+    assert sums.num_out_tokens is not None
+    assert figures["out_tokens_per_s"] == pytest.approx(sums.num_out_tokens / sums.seconds)
 
 
 def test_totals_alone_leave_unknown_what_needs_steps() -> None:

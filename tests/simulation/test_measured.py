@@ -1,11 +1,10 @@
 """Step times between measured points."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from stepscope.engine.bench.gpu import results
-from stepscope.engine.bench.gpu.results import BenchPoint, PartOutcome, Report
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.measured import MeasuredModel, MeasuredPoint, read_points
 from stepscope.engine.simulation.step_time import StepShape
@@ -61,18 +60,16 @@ def test_measured_points_are_read_from_a_csv(tmp_path: Path) -> None:
 
 def test_measured_points_are_read_from_a_bench_report(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    decode = BenchPoint(
-        what="batch 4", samples=[5.0, 6.0, 7.0], facts={"batch": 4, "context": 1024}
-    )
-    one = BenchPoint(what="256 tokens", samples=[9.0], facts={"tokens": 256})
-    failed = BenchPoint(what="512 tokens", facts={"tokens": 512}, why="no memory")
+    decode = {"what": "batch 4", "samples": [5, 6, 7], "facts": {"batch": 4, "context": 1024}}
+    one = {"what": "256 tokens", "samples": [9.0], "facts": {"tokens": 256}}
+    failed = {"what": "512 tokens", "facts": {"tokens": 512}, "why": "no memory"}
     outcomes = [
-        PartOutcome(part="a", points=[BenchPoint(what="copy", samples=[1.0])]),
-        PartOutcome(part="b", model="qwen3-0.6b", points=[decode]),
-        PartOutcome(part="c", model="qwen3-0.6b", points=[one, failed]),
-        PartOutcome(part="c", model="qwen3-8b", points=[one]),
+        {"part": "a", "points": [{"what": "copy", "samples": [1.0]}]},
+        {"part": "b", "model": "qwen3-0.6b", "points": [decode]},
+        {"part": "c", "model": "qwen3-0.6b", "points": [one, failed]},
+        {"part": "c", "model": "qwen3-8b", "points": [one]},
     ]
-    results.write(Report(date="", is_gpu=True, is_quick=True, outcomes=outcomes), file)
+    file.write_text(json.dumps({"format": 1, "outcomes": outcomes}))
     assert read_points(file, "qwen3-0.6b") == [
         MeasuredPoint(4, 4 * 1023, 0.006),
         MeasuredPoint(256, 0, 0.009),
@@ -90,7 +87,7 @@ def test_measured_points_are_read_from_a_bench_report(tmp_path: Path) -> None:
         ("tokens,context,seconds\n1,0,fast\n", "line 2: three numbers"),
         ("tokens,context,seconds\n1,0,nan\n", "line 2: tokens and seconds must be above 0"),
         ("tokens,context,seconds\n", "has no points"),
-        ('{"a": 1}', "is no report of 'stepscope bench gpu'"),
+        ('{"a": 1}', "is no report of bench_gpu.py"),
         ('{"outcomes": []}', "has no points"),
     ],
 )

@@ -9,25 +9,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.types import CSSPathType
 
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.app.key_order import KeyOrder
-from stepscope.tui.app.side_screens import SideScreens
+from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
-from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.live_source import control_of
-from stepscope.tui.session.session_maker import SessionMaker
+from stepscope.tui.session.session import SessionMaker
+from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import log_path, see_log
@@ -35,16 +34,18 @@ from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.frame.compare_origin import Origin
-from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.views.view import Axis, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
+    from stepscope.recordings.replay.replay import ReplaySource
 
 log = logging.getLogger("stepscope.tui")
 
 _NEWCOMERS_S = 2.0  # between two searches for new engines
+_SEEK_S = 2.0  # longest wait for a replay to seek to a step
 
 
 class Dashboard(App[None], inherit_bindings=False):
@@ -56,7 +57,7 @@ class Dashboard(App[None], inherit_bindings=False):
     The other arguments are those of `run_dashboard`.
     """
 
-    CSS_PATH: ClassVar[CSSPathType | None] = "app.tcss"
+    CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # stepscope has its own, which can be drawn in ASCII
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
@@ -86,11 +87,12 @@ class Dashboard(App[None], inherit_bindings=False):
     ) -> None:
         forget_empty_no_color()
         super().__init__()
+        self.set_keymap(keymap(actions))
         self.title = title
         clock = clock or time.monotonic
-        self._desk = FleetDesk(fleet or Fleet([source], clock), open=self._open_engine)
+        self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
         self._sessions = SessionMaker(
-            self._desk,
+            self._fleet_view,
             title,
             readonly,
             actions,
@@ -107,11 +109,10 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
-        self.key_order = KeyOrder(self, self.main)
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
-        self._screens = {self._desk.name_of(source): self.main}  # by engine name
+        self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
         self._sides = SideScreens(self._sessions, self._switch_to)
         self.main.session.compare.open = self._open_side
         self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
@@ -126,7 +127,7 @@ class Dashboard(App[None], inherit_bindings=False):
         """
         before, screen = self.main, self._screens.get(name)
         if screen is None:
-            fleet = self._desk.fleet
+            fleet = self._fleet_view.fleet
             source = fleet.sources[fleet.names.index(name)]
             session = self._sessions.make(source, source.history, control_of(source))
             screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
@@ -134,12 +135,14 @@ class Dashboard(App[None], inherit_bindings=False):
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()
-            self._desk.fleet.open(screen.session.source)
+            self._fleet_view.fleet.open(screen.session.source)
         screen.view.page, screen.view.row = page, 0
         screen.view.trail = ("fleet",) if page != "live" else ()
-        if len(self._desk.fleet) > 1:
+        if len(self._fleet_view.fleet) > 1:
             back = screen.session.abilities.key("back")
-            screen.notices.say(f"{name}, one of {len(self._desk.fleet)} engines; {back} goes back")
+            screen.notices.say(
+                f"{name}, one of {len(self._fleet_view.fleet)} engines; {back} goes back"
+            )
         self._switch_to(screen)
 
     def _switch_to(self, screen: MainScreen) -> None:
@@ -147,7 +150,7 @@ class Dashboard(App[None], inherit_bindings=False):
         before = self.main
         if screen is not before:
             before.is_shown, screen.is_shown = False, True
-            self.session, self.main, self.key_order.main = screen.session, screen, screen
+            self.session, self.main = screen.session, screen
             if screen.is_mounted:
                 screen.set_skin(before.skin)
                 screen.set_fps(before.fps)
@@ -167,9 +170,9 @@ class Dashboard(App[None], inherit_bindings=False):
         Raises:
             RecordingError: one of the two recordings cannot be read.
         """
-        desk = self.main.session.compare
-        desk.begin(a, b)
-        desk.align = align
+        state = self.main.session.compare
+        state.begin(a, b)
+        state.align = align
         self.main.view.show("compare")
 
     def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
@@ -182,7 +185,7 @@ class Dashboard(App[None], inherit_bindings=False):
         for name, screen in self._screens.items():
             self.install_screen(screen, name)
         self.set_interval(LOOK_S, self._look_at_engines)
-        self.set_interval(_NEWCOMERS_S, self._desk.fleet.take_in)
+        self.set_interval(_NEWCOMERS_S, self._fleet_view.fleet.take_in)
         asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
         self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
 
@@ -196,8 +199,8 @@ class Dashboard(App[None], inherit_bindings=False):
         The list of engines measures for how long an engine stands out, so it must not miss a
         refresh.
         """
-        if len(self._desk.fleet) > 1:
-            self._desk.fleet.look()
+        if len(self._fleet_view.fleet) > 1:
+            self._fleet_view.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
@@ -211,28 +214,12 @@ class Dashboard(App[None], inherit_bindings=False):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.InputEvent) and not self.screen_stack:
             return  # typed while the application ends
-        if isinstance(event, events.Key | events.Paste) and not self.key_order.admits(event):
-            return
         await super().on_event(event)
-        self.key_order.release_in_time()
 
     def on_key(self, event: events.Key) -> None:
-        """Handle a key that no screen has handled.
-
-        If an overlay is open, pass the key to it: it was sent to the screen below, in one burst
-        with the key that opened the overlay (a paste, a slow connection). Else show why the key
-        does nothing. Keys that reach the overlay itself do not arrive here.
-        """
-        if isinstance(self.screen, Overlay):
-            event.prevent_default()
-            self.screen.post_message(events.Key(event.key, event.character))
-        elif self.screen is self.main:
+        """Show why a key that no screen has handled does nothing."""
+        if self.screen is self.main:
             self.main.explain(event.key)
-
-    def on_paste(self, event: events.Paste) -> None:
-        """Pass a paste to the overlay that the key before it has opened."""
-        if isinstance(self.screen, Overlay):
-            self.screen.post_message(events.Paste(event.text))
 
     def close(self) -> None:
         """Stop threads, recordings and exports of all sessions, and save the preferences."""
@@ -250,3 +237,89 @@ class Dashboard(App[None], inherit_bindings=False):
     def recordings(self) -> list[str]:
         """Return a line for each engine whose session was recorded. Call after `close`."""
         return self.session.switches.last()
+
+
+class SideScreens:
+    """The screens of compared recordings, made on demand; each replays its recording.
+
+    Args:
+        sessions: makes the session of a screen.
+        switch: shows a screen.
+    """
+
+    def __init__(self, sessions: SessionMaker, switch: Callable[[MainScreen], None]) -> None:
+        self._sessions = sessions
+        self._switch = switch
+        self._home: MainScreen | None = None
+        self._opened: dict[Path, tuple[ReplaySource, MainScreen]] = {}
+
+    @property
+    def screens(self) -> list[MainScreen]:
+        return [screen for _, screen in self._opened.values()]
+
+    def is_side(self, screen: MainScreen) -> bool:
+        return any(each is screen for each in self.screens)
+
+    def open(
+        self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
+    ) -> None:
+        """Show one of the compared runs, at a step or with a request selected.
+
+        Args:
+            home: the screen that shows the comparison.
+            step: the step to show; None keeps the step of that run's screen.
+            request_id: the request to show; None shows the page of the step.
+
+        Raises:
+            RecordingError: the run's recording cannot be read any more.
+        """
+        self._home = home
+        screen = home
+        if not origin.is_shown and origin.path is not None:
+            source, screen = self._opened.get(origin.path) or self._new(home, origin)
+            if step is not None:
+                source.seek(step)
+                source.wait(_SEEK_S)
+        elif step is not None:
+            screen.navigator.go(step)
+            if (replay := replay_of(home.session.source)) is not None:
+                replay.wait(_SEEK_S)
+        view = screen.view
+        view.trail, view.row = ("compare",), 0
+        view.selected = request_id if request_id is not None else view.selected
+        view.page = "step" if request_id is None else "request"
+        self._switch(screen)
+
+    def go_home(self, screen: MainScreen, page: str) -> None:
+        """From the screen of a compared run, go back to the comparison.
+
+        On other screens do nothing.
+        """
+        if self.is_side(screen) and self._home is not None:
+            screen.view.leave()
+            self._home.view.page, self._home.view.trail = "compare", ("live",)
+            self._switch(self._home)
+
+    def close(self) -> None:
+        for source, _ in self._opened.values():
+            source.stop()
+        self._opened.clear()
+
+    def _new(self, home: MainScreen, origin: Origin) -> "tuple[ReplaySource, MainScreen]":
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+        from stepscope.recordings.replay.replay import ReplaySource
+
+        assert origin.path is not None
+        source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
+        source.start()
+        # Its own fleet, because it is not one of the watched engines.
+        sessions = replace(
+            self._sessions,
+            fleet_view=FleetView(Fleet([source], self._sessions.clock)),
+            readonly=True,
+        )
+        screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
+        screen.view.sort, screen.view.axis = home.view.sort, home.view.axis
+        home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")
+        self._opened[origin.path] = source, screen
+        return source, screen

@@ -1,7 +1,14 @@
-"""Ends the dashboard on a signal as the quit key does: terminal restored, files complete."""
+"""Ends the dashboard on a signal as the quit key does: terminal restored, files complete.
+
+A terminal that hangs up (its window or connection closes) is noticed at once; until then that costs
+nothing. Other signs are not enough: the kernel sends SIGHUP only to processes that the terminal
+controls; a screen that does not change writes nothing, so no write fails; and a read only returns
+end of input again and again.
+"""
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,8 +18,6 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from textual.app import App
-
-from stepscope.tui.app.hang_up import noticed_hang_up
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
@@ -137,3 +142,44 @@ def _terminal_may_go() -> Iterator[None]:
         yield
     finally:
         sys.__stderr__ = before  # type: ignore[misc]
+
+
+@contextmanager
+def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
+    """Inside this context, call `gone` once if the terminal of this process hangs up.
+
+    The call comes from a separate thread.
+    """
+    terminals = [
+        stream.fileno()
+        for stream in (sys.__stdin__, sys.__stderr__)
+        if stream is not None and stream.isatty()
+    ]
+    if not terminals:  # a pipe that ends is not a terminal that hangs up
+        yield
+        return
+    ended, end = os.pipe()
+    watcher = Thread(
+        target=_watch, args=(terminals, ended, gone), name="terminal watch", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        watcher.join()
+        os.close(ended)
+
+
+def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
+    poll = select.poll()
+    for number in (*terminals, ended):
+        poll.register(number, 0)  # poll reports hang-ups and errors without a flag
+    while True:
+        for number, what in poll.poll():
+            if number == ended:
+                return
+            if what & select.POLLHUP:
+                gone()
+                return
+            poll.unregister(number)  # this system cannot poll a terminal

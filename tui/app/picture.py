@@ -7,9 +7,7 @@ are done.
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
-from rich.style import Style
 from textual.app import App
 
 from stepscope.recordings.compare.columns import Align
@@ -21,11 +19,9 @@ from stepscope.tui.screens.handlers.svg_picture import svg
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import ZOOMS, Axis
-
-# One row of a screen: its runs of characters, each with its style.
-Cells: TypeAlias = list[tuple[str, Style]]
 
 _SETTLED_S = 60.0  # long enough for a report over millions of steps
 _LOOK_S = 0.02
@@ -126,20 +122,14 @@ async def _picture(
         app.close()
 
 
-def cells(app: App[None]) -> list[Cells]:
-    """Return the rows of cells that an application shows now, overlays included."""
-    rows = app.screen._compositor.render_update(
-        full=True, screen_stack=app._background_screens, simplify=True
-    )
-    return [
-        [(segment.text, segment.style or Style()) for strip in row for segment in strip]
-        for row in rows.strips  # type: ignore[union-attr]
-    ]
-
-
 def text(app: App[None]) -> str:
-    """Return what an application shows now, as lines of plain text."""
-    return "".join("".join(run for run, _ in row).rstrip() + "\n" for row in cells(app))
+    """Return what an application shows now, overlays included, as lines of plain text."""
+    rows = [" " * app.size.width] * app.size.height
+    for shown in (lines for screen in app.screen_stack for lines in screen.query(Lines)):
+        place = shown.region
+        for y, line in enumerate(shown.plain_text(), place.y):
+            rows[y] = rows[y][: place.x] + line + rows[y][place.right :]
+    return "".join(row.rstrip() + "\n" for row in rows)
 
 
 _ENCODERS: Mapping[str, Callable[[App[None]], bytes]] = {

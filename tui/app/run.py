@@ -1,6 +1,10 @@
 """`run_dashboard`: runs the dashboard in a terminal, until the operator leaves it."""
 
-from collections.abc import Callable, Sequence
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +14,11 @@ from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.guards import calm_collector, shown_thread_errors
 from stepscope.tui.app.leaving import left_on_signals
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS
-from stepscope.tui.settings.log_file import logged_to_file
+from stepscope.tui.settings.log_file import logged_to_file, see_log
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import only_ascii, said_environment
 from stepscope.tui.views.frame.compare_origin import Origin
@@ -24,6 +27,8 @@ from stepscope.tui.views.view import Axis, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
+
+log = logging.getLogger("stepscope.tui")
 
 
 def run_dashboard(
@@ -125,3 +130,37 @@ def run_dashboard(
     finally:
         if on_exit is not None:
             on_exit()
+
+
+@contextmanager
+def shown_thread_errors(app: Dashboard) -> Iterator[None]:
+    """Inside this context, show an exception that ends a background thread as a line on screen."""
+    before = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        name = "a thread" if args.thread is None else args.thread.name
+        log.error("%s died", name, exc_info=args.exc_value)
+        app.session.background_error = f"{name} died, {see_log(args.exc_value)}"
+
+    threading.excepthook = note
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Inside this context, Python collects cyclic garbage less often.
+
+    A frame makes many small objects and hardly any cycles. Measured: this saves a tenth of the cost
+    of drawing.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

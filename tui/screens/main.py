@@ -6,22 +6,23 @@ Keys and mouse change the `View` (page, cursor, selection); a timer draws a few 
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.screen import Screen
 from textual.timer import Timer
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.changed_lines import may_write, write_changed
-from stepscope.tui.screens.drawing.drawn import DrawnPicture
-from stepscope.tui.screens.drawing.scene import Scene
+from stepscope.tui.screens.drawing.frame_maker import FrameMaker
+from stepscope.tui.screens.drawing.status import DrawnPicture
 from stepscope.tui.screens.failures import Failures
-from stepscope.tui.screens.handlers.handlers import Handlers, bindings
+from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
+from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.screens.seeking import Seeking
 from stepscope.tui.screens.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
@@ -29,6 +30,7 @@ from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
@@ -45,7 +47,7 @@ _T = TypeVar("_T")
 _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
-class MainScreen(Screen[None]):
+class MainScreen(Screen[None], inherit_bindings=False):
     """The main screen of one engine or recording.
 
     Args:
@@ -54,7 +56,8 @@ class MainScreen(Screen[None]):
     """
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
-    BLANK = True  # the widgets cover the screen itself
+    BLANK = True  # the canvas covers the screen itself
+    BINDINGS: ClassVar[list[BindingType]] = bindings(PAGES)
 
     def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
         super().__init__()
@@ -75,32 +78,21 @@ class MainScreen(Screen[None]):
         )
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
-        self.scene = Scene(session, self.view, self.canvas)
+        self.frames = FrameMaker(session, self.view, self.canvas)
         self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
-        self._is_put_off = False  # the next picture must write all lines
         self._drawn = DrawnPicture(session.clock)
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
-        self._bindings = bindings(session.abilities.actions)
-        parts = session, self.view, self.navigator
-        self.handlers = Handlers(
-            *parts,
-            self.operator,
-            self.notices,
-            stage=self,
-            looks=self,
-            forget=self.scene.forget,
-            app=lambda: self.app,
-        )
+        self.handlers = Handlers(self)
         self._handlers: Mapping[str, Callable[[], None]] = self.handlers.by_action
-        self._mouse = Mouse(*parts, self.canvas, self, self.handlers.pages)
+        self._mouse = Mouse(self, self.handlers.pages)
 
     # Life
 
     def compose(self) -> ComposeResult:
-        yield from self.canvas.widgets.values()
+        yield self.canvas
 
     def on_mount(self) -> None:
         self.set_fps(self.fps)
@@ -118,7 +110,7 @@ class MainScreen(Screen[None]):
     def look_at(self, history: History) -> None:
         """Show another history of this source, such as the one from before a restart."""
         self.notices.leave_place()
-        self.scene.look_at(history)
+        self.frames.look_at(history)
         self.navigator.look_at(history)
         self.view.follow()
         self.view.selected = self.view.followed = None
@@ -128,7 +120,11 @@ class MainScreen(Screen[None]):
     @property
     def history(self) -> History:
         """The steps that the screen shows: those of the session, or those from before a restart."""
-        return self.scene.history
+        return self.frames.history
+
+    def forget(self) -> None:
+        """Drop all cached figures, because the keys, service levels or history have changed."""
+        self.frames.forget()
 
     def _key(self, action_id: str) -> str:
         return self.session.abilities.key(action_id)
@@ -136,9 +132,9 @@ class MainScreen(Screen[None]):
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
-            self.scene.forget()
+            self.frames.forget()
         self.skin = skin
-        self.canvas.set_skin(skin)
+        self.canvas.skin = skin
         self.styles.background = skin.background
         self.draw()
 
@@ -156,7 +152,7 @@ class MainScreen(Screen[None]):
             return
         session = self.session
         seen = status.seen(session, self.operator, self.view)
-        self.operator.take_answers()
+        self.operator.receive_answers()
         pilot = None if session.autopilot is None else session.autopilot.news()
         for news in (session.preferences.news(), session.exports.news(), pilot):
             if news is not None:
@@ -167,7 +163,7 @@ class MainScreen(Screen[None]):
             self.notices.say_later(said)
         self._look_at_alerts()
         self._show_notice()
-        is_busy = self.operator.pending or self.scene.is_busy or self.scene.is_behind
+        is_busy = self.operator.pending or self.frames.is_busy or self.frames.is_behind
         if is_busy or not self._drawn.is_like(seen):
             is_moved = self.frame is None or self.frame.status != session.source.status
             is_first = self.frame is not None and self.frame.last_step is None
@@ -175,7 +171,7 @@ class MainScreen(Screen[None]):
             is_whole = self.view.page in ("fleet", "compare")
             self.draw(everything=self._drawn.is_due or is_moved or is_whole)
         else:
-            self._write()
+            self.canvas.write()
 
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
@@ -199,7 +195,7 @@ class MainScreen(Screen[None]):
                 log.exception("drawing failed")
             self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
-        self._write()
+        self.canvas.write()
         self._seeking.has_begun()
 
     def draw_next(self) -> None:
@@ -208,22 +204,7 @@ class MainScreen(Screen[None]):
             self.draw()
         elif not self._seeking.is_about_to_end:
             self._show_notice()
-            self._write()
-
-    def _write(self) -> None:
-        """Write the changed lines to the terminal."""
-        if not may_write(self):
-            self.canvas.refresh_changed()
-            return
-        everything, self._is_put_off = self._is_put_off, False
-        write_changed(self, self.canvas, everything)
-
-    def _compositor_refresh(self) -> None:
-        if self._seeking.is_about_to_end and may_write(self):
-            self._is_put_off = True  # the replay has nearly found the step: write that picture
-            self._dirty_widgets.clear()
-            return
-        super()._compositor_refresh()
+            self.canvas.write()
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -253,7 +234,7 @@ class MainScreen(Screen[None]):
         """Return a new frame: the data of the picture as of now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
-        self.frame = self.navigator.frame = self.scene.frame()
+        self.frame = self.navigator.frame = self.frames.frame()
         return self.frame
 
     def _show_notice(self) -> None:
@@ -270,7 +251,7 @@ class MainScreen(Screen[None]):
     @property
     def is_busy(self) -> bool:
         """Whether a background computation is under way that may change the next picture."""
-        return self.scene.is_busy
+        return self.frames.is_busy
 
     @property
     def num_lanes(self) -> int:
@@ -281,11 +262,15 @@ class MainScreen(Screen[None]):
         """Return the text that these views show, line by line."""
         return self.canvas.text_of(names)
 
-    def open_overlay(
-        self, overlay: Screen[_T], use: Callable[[_T | None], None] | None = None
-    ) -> None:
-        """Show an overlay above the screen. When it closes, `use` is called with its result."""
-        self.app.push_screen(overlay, use)
+    def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
+        """Show an overlay above the screen. If it closes with a result, `use` gets that."""
+
+        def closed(result: _T | None) -> None:
+            if result is not None:
+                use(result)
+                self.draw_next()
+
+        self.app.push_screen(overlay, closed)
 
     # Keys
 
@@ -333,7 +318,7 @@ class MainScreen(Screen[None]):
         self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        if event.button and event.widget is self.canvas.widgets["scrub"]:
+        if event.button and self.canvas.at(event.x, event.y)[0] == "scrub":
             with self.failures.shown("the scrub bar"):
                 self._mouse.scrub_to(event.x)
             self.draw_next()

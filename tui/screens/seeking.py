@@ -5,8 +5,10 @@ Until the step is found, the screen would show the old step.
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from stepscope.tui.session.time.navigator import Replay
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 _PATIENCE_S = 0.1  # how long the picture stands still for the step that is being sought
 
@@ -23,7 +25,7 @@ class Seeking:
 
     def __init__(
         self,
-        replay: Replay | None,
+        replay: "ReplaySource | None",
         clock: Callable[[], float],
         draw: Callable[[], None],
         call_later: Callable[[Callable[[], None]], object],

@@ -1,8 +1,11 @@
 """`TourWatch`: stops the picture where the guided tour wants it, and notes what was tried."""
 
+from collections.abc import Iterator, Mapping
+
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.tour.tried import tried
+from stepscope.tui.session.tour.chapters import SMALL, Try
 from stepscope.tui.views.view import View
 
 
@@ -34,3 +37,25 @@ class TourWatch:
             # One step earlier, the request still has its KV blocks.
             tour.held_step = view.cursor = view.right = max(history.first_step or 0, end.step - 1)
             view.selected = request_id
+
+
+def tried(
+    view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
+) -> Iterator[Try]:
+    """Yield each suggestion of the tour that the screen shows as done.
+
+    Args:
+        held_step: the step at which the tour stopped the picture.
+    """
+    if view.cursor != held_step:
+        yield "time"
+    if view.page == "request":
+        yield "request"
+    if knobs.get("max_num_batched_tokens", SMALL) != SMALL:
+        yield "budget"
+    if view.zoom_idx or view.axis == "time":
+        yield "columns"
+    if view.kv_by_owner:
+        yield "owners"
+    if view.page != "latency":
+        yield "leave"

@@ -1,25 +1,82 @@
-"""`Session`: one engine or recording in the dashboard, with everything that its screen needs."""
+"""`Session`: one engine or recording in the dashboard, with everything that its screen needs.
+
+`SessionMaker` makes them; `AlertWatch` checks the alert rules of one.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.transport.data_parallel import siblings_of
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.alerts.judge import Judge, RuleChange
+from stepscope.recordings.alerts.meter import Meter
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import Source
-from stepscope.tui.session.alerts import AlertDesk
-from stepscope.tui.session.compare.desk import CompareDesk
+from stepscope.recordings.history.source import Source, add_mark
+from stepscope.tui.session.compare.state import CompareState
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.export.desk import ExportDesk
-from stepscope.tui.session.recording.record_switch import RecordSwitch
-from stepscope.tui.session.recording.record_switches import RecordSwitches
+from stepscope.tui.session.control.who import who
+from stepscope.tui.session.export.jobs import FileJobs
+from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
-from stepscope.tui.settings.actions import Abilities
+from stepscope.tui.settings.action_table import Action, Need
+from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
-from stepscope.tui.views.frame.fleet_desk import FleetDesk
+from stepscope.tui.views.frame.fleet_view import FleetView
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+_LOOK_S = 1.0
+_WHO = "alert"
+
+
+class AlertWatch:
+    """Checks the alert rules, and puts a mark at the newest step when a rule begins to fire.
+
+    Use it only on the UI thread.
+
+    Args:
+        source: the rules are checked only if it is live.
+        clock: returns seconds.
+    """
+
+    def __init__(self, source: Source, rules: Sequence[Rule], clock: Callable[[], float]) -> None:
+        self._source = source
+        self._clock = clock
+        self._judge = Judge(rules if source.is_live else ())
+        self._meter = Meter(source, clock)
+        self._next_s = 0.0
+
+    def news(self) -> list[RuleChange]:
+        """Check the rules; return those that have begun or ceased to fire since the last call."""
+        now_s = self._clock()
+        if not self._judge.watches or now_s < self._next_s:
+            return []
+        self._next_s = now_s + _LOOK_S
+        changes = self._judge.take(self._meter.measure(), now_s)
+        for change in changes:
+            if change.is_firing and self._source.history.last_step is not None:
+                add_mark(self._source, change.text, _WHO)
+        return changes
+
+    @property
+    def standing(self) -> list[str]:
+        """One line of text for each rule that fires now."""
+        now_s = self._clock()
+        return [
+            f"ALERT {each.rule.said(each.value)}, for {now_s - each.fired_s:,.0f} s"
+            for each in self._judge.firing
+            if each.fired_s is not None
+        ]
+
 
 # Settings that fit one recording: a choice made in a replay is not kept for the next session.
 _OF_A_REPLAY = frozenset({"axis", "sort", "slo_ttft_ms", "slo_itl_ms"})
@@ -36,9 +93,9 @@ class Session:
     abilities: Abilities
     title: str
     endpoint: str
-    desk: FleetDesk  # all engines of this dashboard, including this one
-    compare: CompareDesk = field(default_factory=CompareDesk)  # shared by all engines
-    exports: ExportDesk = field(default_factory=ExportDesk)  # shared by all engines
+    fleet_view: FleetView  # all engines of this dashboard, including this one
+    compare: CompareState = field(default_factory=CompareState)  # shared by all engines
+    exports: FileJobs = field(default_factory=FileJobs)  # shared by all engines
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
@@ -46,10 +103,10 @@ class Session:
     tour: Tour | None = None
     autopilot: AutopilotSwitch | None = None  # None if there is no engine to change
     background_error: str | None = None  # why a thread died, in one line
-    alerts: AlertDesk = field(init=False)
+    alerts: AlertWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.alerts = AlertDesk(self.source, self.rules, self.clock)
+        self.alerts = AlertWatch(self.source, self.rules, self.clock)
 
     def begin_tour(self, tour: Tour) -> None:
         """Start to show a guided tour, and enable its keys."""
@@ -69,3 +126,68 @@ class Session:
     def record_switch(self) -> RecordSwitch | None:
         """What starts and ends recordings of this source; None if the source is not live."""
         return self.switches.of(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMaker:
+    """Makes sessions; its fields are what all sessions share.
+
+    `run_dashboard` explains the fields.
+    """
+
+    fleet_view: FleetView
+    title: str
+    readonly: bool = False
+    actions: tuple[Action, ...] = ACTIONS
+    preferences: Preferences = field(default_factory=Preferences)
+    log_file: Path = field(default_factory=log_path)
+    clock: Callable[[], float] = time.monotonic
+    rules: Sequence[Rule] = ()
+    compare: CompareState = field(default_factory=CompareState)
+    exports: FileJobs = field(default_factory=FileJobs)
+    switches: RecordSwitches = field(default_factory=RecordSwitches)
+
+    def make(
+        self,
+        source: Source,
+        history: History,
+        control_endpoint: str | None,
+        recorder: "Recorder | None" = None,
+    ) -> Session:
+        """Return a new session of this source; `run_dashboard` explains the arguments."""
+        needs: set[Need] = {"live" if source.is_live else "replay"}
+        if control_endpoint is not None:
+            needs.add("engine")
+        if self.switches.of(source, recorder) is not None:
+            needs.add("recorder")
+        link = autopilot = None
+        if control_endpoint is not None and not self.readonly:
+            link = EngineLink(
+                partial(ControlClient, control_endpoint),
+                lambda: siblings_of(Endpoint.parse(control_endpoint)),
+            )
+            autopilot = AutopilotSwitch(control_endpoint, who)
+        return Session(
+            source,
+            history,
+            link,
+            self.switches,
+            Abilities(self.readonly, frozenset(needs), self.actions),
+            self.title,
+            shown_endpoint(control_endpoint) or source.name,
+            self.fleet_view,
+            self.compare,
+            self.exports,
+            preferences=self.preferences,
+            log_file=self.log_file,
+            clock=self.clock,
+            rules=self.rules,
+            autopilot=autopilot,
+        )
+
+
+def shown_endpoint(control: str | None) -> str | None:
+    """Return an address as people read it: an IPC address without the folder of its socket."""
+    if control is None or not control.startswith("ipc://"):
+        return control
+    return f"ipc://{Path(control.removeprefix('ipc://')).name}"

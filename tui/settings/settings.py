@@ -231,7 +231,7 @@ def environment_name(section: Section, key: str) -> str:
 
 
 def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
-    from stepscope.tui.settings.keymap import KeyMapError, remapped  # most commands need no keys
+    from stepscope.tui.settings.actions import KeyMapError, remapped  # most commands need no keys
 
     try:
         return remapped(lines)

@@ -28,8 +28,8 @@ def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[s
 def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
     """Return view name -> region for one page, without the tour strip.
 
-    Every page but the main one is a single view between the key figures (above it) and the scrub
-    bar (below it). The fleet and compare pages have neither key figures nor scrub bar.
+    The verdict and the key figures are above every page; every page but the main one is a single
+    view between them and the scrub bar. The fleet and compare pages have none of the three.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
@@ -40,10 +40,11 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
             "notice": Region(0, height - 2, width, 1),
             "footer": Region(0, height - 1, width, 1),
         }
-    top = 3 if width < NORMAL_WIDTH else 2
+    top = 4 if width < NORMAL_WIDTH else 3
     places = {
         "header": Region(0, 0, width, 1),
-        "figures": Region(0, 1, width, top - 1),
+        "verdict": Region(0, 1, width, 1),
+        "figures": Region(0, 2, width, top - 2),
         "scrub": Region(0, height - 3, width, 1),
         "notice": Region(0, height - 2, width, 1),
         "footer": Region(0, height - 1, width, 1),

@@ -1,9 +1,10 @@
-"""Lines of styled runs, and the one widget that shows them.
+"""Lines of styled runs, and the widget that shows them.
 
 A run is a text with the name of its style. A view (`budget_chart.draw`, `lanes.draw`, ...) is a
 pure function from a `Frame` to lines. The widget turns a line into a `Strip` once, keeps the strip
 as long as the line stays the same, and refreshes only lines that changed. That makes ten frames a
-second cheap.
+second cheap. So do few escape codes: Textual writes each style from its beginning and resets it,
+which costs half as much again, of the processor and of the connection.
 
 One character of a line takes one cell: all glyphs do, and text from outside goes through `clean`.
 A run without text is a mark for the mouse: the cells right of it, up to an edge, react to clicks
@@ -12,28 +13,35 @@ A run without text is a mark for the mouse: the cells right of it, up to an edge
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import COLOR_SYSTEMS, Console
+from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from stepscope.tui.views.line_strip import Line as Line
-from stepscope.tui.views.line_strip import Painter
-from stepscope.tui.views.line_strip import Run as Run
 from stepscope.tui.views.theme import Skin
+
+Run: TypeAlias = tuple[str, str]  # text, style name
+Line: TypeAlias = tuple[Run, ...]
+# Lines side by side, each with its width in cells; None fills the rest.
+Row: TypeAlias = tuple[tuple[Line, int | None], ...]
+
 
 _MARK = "@"
 _EDGE: Run = ("│", "frame")
-_MAX_PAINTED = 512
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 
 def spot(kind: str, value: object) -> Run:
     """Return a run that makes the cells after it clickable.
 
-    For a click on them, `Lines.spot_at` returns (kind, value).
+    For a click on them, `spot_of` returns (kind, value).
     """
     return "", f"{_MARK}{kind}:{value}"
 
@@ -46,98 +54,51 @@ class Lines(Widget):
 
     def __init__(self, skin: Skin, *, id: str) -> None:
         super().__init__(id=id)
-        self._painter = Painter(skin)
-        self._lines: list[Line] = []
-        self._strips: list[Strip | None] = []  # one for each line; None if not painted yet
-        self._painted: dict[Line, Strip] = {}
+        self._skin = skin
+        self._rows: list[Row] = []
+        self._strips: list[Strip | None] = []  # one for each row; None if not painted yet
         self._width = 0  # the width that all strips were painted for
-        self._changed: set[int] = set()  # rows that are not on the screen yet
 
     @property
     def skin(self) -> Skin:
-        return self._painter.skin
+        return self._skin
 
     @skin.setter
     def skin(self, skin: Skin) -> None:
-        self._painter = Painter(skin)
-        self._forget()
+        self._skin = skin
+        self._width = 0
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replace the lines, and ask Textual to draw those that differ from the lines before."""
-        self.put(lines)
-        self.refresh_changed()
+        """Replace the lines, and draw those that differ from the lines before."""
+        self.show_rows([((line, None),) for line in lines])
 
-    def put(self, lines: Sequence[Line]) -> None:
-        """Replace the lines.
-
-        Those that changed are drawn at `refresh_changed` or `take_changed`.
-        """
-        before, strips = self._lines, self._strips
-        common = min(len(before), len(lines))
-        changed = [y for y in range(common) if before[y] != lines[y]]
-        changed += range(common, max(len(before), len(lines)))
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        """Replace the rows, and draw those that differ from the rows before."""
+        before, strips = self._rows, self._strips
+        changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new]
+        changed += range(min(len(before), len(rows)), max(len(before), len(rows)))
         if not changed:
             return
-        self._lines = list(lines)
-        self._strips = strips[: len(lines)] + [None] * (len(lines) - len(strips))
+        self._rows = list(rows)
+        self._strips = strips[: len(rows)] + [None] * (len(rows) - len(strips))
         for y in changed:
-            if y < len(lines):
+            if y < len(rows):
                 self._strips[y] = None
-        self._changed.update(changed)
-
-    def refresh_changed(self) -> None:
-        """Ask Textual to draw what has changed at its next refresh."""
-        if self._changed:
-            rows = sorted(self._changed)
-            self._changed.clear()
-            self.refresh(*_bands(rows, self.outer_size.width))
-
-    def touch(self, height: int) -> None:
-        """Note that the first `height` lines must be drawn again."""
-        self._changed.update(range(height))
-
-    def take_changed(self, region: Region) -> list[tuple[int, Strip]]:
-        """Return the changed lines with their screen rows, for a caller that writes them itself.
-
-        Args:
-            region: the region of the widget on the screen.
-        """
-        rows = sorted(self._changed)
-        self._changed.clear()
-        width = region.width
-        return [(region.y + y, self._strip(y, width)) for y in rows if y < region.height]
+        width = self.outer_size.width
+        self.refresh(*(Region(0, y, width, 1) for y in changed))
 
     def plain_text(self) -> list[str]:
         """Return the lines as shown, without styles."""
         width, height = self.outer_size
         return [self._strip(y, width).text for y in range(height)]
 
-    def content(self, y: int) -> Line:
-        """Return line `y` as it was given to the widget; an empty line if there is none."""
-        return self._lines[y] if 0 <= y < len(self._lines) else ()
-
     def spot_at(self, x: int, y: int) -> tuple[str, str] | None:
-        """Return the (kind, value) of the clickable spot at a cell.
-
-        None if the cell is not clickable.
-        """
-        found: tuple[str, str] | None = None
-        begin = 0
-        for text, style in self.content(y):
-            if begin > x:
-                break
-            if not text and style.startswith(_MARK):
-                kind, _, value = style[1:].partition(":")
-                found = kind, value
-            elif (text, style) == _EDGE:
-                found = None
-            begin += len(text)
-        return found
+        """Return the (kind, value) of the clickable spot at a cell, or None; see `spot`."""
+        return spot_of(self._rows[y][0][0], x) if 0 <= y < len(self._rows) else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # This bypasses the styles cache: there is no border, padding or filter to apply, and the
-        # compositor caches on each strip what it derives from it.
+        # This bypasses the styles cache: there is no border, padding or filter to apply.
         width = self.outer_size.width  # `size` is slow, and there is no border
         strips = [self._strip(y, width) for y in crop.line_range]
         if crop.column_span == (0, width):
@@ -147,40 +108,136 @@ class Lines(Widget):
     def _strip(self, y: int, width: int) -> Strip:
         if width != self._width:
             self._width = width
-            self._forget()
-        if y >= len(self._lines):
-            return self._paint((), width)
-        strip = self._strips[y]
+            self._strips = [None] * len(self._rows)
+        strip = self._strips[y] if y < len(self._strips) else None
         if strip is None:
-            strip = self._strips[y] = self._paint(self._lines[y], width)
-        return strip
-
-    def _forget(self) -> None:
-        self._painted.clear()
-        self._strips = [None] * len(self._lines)
-
-    def _paint(self, line: Line, width: int) -> Strip:
-        strip = self._painted.get(line)
-        if strip is None:
-            if len(self._painted) >= _MAX_PAINTED:
-                self._painted.clear()
-            strip = self._painted[line] = self._painter.strip(line, width)
+            colours = COLOR_SYSTEMS[self.app.console.color_system or "truecolor"]
+            row = self._rows[y] if y < len(self._rows) else (((), None),)
+            strip = LineStrip(row, width, self._skin, colours)
+            if y < len(self._strips):
+                self._strips[y] = strip
         return strip
 
 
-def _bands(rows: Sequence[int], width: int) -> list[Region]:
-    """Return full-width regions that cover these rows; adjacent rows share a region.
+def spot_of(line: Line, x: int) -> tuple[str, str] | None:
+    """Return the (kind, value) of the clickable spot at cell `x` of a line, or None."""
+    found: tuple[str, str] | None = None
+    begin = 0
+    for text, style in line:
+        if begin > x:
+            break
+        if not text and style.startswith(_MARK):
+            kind, _, value = style[1:].partition(":")
+            found = kind, value
+        elif (text, style) == _EDGE:
+            found = None
+        begin += len(text)
+    return found
+
+
+class LineStrip(Strip):
+    """A strip whose output, for each run, only writes what differs from the previous run's style.
 
     Args:
-        rows: row numbers in ascending order.
+        width: width in cells; the row is filled to it.
     """
-    bands: list[Region] = []
-    for y in rows:
-        if bands and bands[-1].bottom == y:
-            bands[-1] = Region(0, bands[-1].y, width, bands[-1].height + 1)
+
+    __slots__ = ("_output",)
+
+    def __init__(self, row: Row, width: int, skin: Skin, colours: ColorSystem) -> None:
+        segments: list[Segment] = []
+        output: list[str] = []
+        left = width
+        for line, cells in row:
+            cells = left if cells is None else cells
+            more, text = _painted(line, cells, skin, colours)
+            segments += more
+            output.append(text)
+            left -= cells
+        super().__init__(segments, width)
+        self._output = "".join(output) + "\x1b[0m"
+
+    def render(self, console: Console) -> str:
+        return self._output
+
+
+@lru_cache(1_024)
+def _painted(
+    line: Line, width: int, skin: Skin, colours: ColorSystem
+) -> tuple[Sequence[Segment], str]:
+    """Return a line in exactly `width` cells, as segments and as terminal output."""
+    segments: list[Segment] = []
+    output: list[str] = []
+    before = ""
+    for text, style in merged_runs(line, width, skin):
+        if skin.ascii_only:
+            text = skin.text(text, style)
+        segments.append(Segment(text, skin.styles[style]))
+        output.append(_change(before, style, skin, colours))
+        output.append(text)
+        before = style
+    return segments, "".join(output)
+
+
+@lru_cache(4_096)
+def _change(before: str, style: str, skin: Skin, colours: ColorSystem) -> str:
+    """Return the escape sequence that switches from one style to another.
+
+    Args:
+        before: empty if the style before is unknown.
+    """
+    attributes, *shades = _codes(skin.styles[style], colours)
+    old = _codes(skin.styles[before], colours) if before else None
+    if old is None or old[0] != attributes:
+        codes = ["0", attributes, *shades]
+    else:
+        pairs = zip(shades, old[1:], ("39", "49"), strict=True)
+        codes = [shade or default for shade, known, default in pairs if shade != known]
+    written = ";".join(filter(None, codes))
+    return f"\x1b[{written}m" if written else ""
+
+
+def _codes(style: Style, colours: ColorSystem) -> tuple[str, str, str]:
+    """Return attributes, foreground and background as parameters of an SGR escape sequence."""
+    wanted = (("1", style.bold), ("4", style.underline), ("7", style.reverse))
+    foreground, background = (
+        "" if colour is None else ";".join(colour.downgrade(colours).get_ansi_codes(is_foreground))
+        for colour, is_foreground in ((style.color, True), (style.bgcolor, False))
+    )
+    return ";".join(code for code, is_set in wanted if is_set), foreground, background
+
+
+def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
+    """Return `line` in exactly `width` cells and in as few runs as possible.
+
+    Each run costs a style change in the output. So blanks take the style of the run before them,
+    where that looks the same.
+    """
+    runs: list[Run] = []
+    plain = skin.plain_styles
+    text, style, left = "", "text", width
+    for more, next_style in line:
+        if not more:
+            continue
+        left -= len(more)
+        if left < 0:
+            more = more[:left]
+        if next_style != style and not (next_style in plain and style in plain and more.isspace()):
+            if text:
+                runs.append((text, style))
+            text, style = more, next_style
         else:
-            bands.append(Region(0, y, width, 1))
-    return bands
+            text += more
+        if left <= 0:
+            break
+    if left > 0:
+        if style in plain:
+            text += " " * left
+        else:
+            runs.append((text, style))
+            text, style = " " * left, "text"
+    runs.append((text, style))
+    return runs
 
 
 def fitted(line: Iterable[Run], width: int) -> Line:

@@ -38,8 +38,9 @@ _LANE_STYLES = (
     "preempted",
     "idle",
 )
+LATE = "!"  # a token that came late
 assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell) + 1
-LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True))
+LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True)) | {LATE: "breach"}
 
 LEVELS = "▁▂▃▄▅▆▇█"  # one to eight eighths of a cell
 
@@ -259,16 +260,16 @@ class Skin:
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
         self.mode: ColourMode = mode
         self.ascii_only = ascii_only
-        self._styles = dict(styles(mode))
-        ground = self._styles["text"].bgcolor
+        self.styles = dict(styles(mode))
+        ground = self.styles["text"].bgcolor
         # A blank looks the same in all of these styles.
         self.plain_styles = frozenset(
             name
-            for name, style in self._styles.items()
+            for name, style in self.styles.items()
             if style.bgcolor == ground and not style.reverse
         )
-        for name, style in list(self._styles.items()):
-            self._styles[f"{name}+cursor"] = self._raised(style, name in self.plain_styles)
+        for name, style in list(self.styles.items()):
+            self.styles[f"{name}+cursor"] = self._raised(style, name in self.plain_styles)
 
     def _raised(self, style: Style, is_plain: bool) -> Style:
         if self.mode in ("none", "ansi"):
@@ -289,7 +290,7 @@ class Skin:
         return colours.background
 
     def style(self, name: str) -> Style:
-        return self._styles[name]
+        return self.styles[name]
 
     def text(self, text: str, style: str = "text") -> str:
         """Return `text` with the glyphs replaced that this screen may not use.

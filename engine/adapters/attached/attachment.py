@@ -97,7 +97,6 @@ class Attachment:
                 None,
                 self.publisher.replay,
                 None,
-                endpoint.telemetry,
             )
             control.start()
             stack.callback(control.close)

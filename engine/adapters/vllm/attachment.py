@@ -1,4 +1,4 @@
-"""Attaches to a scheduler of vLLM by wrapping its methods.
+"""Attaches to a scheduler of vLLM by wrapping its methods, and describes it (`EngineInfo`).
 
 The wrappers run on the scheduler's thread.
 

@@ -1,4 +1,4 @@
-"""`BlockBooks`: the published state of vLLM's KV blocks.
+"""`BlockBooks`: the published state of vLLM's KV blocks; and salted hashes of prompt prefixes.
 
 Published block ids are one lower than vLLM's, because vLLM's block 0 belongs to no request.
 

@@ -4,8 +4,7 @@ import time
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.past import Past, oldest_arrival
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.side import Side, follower_of, oldest_arrival
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -32,7 +31,7 @@ class HistoryFeed:
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
-        self._past = Past(slo, self._earlier.state, since_ns)
+        self._past = follower_of(slo, self._earlier.state, since_ns)
         self._note: str | None = None
 
     @property
@@ -54,7 +53,7 @@ class HistoryFeed:
         if self.side is None:
             if not self._read_past(until_s):
                 return True
-            self.side = Side(self.name, self._slo, self._follower.state, self._past)
+            self.side = Side(self.name, self._slo, self._past)
         taken = False
         while time.monotonic() < until_s:
             num_taken = 0

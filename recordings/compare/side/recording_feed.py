@@ -8,8 +8,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.past import Past, oldest_arrival
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.side import Side, follower_of, oldest_arrival
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
@@ -49,7 +48,6 @@ class RecordingFeed:
             )
         self._begins_inside = self._first > first
         self._messages: Iterator[tuple[MessageFrame, Position]] | None = None
-        self._state = SessionState()
         self._sequence = 0
 
     @property
@@ -77,43 +75,37 @@ class RecordingFeed:
         self._recording.close()
 
     def _begin(self) -> Iterator[tuple[MessageFrame, Position]]:
-        before = self._recording.find_step(self._first - 1) if self._begins_inside else None
-        snapshot, position = self._recording.keyframe_before(before or Position(0, 0))
-        self._state = SessionState.from_snapshot(snapshot)
-        self._sequence = snapshot.sequence
-        frames = self._recording.frames(position, snapshot.sequence)
-        if before is not None and position < before:
-            for frame, place in frames:
-                if (message := self._message(frame)) is not None:
-                    self._state.apply(message[0])
-                if place >= before:
-                    break
-        past = Past(self._slo, self._state, self._since(snapshot))
-        if before is not None:
-            past = self._past(before)
-        self.side = Side(self.name, self._slo, self._state, past)
-        return frames
-
-    def _past(self, before: Position) -> Past:
-        """Read the messages that led to the waits in progress at a position.
-
-        Begins at the oldest arrival among the requests that are live there.
-        """
-        start, info = before, self._recording.info
-        if (oldest_ns := oldest_arrival(self._state.requests.values())) is not None:
+        recording, before = self._recording, Position(0, 0)
+        if self._begins_inside:
+            before = recording.find_step(self._first - 1) or before
+        snapshot, position = recording.keyframe_before(before)
+        # Begin at the oldest arrival among the requests that are live at the first step.
+        state = SessionState.from_snapshot(snapshot)
+        for message, _ in self._messages_until(before, snapshot, position):
+            state.apply(message)
+        if (oldest_ns := oldest_arrival(state.requests.values())) is not None:
+            info = recording.info
             wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
-            start = min(start, self._recording.find_time(wall_ns - _CLOCKS_APART_NS))
-        snapshot, position = self._recording.keyframe_before(start)
-        past = Past(self._slo, SessionState.from_snapshot(snapshot), self._since(snapshot))
-        sequence, self._sequence = self._sequence, snapshot.sequence
+            start = min(before, recording.find_time(wall_ns - _CLOCKS_APART_NS))
+            snapshot, position = recording.keyframe_before(start)
+        state = SessionState.from_snapshot(snapshot)
+        past = follower_of(self._slo, state, self._since(snapshot))
+        for message, after_gap in self._messages_until(before, snapshot, position):
+            past.take(message, after_gap)
+        self.side = Side(self.name, self._slo, past)
+        return recording.frames(max(before, position), self._sequence)
+
+    def _messages_until(
+        self, before: Position, snapshot: Snapshot, position: Position
+    ) -> Iterator[tuple[Telemetry, bool]]:
+        """The messages from a keyframe on, and whether some are missing before each."""
+        self._sequence = snapshot.sequence
         if position < before:
             for frame, place in self._recording.frames(position, snapshot.sequence):
                 if (message := self._message(frame)) is not None:
-                    past.take(*message)
+                    yield message
                 if place >= before:
                     break
-        self._sequence = sequence
-        return past
 
     def _since(self, snapshot: Snapshot) -> int:
         """Engine time from which all pauses are known if reading begins at a keyframe.

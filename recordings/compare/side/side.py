@@ -4,8 +4,9 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -20,24 +21,59 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
-from stepscope.recordings.compare.side.past import Past
+from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
-from stepscope.recordings.compare.side.sliced import SlicedWaits
-from stepscope.recordings.compare.side.totals import RunTotals
+from stepscope.recordings.compare.side.slices import RunSlices
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
-from stepscope.recordings.state.clocks import leave_out
+from stepscope.recordings.session.totals import RunTotals
+from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
-from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
 
 MAX_VALUES = 8  # most values kept of a knob, the last ones
+
+
+def follower_of(slo: SLO, state: SessionState, since_ns: int | None = None) -> Explainer:
+    """An explainer for the waits of a compared run.
+
+    A wait belongs to the run in which it ends. Waits that were in progress at the beginning of a
+    run must count: else a run that begins with a queue would lose its longest waits and keep only
+    short ones. So it is fed the messages from the arrival of the oldest request on. A wait still in
+    progress at the end of a run does not belong to that run. So each wait counts once.
+
+    Args:
+        slo: a longer wait is late.
+        state: the state right before the first message; not changed.
+        since_ns: engine time from which all pauses are known; None: the time of `state`. Waits that
+            began earlier are left out, because an unknown part of them, perhaps hours, may be a
+            pause by the operator.
+    """
+    baseline = Baseline()  # learns while it reads: a run is read once and may still grow
+    return Explainer(
+        slo.itl_ms * 1e6,
+        slo.ttft_ms * 1e6,
+        state=state,
+        since_ns=since_ns,
+        baseline=baseline,
+        learns=baseline,
+    )
+
+
+def oldest_arrival(views: Iterable[RequestView]) -> int | None:
+    """The oldest known arrival among the requests that have not ended; None without any."""
+    return min(
+        (view.arrival_ns for view in views if view.status != "finished" and not view.is_partial),
+        default=None,
+    )
 
 
 class Side:
@@ -46,9 +82,8 @@ class Side:
     Args:
         name: the name shown to people.
         slo: the service levels, the same for both runs.
-        state: the state right before the first message. The side works on a copy of it.
-        past: what is known about waits in progress at that point. None: only `state` is known, and
-            these waits are left out.
+        past: the state right before the first message; waits in progress then are left out. Or a
+            follower (`follower_of`) that was fed the messages before it.
 
     Attributes:
         lock: held while a message is processed. Readers of columns or tables must hold it too.
@@ -60,7 +95,7 @@ class Side:
         num_late: number of late waits that have this cause as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, state: SessionState, past: Past | None = None) -> None:
+    def __init__(self, name: str, slo: SLO, past: Explainer | SessionState) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
@@ -69,23 +104,21 @@ class Side:
         self.points = StepPoints()
         self.totals = RunTotals()
         levels: dict[LatencyKind, float] = {"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6}
-        self.waits = {kind: Distribution(levels.get(kind)) for kind in get_args(LatencyKind)}
+        self._wait_sums = WaitSums(levels)
+        self.waits = self._wait_sums.of
         self.kept = KeptLevels(0, 0)
-        self.sliced = SlicedWaits()
+        self.sliced = RunSlices()
         self.requests: dict[int, RequestRun] = {}
+        self._explainer = follower_of(slo, past) if isinstance(past, SessionState) else past
+        self._explainer.late.clear()  # those waits ended before this run
+        self._state = state = self._explainer.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._past = Past(slo, state) if past is None else past
-        self._explainer = self._past.explainer
-        self._state = state.copy()
-        self._state.pauses = self._past.pauses
-        self._state.table.longest_gaps = {}
-        self._state.blocks = None  # block moves are not needed here
-        self._watch = RequestWatch(slo.itl_ms)
-        self._watch.begin(self._state)
+        self._watch = RequestWatch(0.0)
+        self._watch.begin(state)
         self._in_force = dict(state.knobs)  # knob values at the last step, or before the first
         self._coming: list[KnobsChanged] = []  # changes that are not in force yet
         for view in state.requests.values():
@@ -117,7 +150,7 @@ class Side:
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """The percentiles of all latencies. The caller must hold `lock`."""
-        return {kind: waits.spread() for kind, waits in self.waits.items()}
+        return self._wait_sums.spreads()
 
     def figures(self) -> dict[str, float | None]:
         """All figures of the run. The caller must hold `lock`, or have read the whole run."""
@@ -137,21 +170,17 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
-        last_step = self.points.last_step
-        if isinstance(message, StepRecord) and last_step is not None and message.step <= last_step:
-            return  # the publisher repeats steps under new numbers
         if after_gap:
             self._watch.begin(self._state)
-        outcome = self._state.apply(message)
-        self._state.blocks = None
-        self._explainer.take(message, after_gap)
+        outcome = self._explainer.take(message, after_gap)
         self._count_causes()
         if isinstance(message, KnobsChanged):
             self._coming.append(message)
         elif isinstance(message, Snapshot):
             self._in_force, self._coming = dict(message.knobs), []
-        if isinstance(message, StepRecord) and outcome is not None:
-            self._take_step(message, outcome, after_gap)
+        if isinstance(message, StepRecord):
+            if outcome is not None:
+                self._take_step(message, outcome, after_gap)
         elif isinstance(message, EngineStatus):
             self._take_events(message, message.time_ns)
 
@@ -161,10 +190,13 @@ class Side:
         now_ns = record.tokens_ns
         if self.origin_ns is None:
             self.origin_ns = record.schedule_start_ns
-        leave_out(outcome, self._state, now_ns, self._past.since_ns)
-        self._take_waits(record, outcome)
-        if outcome.longer_request_ids:
-            self._take_longest(outcome, record.step, now_ns)
+        is_one_step = not self._state.is_summed_up
+        self._wait_sums.add(record, outcome, is_one_step=is_one_step)
+        finished = self._take_finished(outcome, now_ns)
+        for request_id, gap_ns in outcome.longer:
+            run = self.requests.get(request_id)
+            if run is not None and gap_ns > (run.worst_itl_ns or -1):
+                run.worst_itl_ns, run.worst_step = gap_ns, record.step
         self._take_events(record, now_ns)
         for request_id, ttft_ns in outcome.ttft_ns:
             run = self.requests.get(request_id)
@@ -173,9 +205,8 @@ class Side:
         flags = self._note_knobs(record.step) | self._flags(outcome, after_gap)
         start_ns, end_ns = self._since(record.schedule_start_ns), self._since(now_ns)
         num_rows = None if record.batch is None else len(record.batch)
-        applied = AppliedStep(0, record, outcome, num_rows, not self._state.is_summed_up)
-        self.totals.append(applied, end_ns)
-        self._take_finished(outcome, now_ns, end_ns)
+        applied = AppliedStep(0, record, outcome, num_rows, is_one_step)
+        self.totals.append(applied, end_ns, finished)
         self.sliced.take(record, outcome, max(start_ns, end_ns))
         self.points.append(
             record.step,
@@ -194,29 +225,13 @@ class Side:
         """Nanoseconds from the start of the run to `time_ns`. Never less than at the last step."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
-    def _take_waits(self, record: StepRecord, outcome: Outcome) -> None:
-        waits = self.waits
-        if not self._state.is_summed_up:  # else its duration is that of an interval
-            waits["step"].add(record.tokens_ns - record.schedule_start_ns)
-        if record.totals is not None:
-            for kind, ns, weight in estimates_in(record.totals):
-                waits[kind].add(ns, weight)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            waits["itl"].add(gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            waits["ttft"].add(ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            waits["tpot"].add(tpot_ns)
-        for _, e2e_ns in outcome.e2e_ns:
-            waits["e2e"].add(e2e_ns)
-
-    def _take_finished(self, outcome: Outcome, now_ns: int, end_ns: int) -> None:
+    def _take_finished(self, outcome: Outcome, now_ns: int) -> list[bool]:
+        """For each request that finished in a step, whether it met the service levels."""
         self._watch.take(outcome, self._state, now_ns)
-        slo, finished = self.slo, outcome.finished
-        num_kept = sum(each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in finished)
-        self.kept = KeptLevels(self.kept.num_judged + len(finished), self.kept.num_kept + num_kept)
-        self.totals.kept.add(end_ns, num_kept)
-        self.totals.late.add(end_ns, len(finished) - num_kept)
+        slo = self.slo
+        kept = [each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in outcome.finished]
+        self.kept = KeptLevels(self.kept.num_judged + len(kept), self.kept.num_kept + sum(kept))
+        return kept
 
     def _flags(self, outcome: Outcome, after_gap: bool) -> int:
         slo = self.slo
@@ -228,24 +243,6 @@ class Side:
 
     # Requests
 
-    def _take_longest(self, outcome: Outcome, step: int, now_ns: int) -> None:
-        """Store the longest ITL of each request so far, without pauses by an operator."""
-        longest = self._state.table.longest_gaps
-        assert longest is not None
-        for request_id in outcome.longer_request_ids:
-            gap_ns = longest[request_id]
-            if now_ns - gap_ns < self._past.since_ns:
-                del longest[request_id]
-                continue
-            paused_ns = self._state.pauses.within(now_ns - gap_ns, now_ns)
-            run = self.requests.get(request_id)
-            if run is None:
-                continue
-            if run.worst_itl_ns is None or gap_ns - paused_ns > run.worst_itl_ns:
-                run.worst_itl_ns, run.worst_step = gap_ns - paused_ns, step
-            if paused_ns:
-                longest[request_id] = run.worst_itl_ns
-
     def settle(self) -> None:
         """Update the number of output tokens of the requests that are still live."""
         for request_id, view in self._state.requests.items():
@@ -254,7 +251,7 @@ class Side:
                 run.num_output_tokens = view.num_output_tokens
 
     def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
-        views, longest = self._state.requests, self._state.table.longest_gaps or {}
+        views = self._state.requests
         for event in message.events:
             view = views.get(event.request_id)
             if view is None:
@@ -271,7 +268,6 @@ class Side:
                 run.end_ns = time_ns
                 run.num_output_tokens = view.num_output_tokens
                 run.has_all = view.finish_reason in ("stop", "length")
-                longest.pop(event.request_id, None)
 
     def _list(self, view: RequestView, *, was_there: bool = False) -> None:
         if view.request_id in self.requests:

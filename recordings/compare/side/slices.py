@@ -1,86 +1,99 @@
-"""`WaitSlices`: a latency by the time each wait ended and by kind of work, in bounded memory.
+"""`RunSlices`: the latencies of a run and some of its counts, in equal slices of its time.
 
-A slice is a short part of the run; within it, waits are divided into strata by kind of work. Waits
-close in time are alike: one long prompt delays all decodes beside it. So the error of a percentile
-is estimated from its variation between slices.
+Waits close in time are alike: one long prompt delays all decodes beside it. So the error of a
+figure is estimated from its variation between slices. Within a slice, waits are divided into strata
+by kind of work.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
-MAX_SLICES = 80  # beyond that, every two slices are merged
-_FIRST_WIDTH_NS = 100_000_000
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.session.totals import TimeSlices
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.latency import LatencyKind
+
+NUM_STRETCHES = 10  # of a run, for its waits
 _BINS_PER_OCTAVE = 64  # about 1 % wide
 _NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
 
 Stratum: TypeAlias = Hashable
-Bins: TypeAlias = dict[int, int]  # bin of a wait -> number of waits
-Slice: TypeAlias = dict[Stratum, Bins]
+Slice: TypeAlias = Counter[tuple[Stratum, int]]  # kind of work, bin of a wait -> number of waits
+Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, at most `NUM_STRETCHES`
 
 
-class WaitSlices:
-    """Waits in equal slices of time, whose width doubles as the run grows.
+class GapWork(NamedTuple):
+    """What the engine did while a request waited for its next token.
 
-    Only one thread may write.
+    Attributes:
+        has_prefill: whether it computed prompt tokens, in the last step of the wait or before.
+        decodes: size class of the number of tokens decoded in the step that ended the wait.
     """
 
-    def __init__(self) -> None:
-        self.width_ns = _FIRST_WIDTH_NS
-        self._slices: list[Slice] = []
+    has_prefill: bool
+    decodes: int
+
+
+class WorkClass(NamedTuple):
+    """How many prompt and decode tokens a step computed, as size classes."""
+
+    prefill: int
+    decodes: int
+
+
+class WaitSlices(TimeSlices[tuple[Stratum, int]]):
+    """One latency by the time each wait ended and by kind of work."""
 
     def add(self, time_ns: int, wait_ns: int, weight: int = 1, stratum: Stratum = 0) -> None:
         """Add a wait that ended `time_ns` after the run began. Call it in order of time."""
-        while (place := time_ns // self.width_ns) >= MAX_SLICES:
-            self._fold()
-        while place >= len(self._slices):
-            self._slices.append({})
-        bins = self._slices[place].setdefault(stratum, {})
-        at = bin_of(wait_ns)
-        bins[at] = bins.get(at, 0) + weight
+        self.at(time_ns)[stratum, bin_of(wait_ns)] += weight
 
-    def grouped(self, num_groups: int) -> list[Slice]:
-        """Merge the slices into at most `num_groups` longer ones of about equal length."""
-        num_groups = min(num_groups, len(self._slices))
-        groups: list[Slice] = [{} for _ in range(num_groups)]
-        for place, each in enumerate(self._slices):
-            group = groups[place * num_groups // len(self._slices)]
-            for stratum, bins in each.items():
-                _merge(group, stratum, bins)
-        return groups
 
-    def _fold(self) -> None:
-        """Merge every two slices into one."""
-        self.width_ns *= 2
-        folded = self._slices[::2]
-        for into, other in zip(folded, self._slices[1::2], strict=False):
-            for stratum, bins in other.items():
-                _merge(into, stratum, bins)
-        self._slices = folded
+class RunSlices:
+    """All latencies of one run in slices. Only one thread may write."""
+
+    def __init__(self) -> None:
+        self._waits = {kind: WaitSlices() for kind in get_args(LatencyKind)}
+        self._prefill_ns: int | None = None  # when the last step with prefill ended
+
+    def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
+        """Add the latencies of a step that ended `end_ns` after the beginning of the run."""
+        now_ns = record.tokens_ns
+        if record.num_prefill_tokens:
+            self._prefill_ns = now_ns
+        prefill_ns = self._prefill_ns
+        decodes = size_class(record.num_decode_tokens)
+        work = WorkClass(size_class(record.num_prefill_tokens), decodes)
+        self._waits["step"].add(end_ns, now_ns - record.schedule_start_ns, stratum=work)
+        for gap_ns, weight in outcome.gaps_ns.items():
+            has_prefill = prefill_ns is not None and prefill_ns > now_ns - gap_ns
+            self._waits["itl"].add(end_ns, gap_ns, weight, GapWork(has_prefill, decodes))
+        waits: tuple[tuple[LatencyKind, Iterable[tuple[int, int]]], ...] = (
+            ("ttft", outcome.ttft_ns), ("tpot", outcome.tpot_ns), ("e2e", outcome.e2e_ns)
+        )  # fmt: skip
+        for kind, samples in waits:
+            for _, wait_ns in samples:
+                self._waits[kind].add(end_ns, wait_ns)
+
+    def stretches(self) -> Stretches:
+        """The waits so far, by latency, merged into at most `NUM_STRETCHES` slices of time."""
+        return {kind: waits.grouped(NUM_STRETCHES) for kind, waits in self._waits.items()}
 
 
 def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
     """Copy slices, with only the strata (kinds of work) for which `is_meant` returns true."""
-    return [{key: bins for key, bins in each.items() if is_meant(key)} for each in slices]
+    return [Counter({key: n for key, n in each.items() if is_meant(key[0])}) for each in slices]
 
 
 def as_one(slices: Iterable[Slice]) -> list[Slice]:
     """Copy slices, with all strata of a slice merged into one."""
     found: list[Slice] = []
     for each in slices:
-        found.append({})
-        for bins in each.values():
-            _merge(found[-1], 0, bins)
+        found.append(Counter())
+        for (_, at), number in each.items():
+            found[-1][0, at] += number
     return found
-
-
-def _merge(into: Slice, stratum: Stratum, bins: Bins) -> None:
-    """Add waits to a stratum of a slice."""
-    known = into.get(stratum)
-    if known is None:
-        into[stratum] = bins.copy()
-        return
-    for at, number in bins.items():
-        known[at] = known.get(at, 0) + number
 
 
 def bin_of(wait_ns: int) -> int:
@@ -103,8 +116,3 @@ def size_class(number: int) -> int:
         return number
     octave = number.bit_length() - 3
     return octave * 4 + (number >> octave) + 1
-
-
-def num_waits(slices: Iterable[Slice]) -> int:
-    """Number of waits in all strata of all slices."""
-    return sum(sum(bins.values()) for each in slices for bins in each.values())

@@ -127,7 +127,7 @@ class RequestWatch:
         state.table.late_ns = floor_ns
 
     def take(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Process a step. Adds to `outcome` the requests that finished in it.
+        """Process a step. Adds to `outcome` the requests that finished in it, and longest gaps.
 
         Args:
             outcome: the outcome of the step, with the operator's pauses left out.
@@ -135,15 +135,21 @@ class RequestWatch:
         """
         for request_id, ns in outcome.ttft_ns:
             self._ttft_ns[request_id] = ns
+        worst_ns, longer = self._worst_ns, []
+        last_ns = paused_ns = 0
         for request_id, gap_ns in outcome.late_gaps:
-            ns = gap_ns - state.pauses.within(now_ns - gap_ns, now_ns)
-            if ns > self._worst_ns.get(request_id, self._floor_ns):
-                self._worst_ns[request_id] = ns
+            if gap_ns != last_ns:  # those who decode side by side have equal gaps
+                last_ns, paused_ns = gap_ns, state.pauses.within(now_ns - gap_ns, now_ns)
+            ns = gap_ns - paused_ns
+            if ns > worst_ns.get(request_id, self._floor_ns):
+                worst_ns[request_id] = ns
+                longer.append((request_id, ns))
+        outcome.longer = longer
         for request_id, _ in outcome.e2e_ns:
             ttft_ns = self._ttft_ns.pop(request_id, None)
-            worst_ns = self._worst_ns.pop(request_id, 0)
+            longest_ns = worst_ns.pop(request_id, 0)
             if ttft_ns is not None:
-                finished = FinishedRequest(ttft_ns, worst_ns, self._floor_ns)
+                finished = FinishedRequest(ttft_ns, longest_ns, self._floor_ns)
                 outcome.finished = [*outcome.finished, finished]
         if len(self._ttft_ns) + len(self._worst_ns) > 2 * len(state.requests) + _SPARE:
             for known in (self._ttft_ns, self._worst_ns):

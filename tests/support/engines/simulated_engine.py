@@ -60,7 +60,6 @@ def main() -> None:
             None,
             publisher.replay,
             gate,
-            endpoint.telemetry,
         )
         control.start()
         StepWatcher(core, publisher.publish_aside).start()

@@ -1,13 +1,17 @@
 """The text on the screens of a dashboard, as the compositor composes it, and of lines."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
+from rich.style import Style
 from textual.app import App
 from textual.screen import Screen
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.lines import Line
+
+# One row of a screen: its runs of characters, each with its style.
+Cells: TypeAlias = list[tuple[str, Style]]
 
 
 def screen_text(app: App[Any]) -> str:
@@ -18,6 +22,17 @@ def screen_text(app: App[Any]) -> str:
 def main_text(app: Dashboard) -> str:
     """The text of the main screen, whatever is in front of it."""
     return _text(app.main)
+
+
+def cells(app: App[Any]) -> list[Cells]:
+    """The rows of cells that an application shows, overlays included."""
+    rows = app.screen._compositor.render_update(
+        full=True, screen_stack=app._background_screens, simplify=True
+    )
+    return [
+        [(segment.text, segment.style or Style()) for strip in row for segment in strip]
+        for row in rows.strips  # type: ignore[union-attr]
+    ]
 
 
 def line_texts(lines: Iterable[Line]) -> list[str]:

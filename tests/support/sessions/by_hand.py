@@ -115,5 +115,28 @@ def figures_by_hand(
     return found
 
 
+def waits_by_hand(messages: Messages) -> dict[tuple[int, int], tuple[int, int]]:
+    """When each wait for a token began and ended: (request, step of the token) -> (start, end).
+
+    For sessions from the engine's start, without lost messages.
+    """
+    began: dict[int, int] = {}  # request -> when its wait began
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    steps: set[int] = set()
+    for _, message in messages:
+        if isinstance(message, StepRecord | EngineStatus):
+            for event in message.events:
+                if isinstance(event, Arrived):
+                    began.setdefault(event.request_id, event.time_ns)
+        if isinstance(message, StepRecord) and message.step not in steps:
+            steps.add(message.step)
+            for row in message.batch or ():
+                if row.flags & RowFlag.LAST_CHUNK:
+                    wait = began[row.request_id], message.tokens_ns
+                    found[row.request_id, message.step] = wait
+                    began[row.request_id] = message.tokens_ns
+    return found
+
+
 def _share(held: list[bool]) -> float:
     return sum(held) / len(held)

@@ -1,6 +1,6 @@
 """Commands that measure an engine on this machine.
 
-May import: engine.bench, engine.bench.gpu, engine.execution.machine, engine.protocol,
-  engine.protocol.settings, tui.cli.engines, tui.cli.shared, tui.settings, tui.views.
-One module for each command; `engine.bench` does the measuring.
+May import: engine.bench, engine.execution.machine, engine.protocol, engine.protocol.settings,
+  tui.cli.engines, tui.cli.shared, tui.settings, tui.views.
+`engine.bench` does the measuring.
 """

@@ -16,7 +16,7 @@ from stepscope.recordings.compare.division import divide
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.file.overview import Landmark, find_landmark, landmarks
+from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.state.series.latency import SLO

@@ -6,13 +6,13 @@ from typing import Any
 
 from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, SideWork
+from stepscope.recordings.compare.estimate import CONFIDENCE
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.statistics.estimate import CONFIDENCE
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
 from stepscope.tui.cli.shared.text_table import text_table

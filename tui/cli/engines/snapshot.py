@@ -13,7 +13,6 @@ from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
-from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
@@ -69,39 +68,36 @@ def snapshot(
         return
     if target is not None and target.endswith(RECORDING_SUFFIXES):
         raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
+    # `--help` needs none of these.
+    from stepscope.recordings.history.verdict import verdict_of
+    from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds, scraped
+    from stepscope.tui.cli.shared.levels import chosen_levels
+
     if target is not None and is_metrics_url(target):
-        figures: dict[str, float | None] | None
-        taken, figures = _of_metrics(MetricsAddress.parse(target))
+        address = MetricsAddress.parse(target)
+        history = scraped(address, _METRICS_S, chosen_levels({}))
+        told = history.snapshot()
+        assert told is not None, "it has a step"
+        taken = told
     else:
         chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:
             taken = client.snapshot()
-        figures = _last_minute(chosen, taken) if as_json else None
+        if not publishes(taken.info):
+            _print(taken, None, None, as_json)
+            return
+        history = last_seconds(chosen, LIVE_S, chosen_levels({}))
+    _print(taken, verdict_of(history).text, history.figures(None, LIVE_S), as_json)
+
+
+def _print(
+    taken: Snapshot, verdict: str | None, figures: dict[str, float | None] | None, as_json: bool
+) -> None:
     if as_json:
-        write_json({**msgspec.to_builtins(taken), "figures": figures})
+        write_json({**msgspec.to_builtins(taken), "verdict": verdict, "figures": figures})
         return
-    say(*(f"{name:<10} {text}" for name, text in _summary(taken)))
-
-
-def _last_minute(endpoint: Endpoint, taken: Snapshot) -> dict[str, float | None] | None:
-    """Return the figures of the last minute; None if the engine publishes no steps."""
-    if not publishes(taken.info):
-        return None
-    from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds  # only --json needs them
-    from stepscope.tui.cli.shared.levels import chosen_levels
-
-    return last_seconds(endpoint, LIVE_S, chosen_levels({})).figures(None, LIVE_S)
-
-
-def _of_metrics(address: MetricsAddress) -> tuple[Snapshot, dict[str, float | None]]:
-    """What a server's metrics tell, and the figures of the seconds in which they were read."""
-    from stepscope.tui.cli.recordings.measured import scraped  # an engine needs none of it
-    from stepscope.tui.cli.shared.levels import chosen_levels
-
-    history = scraped(address, _METRICS_S, chosen_levels({}))
-    taken = history.snapshot()
-    assert taken is not None, "it has a step"
-    return taken, history.figures(None, None)
+    said = [] if verdict is None else [("verdict", verdict)]
+    say(*(f"{name:<10} {text}" for name, text in (*said, *_summary(taken))))
 
 
 def _summary(taken: Snapshot) -> list[tuple[str, str]]:

@@ -5,5 +5,5 @@ May import: engine.client, engine.protocol, engine.protocol.settings, engine.tra
   recordings.attribution, recordings.compare, recordings.compare.side, recordings.export,
   recordings.file, recordings.history, recordings.live, recordings.state.series, tui.cli.shared,
   tui.settings.
-A new experiment is one file in `experiments`.
+A new experiment is one entry of `experiments.py`.
 """

@@ -1,7 +1,5 @@
 """Defines an experiment: a claim and its source, the runs to make (arms), and how to judge them."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -55,63 +53,80 @@ class ArmFigure(NamedTuple):
     """A figure of each arm: a column in the table of the report.
 
     Attributes:
+        of: returns its values, one for each row of the table.
         is_drawn: whether the picture of the experiment shows it too.
     """
 
     name: str
+    of: Callable[[Sequence[ArmRun]], Sequence[float]]
     form: str = ",.0f"
     is_drawn: bool = False
+
+
+class ClaimJudgement(NamedTuple):
+    """What a judge says of the runs of all arms.
+
+    Attributes:
+        holds: whether the claim was reproduced; None if it cannot be tried here.
+        measured: what was measured, in one sentence.
+        why: why the claim was not reproduced, or what is missing to try it.
+        marked: (name of an arm to mark in the picture, text of the mark).
+    """
+
+    holds: bool | None
+    measured: str
+    why: str
+    marked: tuple[str, str] | None = None
 
 
 class LabFinding(NamedTuple):
     """The result of an experiment.
 
     Attributes:
-        measured: what was measured, in one sentence.
         why: why the claim was not reproduced, or what is missing to try it; else empty.
-        arms: heading of the table's first column: what the arms differ in, such as "budget".
-        rows: for each arm its name, and a value for each of `columns`.
-        marked: (name of an arm to mark in the picture, text of the mark).
+        rows: for each arm its name, and a value for each column of the experiment.
+        marked: see `ClaimJudgement`.
     """
 
     verdict: Verdict
     measured: str
     why: str = ""
-    arms: str = ""
-    columns: tuple[ArmFigure, ...] = ()
     rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()
     marked: tuple[str, str] | None = None
-
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the table of arms as text: (heading, rows)."""
-        rows = [
-            (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
-            for name, *values in self.rows
-        ]
-        return (self.arms, *(each.name for each in self.columns)), rows
 
 
 class Experiment(NamedTuple):
     """A claim, and how to try it.
 
     Attributes:
-        judge: makes the finding from the runs of all arms, in their order.
+        differ: what the arms differ in, such as "budget": heading of the table's first column.
+        judge: gets the runs of all arms in their order, and the values of each column by its name.
+        rows: names of the table's rows, if they are not the arms.
     """
 
-    number: int  # its position in the list
     name: str
     claim: str
     source: str
+    differ: str
     arms: tuple[Arm, ...]
-    judge: Callable[[Sequence[ArmRun]], LabFinding]
+    columns: tuple[ArmFigure, ...]
+    judge: Callable[[Sequence[ArmRun], Mapping[str, Sequence[float]]], ClaimJudgement]
+    rows: tuple[str, ...] = ()
 
+    def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
+        """Return what the runs of all arms say of the claim."""
+        columns = {each.name: each.of(runs) for each in self.columns}
+        holds, measured, why, marked = self.judge(runs, columns)
+        verdict: Verdict = "reproduced" if holds else "not here"
+        if holds is None:
+            verdict = "cannot be tried here"
+        rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)
+        return LabFinding(verdict, measured, "" if holds else why, tuple(rows), marked)
 
-def all_experiments() -> list[Experiment]:
-    """Return the experiments of all files in `experiments`, by number."""
-    package = importlib.import_module("stepscope.tui.cli.lab.experiments")
-    modules = (
-        importlib.import_module(f"{package.__name__}.{each.name}")
-        for each in pkgutil.iter_modules(package.__path__)
-    )
-    found = [each.EXPERIMENT for each in modules if hasattr(each, "EXPERIMENT")]
-    return sorted(found, key=lambda each: each.number)
+    def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return the table of arms as text: (heading, rows)."""
+        rows = [
+            (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
+            for name, *values in finding.rows
+        ]
+        return (self.differ, *(each.name for each in self.columns)), rows

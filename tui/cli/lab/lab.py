@@ -13,7 +13,8 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Experiment, LabFinding, all_experiments
+from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
+from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
@@ -29,7 +30,7 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
 
 def show() -> None:
     """Print the list of experiments with their claims."""
-    for each in all_experiments():
+    for each in EXPERIMENTS:
         say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", "")
     say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
 
@@ -64,7 +65,7 @@ def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, fo
 
 
 def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:
-    known = {each.name: each for each in all_experiments()}
+    known = {each.name: each for each in EXPERIMENTS}
     if runs_all and not names:
         return list(known.values())
     if runs_all or not names or not set(names) <= set(known):
@@ -91,7 +92,7 @@ def _try(
 
         on_share(0.0)
         runs.append(bench.run(experiment.name, arm, on_share))
-    finding = experiment.judge(runs)
+    finding = experiment.finding(runs)
     progress.close()
     say(*lines(experiment, finding, runs), "")
     return finding

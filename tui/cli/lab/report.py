@@ -18,8 +18,8 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
         yield f"  by        {run.path.name} ({run.name}: {run.side.points.num_steps:,} steps)"
     yield f"  verdict   {finding.verdict}{f': {finding.why}' if finding.why else ''}"
     if finding.rows:
-        sides = "<" + ">" * len(finding.columns)
-        yield from (f"  {line}" for line in text_table(*finding.table(), sides))
+        sides = "<" + ">" * len(experiment.columns)
+        yield from (f"  {line}" for line in text_table(*experiment.table(finding), sides))
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
@@ -34,9 +34,9 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
         )
     for experiment, finding in found:
         if finding.rows:
-            head, rows = finding.table()
+            head, rows = experiment.table(finding)
             text += [f"\n### {experiment.name}\n", f"| {' | '.join(head)} |"]
-            text.append("|---" + "|---:" * len(finding.columns) + "|")
+            text.append("|---" + "|---:" * len(experiment.columns) + "|")
             text += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(text) + "\n"
 
@@ -54,7 +54,7 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("matplotlib", "the pictures of the lab") from error
-    drawn = [n for n, column in enumerate(finding.columns, 1) if column.is_drawn]
+    drawn = [n for n, column in enumerate(experiment.columns, 1) if column.is_drawn]
     if not drawn:
         return
     names = [row[0] for row in finding.rows]
@@ -62,7 +62,7 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     figure = Figure(figsize=(2.0 + 2.4 * len(drawn), height), layout="constrained")
     panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
     for panel, place in zip(panels, drawn, strict=True):
-        column = finding.columns[place - 1]
+        column = experiment.columns[place - 1]
         bars = panel.barh(names, [row[place] for row in finding.rows], color="#4c8fbd")
         panel.bar_label(bars, fmt=f"{{:{column.form}}}", padding=3)
         panel.margins(x=0.3)
@@ -71,7 +71,7 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
         if finding.marked is not None:
             panel.axhline(names.index(finding.marked[0]) - 0.5, color="#c0504d", lw=1, ls="--")
     panels[0].invert_yaxis()
-    panels[0].set_ylabel(finding.arms)
+    panels[0].set_ylabel(experiment.differ)
     title = f"{experiment.name}: {finding.verdict}"
     if finding.marked is not None:
         title += f" ({finding.marked[0]}: {finding.marked[1]})"

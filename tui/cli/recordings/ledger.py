@@ -4,10 +4,10 @@ import sys
 from typing import Any
 
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.attribution.ledger.ledger import Ledger
-from stepscope.recordings.attribution.ledger.preemptions import Preemption
-from stepscope.recordings.attribution.ledger.queue import QueueWait, reason_text
+from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.attribution.messages import messages_in
+from stepscope.recordings.attribution.preemptions import Preemption
+from stepscope.recordings.attribution.queue import QueueWait, reason_text
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.state.session import request_name

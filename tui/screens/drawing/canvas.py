@@ -1,6 +1,8 @@
-"""`Canvas`: the widgets of the main screen, where each is, and the lines that it shows.
+"""`Canvas`: the picture of the main screen, in one widget: the views, and where each is.
 
-A view is a function that draws one part of the screen, such as a chart, as lines of text.
+A view is a function that draws one part of the screen, such as a chart, as lines of text. Views
+share a widget because Textual then asks once what has changed and cuts no lines: at ten frames a
+second a widget for each view would cost half as much again.
 """
 
 import logging
@@ -8,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, ParamSpec
 
 from textual.geometry import Region, Size
-from textual.widget import Widget
 
-from stepscope.tui.screens.drawing.changed_lines import PlacedLine
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.log_file import see_log
@@ -30,6 +30,7 @@ from stepscope.tui.views.panels import (
     knob_panel,
     latency_panel,
     tour_strip,
+    verdict_line,
 )
 from stepscope.tui.views.theme import Skin
 
@@ -51,6 +52,7 @@ class _View(NamedTuple):
 
 
 _VIEWS: Mapping[str, _View] = {
+    "verdict": _View(verdict_line.draw, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
@@ -62,21 +64,26 @@ _VIEWS: Mapping[str, _View] = {
     "scrub": _View(scrub_bar.draw),
 }
 _MARKED = {"frame": "mark"}  # styles replaced in the panel that the tour points at
-# All widgets. Those not in `_VIEWS` are drawn from more than the frame.
+# All views. Those not in `_VIEWS` are drawn from more than the frame.
 NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
-class Canvas:
-    """Draws frames into widgets. It knows nothing of keys, clocks and sources.
+class Canvas(Lines):
+    """Draws frames, one view beside the other. It knows nothing of keys, clocks and sources.
 
     If a view fails, a notice takes its region and the other views are still drawn; see `failure`.
     """
 
+    DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
+
     def __init__(self, session: Session, skin: Skin) -> None:
-        self.widgets = {name: Lines(skin, id=name) for name in NAMES}
+        super().__init__(skin, id="canvas")
         self.places: dict[str, Region] = {}
         self.page: Page = "live"  # the page that `places` is for
-        self.size = Size(0, 0)
+        self.area = Size(0, 0)  # of the screen
+        self.shows_tabs = False  # in the row of the notice
+        self._drawn: dict[str, list[Line]] = {}  # the lines of each view
+        self._is_changed = True  # since the last `write`
         self._session = session
         self._label_width = 14
         self._small: list[Line] = []
@@ -94,23 +101,13 @@ class Canvas:
         """Why a view could not be drawn, in one line."""
         return next(iter(self._broken.values()), None)
 
-    def set_skin(self, skin: Skin) -> None:
-        for widget in self.widgets.values():
-            widget.skin = skin
-
     def place(self, size: Size, page: Page) -> None:
-        """Place the widgets of this page on a screen of this size."""
-        self.size, self.page = size, page
+        """Place the views of this page on a screen of this size."""
+        self.page = page
         strip = 0 if self._session.tour is None else tour_strip.HEIGHT
         self.places = layout.plan(size.width, size.height, page, strip)
         self._broken.clear()
-        for name, widget in self.widgets.items():
-            region = self.places.get(name)
-            widget.display = region is not None and region.area > 0
-            if region is None or not region.area:
-                continue
-            widget.styles.offset = (region.x, region.y)
-            widget.styles.width, widget.styles.height = region.width, region.height
+        self.area, self._is_changed = size, True
 
     def height_of(self, name: str) -> int:
         """Return the number of rows of a view inside its frame; 0 if it is not shown."""
@@ -123,7 +120,7 @@ class Canvas:
 
         The chart and the lanes of requests share it.
         """
-        return lanes.MAX_LABEL if self.size.width >= layout.WIDE_WIDTH else self._label_width
+        return lanes.MAX_LABEL if self.area.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
         """Make room for the request names left of the lanes.
@@ -156,18 +153,18 @@ class Canvas:
             following: whether the picture moves by itself, as it shows the newest step.
             everything: draw also the slow views, which need not be redrawn ten times a second.
         """
-        width = self.size.width
+        width = self.area.width
         if self.is_too_small:
-            room = max(1, self.size.height - 2)
+            room = max(1, self.area.height - 2)
             if self.page == "fleet":
                 said = fleet_page.small(frame, width, room)
             elif self.page == "compare":
                 said = compare_page.small(frame, width, room)
             else:
                 said = key_figures.draw(frame, width, 1, 0)
-            lines = [*said, ((_wanted(self.size), "caution"),)]
-            self._small = lines[-self.size.height :]
-            self.widgets["too_small"].put(self._small)
+            lines = [*said, ((_wanted(self.area), "caution"),)]
+            self._small = lines[-self.area.height :]
+            self._keep("too_small", self._small)
             return
         if self._session.tour is not None:
             self._show("tour", self._tour_lines, self._session.tour.page)
@@ -193,7 +190,7 @@ class Canvas:
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
     ) -> None:
-        """Call `draw` and show its lines in the widget `name`.
+        """Call `draw` and keep its lines for the view `name`.
 
         If it fails, show and log the error.
         """
@@ -212,7 +209,7 @@ class Canvas:
             lines = [
                 tuple((text, _MARKED.get(style, style)) for text, style in line) for line in lines
             ]
-        self.widgets[name].put(lines)
+        self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
         """Return the lines of the tour strip.
@@ -232,7 +229,7 @@ class Canvas:
             page.part,
             text,
             keys,
-            self.size.width,
+            self.area.width,
             is_tried=page.is_tried,
             is_held=page.is_held,
         )
@@ -243,62 +240,55 @@ class Canvas:
             editable = abilities.allows(abilities.action("knobs"))
             size = place.width, place.height
             self._show("knobs", knob_panel.draw, frame, *size, pending, editable)
-        self._show("footer", footer.draw, abilities, following, self.size.width, self.page)
+        self._show("footer", footer.draw, abilities, following, self.area.width, self.page)
 
     def notice(self, line: Line) -> None:
-        """Show the notice line; it is shown even on a screen too small for anything else."""
+        """Show the notice line, also on a screen too small for anything else.
+
+        Without a notice its row names the screens.
+        """
+        self.shows_tabs = not line
         if self.is_too_small:
-            self.widgets["too_small"].put([*self._small, line])
+            self._keep("too_small", [*self._small, line])
         else:
-            self.widgets["notice"].put([line])
+            self._keep("notice", [line or footer.tabs(self._session.abilities, self.page)])
 
-    def changed(self, shown: Mapping[Widget, tuple[Region, Region]]) -> list[PlacedLine]:
-        """Return the changed lines, which the caller writes to the terminal.
+    def _keep(self, name: str, lines: list[Line]) -> None:
+        if lines != self._drawn.get(name):
+            self._drawn[name], self._is_changed = lines, True
 
-        Widgets that are not yet in place are left to Textual.
+    def write(self) -> None:
+        """Write to the terminal what has changed."""
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        rows: list[list[tuple[Line, int | None]]] = [[] for _ in range(self.area.height)]
+        for name, place in sorted(self.places.items(), key=lambda each: each[1].x):
+            lines = self._drawn.get(name, ())
+            for y, row in enumerate(rows[place.y : place.bottom]):
+                row.append((lines[y] if y < len(lines) else (), place.width))
+        self.show_rows([tuple(row) for row in rows])
 
-        Args:
-            shown: for each widget its region on the screen, and the region it is clipped to.
-        """
-        lines: list[PlacedLine] = []
-        for name, widget in self.widgets.items():
-            place = self.places.get(name)
-            found = shown.get(widget)
-            if (
-                place is None
-                or found is None
-                or found[0] != place
-                or not found[1].contains_region(place)
-            ):
-                widget.refresh_changed()
-            else:
-                lines += [PlacedLine(place.x, y, strip) for y, strip in widget.take_changed(place)]
-        return lines
+    def at(self, x: int, y: int) -> tuple[str, int, int]:
+        """Return the name of the view at a cell, and where in that view the cell is."""
+        for name, place in self.places.items():
+            if place.contains(x, y):
+                return name, x - place.x, y - place.y
+        return "", x, y
 
-    def touch(self, shown: Mapping[Widget, tuple[Region, Region]]) -> bool:
-        """Mark all lines as changed, and return true.
-
-        If the widgets do not fill the whole screen or are not yet in place, do nothing and return
-        false.
-        """
-        places = {self.widgets[name]: place for name, place in self.places.items() if place.area}
-        if sum(place.area for place in places.values()) != self.size.area:
-            return False
-        found = {widget: where[0] for widget, where in shown.items() if widget in places}
-        if found != places:
-            return False
-        for widget, place in places.items():
-            widget.touch(place.height)
-        return True
-
-    def refresh_changed(self) -> None:
-        """Ask Textual to draw the lines that have changed."""
-        for widget in self.widgets.values():
-            widget.refresh_changed()
+    def content(self, name: str, y: int) -> Line:
+        """Return line `y` of a view as it was drawn; an empty line if there is none."""
+        lines = self._drawn.get(name, [])
+        return lines[y] if 0 <= y < len(lines) else ()
 
     def text_of(self, names: Iterable[str]) -> list[str]:
         """Return the text that these views show, line by line."""
-        return [line for name in names for line in self.widgets[name].plain_text()]
+        shown = self.plain_text()
+        return [
+            line[place.x : place.right]
+            for place in (self.places[name] for name in names)
+            for line in shown[place.y : place.bottom]
+        ]
 
 
 def _wanted(size: Size) -> str:

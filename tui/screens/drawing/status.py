@@ -1,5 +1,9 @@
-"""The state of the source, recorder and dashboard, for the header and the notice line."""
+"""The state of the source, recorder and dashboard, for the header and the notice line.
 
+`DrawnPicture` tells by it whether the screen must be drawn again.
+"""
+
+from collections.abc import Callable
 from dataclasses import astuple
 
 from stepscope.recordings.fleets.fleet import LOOK_S
@@ -11,6 +15,9 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
 from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
+
+_AGEING = ("stale", "down")  # the screen says how old the figures are
+_SLOW_S = 0.6  # between two drawings of the slow views, which are read rather than watched
 
 
 def standing(
@@ -31,7 +38,7 @@ def standing(
     errors = [failure, session.background_error]
     if view.page == "fleet":
         failed = session.switches.errors.items()
-        errors += [f"{session.desk.name_of(source)}: {error}" for source, error in failed]
+        errors += [f"{session.fleet_view.name_of(source)}: {error}" for source, error in failed]
     else:
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous
@@ -65,6 +72,7 @@ def _source_error(session: Session) -> str | None:
 def seen(session: Session, operator: Operator, view: View) -> object:
     """Return a value that differs from the last one whenever the picture must be drawn again."""
     switch, now_s = session.record_switch, session.clock()
+    has_clock = (switch is not None and switch.active) or session.source.status in _AGEING
     replay = replay_of(session.source)
     news: object = session.history.version
     if view.page == "fleet":
@@ -79,7 +87,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
         replay and (len(replay.file_events.found), replay.file_events.is_done),
         session.background_error,
         operator.pending,
-        round(now_s) if switch is not None and switch.active else round(now_s / 4),
+        round(now_s) if has_clock else round(now_s / 4),
     )
 
 
@@ -103,3 +111,44 @@ def connection(session: Session, shown: History, fps: float) -> header.SourceSta
         shown is not session.history,
         None if replay is None else replay.extent_ns,
     )
+
+
+class DrawnPicture:
+    """Remembers from which data one screen was drawn last, and when.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: object = None  # the state of the session when it was drawn
+        self._all_drawn_s = 0.0
+        self._is_partial = False  # the slow views were left out
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to draw the slow views again.
+
+        The slow views are those that are not drawn in every frame.
+        """
+        return self._clock() - self._all_drawn_s >= _SLOW_S
+
+    def is_like(self, seen: object) -> bool:
+        """Whether a frame drawn now would look the same as the last one.
+
+        Args:
+            seen: the state that the frame would be drawn from; see `status.seen`.
+        """
+        # The slow views must show the last change too: after a partial frame, draw once more.
+        return seen == self._seen and not (self._is_partial and self.is_due)
+
+    def note(self, seen: object) -> None:
+        """Store the state that the next frame is drawn from. Call this right before drawing."""
+        self._seen = seen
+
+    def note_views(self, everything: bool) -> None:
+        """Store whether the frame now drawn has all views (`everything`), or only the fast ones."""
+        self._is_partial = not everything
+        if everything:
+            self._all_drawn_s = self._clock()

@@ -3,23 +3,22 @@
 Keys that move in time elsewhere move the cursor of both runs here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
-from stepscope.tui.screens.handlers.stage import Stage
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.session.compare.desk import EVENTS
-from stepscope.tui.session.compare.what_if_side import WhatIfSide
-from stepscope.tui.session.session import Session
+from stepscope.tui.session.compare.state import EVENTS
+from stepscope.tui.session.compare.what_if_run import WhatIfRun
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.compare_choices import WHAT_IF, file_origin, session_origin
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.view import View
 
 
 class CompareHandlers:
@@ -29,41 +28,32 @@ class CompareHandlers:
         show: opens a page.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        notices: Notices,
-        stage: Stage,
-        show: Callable[[Page], None],
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._notices = notices
-        self._stage = stage
+    def __init__(self, screen: HandledScreen, show: Callable[[Page], None]) -> None:
+        self._screen = screen
+        self._session, self._view, self._notices = screen.session, screen.view, screen.notices
         self._show = show
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
         """Return action id -> handler, for the actions that differ on the compare page."""
-        desk = self._session.compare
+        state = self._session.compare
         return {
-            "step_back": partial(desk.move, -1),
-            "step_forward": partial(desk.move, 1),
-            "ten_back": partial(desk.move, -10),
-            "ten_forward": partial(desk.move, 10),
-            "screen_back": partial(desk.move_screen, -1),
-            "screen_forward": partial(desk.move_screen, 1),
-            "oldest": partial(desk.go_to_end, -1),
-            "live": partial(desk.go_to_end, 1),
+            "step_back": partial(state.move, -1),
+            "step_forward": partial(state.move, 1),
+            "ten_back": partial(state.move, -10),
+            "ten_forward": partial(state.move, 10),
+            "screen_back": partial(state.move_screen, -1),
+            "screen_forward": partial(state.move_screen, 1),
+            "oldest": partial(state.go_to_end, -1),
+            "live": partial(state.go_to_end, 1),
             "previous_event": partial(self._event, -1, EVENTS),
             "next_event": partial(self._event, 1, EVENTS),
             "previous_preemption": partial(self._event, -1, PREEMPTED),
             "next_preemption": partial(self._event, 1, PREEMPTED),
-            "zoom_in": partial(desk.zoom, 1),
-            "zoom_out": partial(desk.zoom, -1),
+            "zoom_in": partial(state.zoom, 1),
+            "zoom_out": partial(state.zoom, -1),
             "lane_up": partial(self._select, -1),
             "lane_down": partial(self._select, 1),
-            "sort": desk.next_align,
+            "sort": state.next_align,
             "inspect": self._inspect,
             "back": self._back,
         }
@@ -85,9 +75,9 @@ class CompareHandlers:
             self._notices.say(f"no {what} {where} the cursor on either side", "caution")
 
     def _select(self, direction: int) -> None:
-        desk = self._session.compare
-        if desk.chooser.choices is not None or desk.align == "request":
-            desk.select(direction)
+        state = self._session.compare
+        if state.chooser.choices is not None or state.align == "request":
+            state.select(direction)
         else:
             key = self._session.abilities.key("sort")
             self._notices.say(
@@ -100,30 +90,30 @@ class CompareHandlers:
             self._view.leave()
 
     def _inspect(self) -> None:
-        desk = self._session.compare
-        if desk.chooser.choices is not None:
-            self._take_choice()
-        elif desk.align == "request" and desk.pairs:
-            pair = desk.pairs[min(desk.selected, len(desk.pairs) - 1)]
-            run = pair.a if desk.focus == "a" else pair.b
+        state = self._session.compare
+        if state.chooser.choices is not None:
+            self._begin_chosen()
+        elif state.align == "request" and state.pairs:
+            pair = state.pairs[min(state.selected, len(state.pairs) - 1)]
+            run = pair.a if state.focus == "a" else pair.b
             step = run.first_token_step if run.worst_step is None else run.worst_step
             self._open(step, run.request_id)
         else:
-            page = None if self._stage.frame is None else self._stage.frame.compare
-            point = None if page is None else page.points[0 if desk.focus == "a" else 1]
+            page = None if self._screen.frame is None else self._screen.frame.compare
+            point = None if page is None else page.points[0 if state.focus == "a" else 1]
             if point is None:
-                self._notices.say(f"{desk.focus.upper()} has no step here", "caution")
+                self._notices.say(f"{state.focus.upper()} has no step here", "caution")
             else:
                 self._open(point.first, None)
 
     def _open(self, step: int | None, request_id: int | None) -> None:
         """Open the screen of the run in focus (A or B) at a step or with a request selected."""
-        desk = self._session.compare
-        if desk.origins is not None:
+        state = self._session.compare
+        if state.origins is not None:
             with _errors_said(self._notices):
-                desk.open(desk.origins[0 if desk.focus == "a" else 1], step, request_id)
+                state.open(state.origins[0 if state.focus == "a" else 1], step, request_id)
 
-    def _take_choice(self) -> None:
+    def _begin_chosen(self) -> None:
         choice = self._session.compare.chooser.chosen
         if choice is None:
             return
@@ -134,24 +124,22 @@ class CompareHandlers:
             self._ask_what_if()
             return
 
-        def use(text: str | None) -> None:
-            if text is not None and text.strip():
+        def use(text: str) -> None:
+            if text.strip():
                 session = session_origin(self._session.source)
                 self.begin(session, file_origin(Path(text.strip()).expanduser(), session))
-                self._stage.draw()
 
         question = "compare with this recording:"
-        self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_file), use)
+        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_file), use)
 
     def _ask_what_if(self) -> None:
-        def use(text: str | None) -> None:
-            if text is not None and text.strip():
+        def use(text: str) -> None:
+            if text.strip():
                 session = session_origin(self._session.source)
-                self.begin(session, WhatIfSide(session, text.strip()).origin)
-                self._stage.draw()
+                self.begin(session, WhatIfRun(session, text.strip()).origin)
 
         question = "what if (KNOB=VALUE, more after a space):"
-        self._stage.open_overlay(Prompt(self._stage.skin, question, check=_no_such_knobs), use)
+        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_knobs), use)
 
     def begin(self, a: Origin, b: Origin) -> None:
         """Start to compare these two runs; if one cannot be read, show a notice."""
@@ -174,17 +162,10 @@ def _no_such_knobs(text: str) -> str | None:
     return None
 
 
-class _errors_said:  # noqa: N801 - reads as what it does
-    """Context manager that shows a notice if a recording cannot be read."""
-
-    def __init__(self, notices: Notices) -> None:
-        self._notices = notices
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, RecordingError | OSError):
-            self._notices.say(str(error), "breach")
-            return True
-        return False
+@contextmanager
+def _errors_said(notices: Notices) -> Iterator[None]:
+    """Inside this context, show a notice if a recording cannot be read."""
+    try:
+        yield
+    except (RecordingError, OSError) as error:
+        notices.say(str(error), "breach")

@@ -1,95 +1,41 @@
 """The handlers of all actions on the main screen."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from textual.app import App
-from textual.binding import Binding, BindingsMap
-
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
-from stepscope.tui.screens.handlers.list_handlers import ListHandlers
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.handlers.look_handlers import LookHandlers
 from stepscope.tui.screens.handlers.opening import Opening
-from stepscope.tui.screens.handlers.page_handlers import PageHandlers
+from stepscope.tui.screens.handlers.page_handlers import ListHandlers, PageHandlers
 from stepscope.tui.screens.handlers.session_handlers import SessionHandlers
-from stepscope.tui.screens.handlers.stage import Looks, Stage
-from stepscope.tui.screens.handlers.svg_picture import svg
-from stepscope.tui.screens.handlers.tour_handlers import TourHandlers
-from stepscope.tui.session.control.operator import Operator
-from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import Navigator, replay_of
+from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
-from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.page_names import PAGES
-from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.view import View
 
 _PREEMPTIONS = ("preempt",)
 
 
-def bindings(actions: Iterable[Action]) -> BindingsMap:
-    """Return the key bindings of all actions for the screens of an engine."""
-    return BindingsMap(
-        [
-            Binding(",".join(each.keys), f"do('{each.id}')", each.label, show=False, id=each.id)
-            for each in actions
-            if each.keys and not each.pages.isdisjoint(PAGES)
-        ]
-    )
-
-
 class Handlers:
-    """All handlers of one screen.
+    """All handlers of one screen, in groups."""
 
-    They are divided into groups, each of which gets only the objects it acts on.
-
-    Args:
-        forget: drops figures computed for other service levels.
-        app: returns the application; call it only once a key is pressed.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        navigator: Navigator,
-        operator: Operator,
-        notices: Notices,
-        stage: Stage,
-        looks: Looks,
-        forget: Callable[[], None],
-        app: Callable[[], App[object]],
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._looks = LookHandlers(session, view, notices, looks, forget)
-        self.opening = Opening(
-            session, view, navigator, operator, notices, stage, self._looks.use_levels
-        )
-        self.pages = PageHandlers(
-            session,
-            view,
-            navigator,
-            notices,
-            stage,
-            self.opening.edit_knob,
-            lambda text: app().copy_to_clipboard(text),
-        )
-        self._comparing = CompareHandlers(session, view, notices, stage, self.pages.show)
-        self._lists = ListHandlers(
-            session, view, navigator, notices, stage, self.pages, self._comparing
-        )
-        self._sessions = SessionHandlers(
-            session, view, notices, stage, operator, lambda: svg(app())
-        )
+    def __init__(self, screen: HandledScreen) -> None:
+        self._screen = screen
+        self._session, self._view = screen.session, screen.view
+        self._looks = LookHandlers(screen)
+        self.opening = Opening(screen, self._looks.use_levels)
+        self.pages = PageHandlers(screen, self.opening.edit_knob)
+        self._comparing = CompareHandlers(screen, self.pages.show)
+        self._lists = ListHandlers(screen, self.pages, self._comparing)
+        self._sessions = SessionHandlers(screen)
         self._worst = WorstStalls(
-            navigator,
-            lambda: stage.history,
-            replay_of(session.source),
-            notices,
+            screen.navigator,
+            lambda: screen.history,
+            replay_of(screen.session.source),
+            screen.notices,
             self._key,
         )
-        main = self._table(navigator, operator, app)
+        main = self._table()
         self.by_action = {action_id: partial(self._do, action_id, main) for action_id in main}
         self._of_comparison = self._comparing.handlers()
 
@@ -104,12 +50,10 @@ class Handlers:
         found = own if self._view.page == "compare" and action_id in own else main
         found[action_id]()
 
-    def _table(
-        self, navigator: Navigator, operator: Operator, app: Callable[[], App[object]]
-    ) -> Mapping[str, Callable[[], None]]:
+    def _table(self) -> Mapping[str, Callable[[], None]]:
         """Return action id -> handler, for every action in the table."""
-        session, view = self._session, self._view
-        tour = TourHandlers(session, view)
+        screen, session, view = self._screen, self._session, self._view
+        navigator, operator = screen.navigator, screen.operator
         return {
             **{f"screen_{page}": partial(self.pages.show, page) for page in PAGES},
             "pause": navigator.pause,
@@ -160,19 +104,42 @@ class Handlers:
             "export": self.opening.export,
             "keep_steps": self.opening.keep_steps,
             "mark": self.opening.mark,
-            "tour_next": tour.go_on,
-            "tour_again": tour.again,
+            "tour_next": self._tour_next,
+            "tour_again": self._tour_again,
             "help": self.opening.help_,
             "palette": self.opening.palette,
             "theme": self._looks.theme,
             "more_frames": partial(self._looks.frames, 1),
             "fewer_frames": partial(self._looks.frames, -1),
-            "redraw": partial(_redraw, app),
-            "suspend": lambda: app().action_suspend_process(),
+            "redraw": self._redraw,
+            "suspend": self._suspend,
             "back": self._lists.back,
-            "quit": lambda: app().exit(),
+            "quit": self._quit,
         }
 
+    # The screen gets its application after it has been made.
 
-def _redraw(app: Callable[[], App[object]]) -> None:
-    app().screen.refresh(layout=True)
+    def _redraw(self) -> None:
+        self._screen.app.screen.refresh(layout=True)
+
+    def _suspend(self) -> None:
+        self._screen.app.action_suspend_process()
+
+    def _quit(self) -> None:
+        self._screen.app.exit()
+
+    def _tour_next(self) -> None:
+        """Go to the next part of the tour. At a question, open the page that shows the answer."""
+        tour = self._session.tour
+        if tour is None:
+            return
+        tour.go_on()
+        chapter, view = tour.chapter, self._view
+        if chapter is not None and tour.page.part != "answer":
+            view.show(chapter.page if tour.page.part == "question" else "live")
+            view.follow()
+            view.axis, view.zoom_idx = "step", 0  # undo what the person tried before
+
+    def _tour_again(self) -> None:
+        if self._session.tour is not None:
+            self._session.tour.again()

@@ -3,60 +3,41 @@
 The changes are saved for the next start.
 """
 
-from collections.abc import Callable
-
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.screens.handlers.stage import Looks
-from stepscope.tui.session.session import Session
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.settings.service_levels import said
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin, ThemeName
-from stepscope.tui.views.view import View
 
 
 class LookHandlers:
-    """The handlers of one screen that change how it looks.
+    """The handlers of one screen that change how it looks."""
 
-    Args:
-        forget: drops figures computed for other service levels.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        notices: Notices,
-        looks: Looks,
-        forget: Callable[[], None],
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._notices = notices
-        self._looks = looks
-        self._forget = forget
+    def __init__(self, screen: HandledScreen) -> None:
+        self._screen = screen
+        self._session, self._view, self._notices = screen.session, screen.view, screen.notices
 
     def axis(self) -> None:
         self._view.next_axis()
         self._session.prefer("axis", self._view.axis)
 
     def glyphs(self) -> None:
-        self._looks.set_skin(Skin(self._looks.skin.mode, not self._looks.skin.ascii_only))
-        self._session.prefer("ascii", self._looks.skin.ascii_only)
+        self._screen.set_skin(Skin(self._screen.skin.mode, not self._screen.skin.ascii_only))
+        self._session.prefer("ascii", self._screen.skin.ascii_only)
 
     def theme(self) -> None:
-        mode = self._looks.skin.mode
+        mode = self._screen.skin.mode
         if mode not in ("dark", "light"):
             self._notices.say(
                 "this terminal's own colours are used; there is no other theme", "caution"
             )
             return
         other: ThemeName = "light" if mode == "dark" else "dark"
-        self._looks.set_skin(Skin(other, self._looks.skin.ascii_only))
+        self._screen.set_skin(Skin(other, self._screen.skin.ascii_only))
         self._session.prefer("theme", other)
 
     def frames(self, change: int) -> None:
-        self._looks.set_fps(self._looks.fps + change)
-        self._session.prefer("fps", self._looks.fps)
+        self._screen.set_fps(self._screen.fps + change)
+        self._session.prefer("fps", self._screen.fps)
 
     def use_levels(self, slo: SLO) -> None:
         """Set these service levels for all engines of this dashboard, and confirm with a notice."""
@@ -64,9 +45,12 @@ class LookHandlers:
         # The levels of the demo or of a recording apply to nothing else, so they are not kept.
         for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"
         self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
-        for history in {session.history, *(each.history for each in session.desk.fleet.sources)}:
+        for history in {
+            session.history,
+            *(each.history for each in session.fleet_view.fleet.sources),
+        }:
             history.set_slo(slo)
-        self._forget()
+        self._screen.forget()
         session.prefer("slo_ttft_ms", slo.ttft_ms)
         session.prefer("slo_itl_ms", slo.itl_ms)
-        self._looks.draw()
+        self._screen.draw()

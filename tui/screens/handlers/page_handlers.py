@@ -1,18 +1,18 @@
-"""Handlers of the actions that open pages, and of actions on all pages but the live one."""
+"""Handlers of the keys that open pages, and that move through lanes of requests and lists."""
 
 from collections.abc import Callable
 
-from stepscope.tui.screens.handlers.stage import Stage
-from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import Navigator, lane_keys
+from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.pages.request_page import request_id_of
 from stepscope.tui.views.panels import latency_panel
-from stepscope.tui.views.view import View
+
+_ROWS = 10  # how far the "screen" keys move in a list
 
 
 class PageHandlers:
@@ -22,23 +22,11 @@ class PageHandlers:
         edit_knob: opens the knob editor at the knob with this name.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        navigator: Navigator,
-        notices: Notices,
-        stage: Stage,
-        edit_knob: Callable[[str], None],
-        to_clipboard: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._view = view
-        self._navigator = navigator
-        self._notices = notices
-        self._stage = stage
+    def __init__(self, screen: HandledScreen, edit_knob: Callable[[str], None]) -> None:
+        self._screen = screen
+        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
+        self._notices = screen.notices
         self._edit_knob = edit_knob
-        self._to_clipboard = to_clipboard
 
     def show(self, page: Page) -> None:
         """Open a page. If the live page is shown already, "live" goes to the newest step."""
@@ -52,34 +40,34 @@ class PageHandlers:
             return
         if page == "live" and view.page == "live":
             self._navigator.follow()
-        if page == "request" and view.selected is None and self._stage.frame is not None:
+        if page == "request" and view.selected is None and self._screen.frame is not None:
             # Fix the request, or another one might be shown with every step.
-            view.selected = request_id_of(self._stage.frame)
+            view.selected = request_id_of(self._screen.frame)
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
         """Open this page of the engine that is selected on the fleet page."""
-        chosen_engine = self._session.desk.selected
+        chosen_engine = self._session.fleet_view.selected
         if chosen_engine is not None:
-            self._session.desk.open(chosen_engine, page)
+            self._session.fleet_view.open(chosen_engine, page)
 
     def select(self, direction: int) -> None:
         """Move the selection by `direction` rows."""
         view = self._view
         if view.page == "compare":
-            self._session.compare.take_row(view.row + direction)
+            self._session.compare.select_row(view.row + direction)
             return
-        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        rows = targets(self._screen.frame) if self._screen.frame is not None else []
         view.row = max(0, min(view.row + direction, len(rows) - 1))
         view.entry = rows[view.row] if rows else None
         if view.page == "fleet" and rows:
-            self._session.desk.selected = rows[view.row].engine
+            self._session.fleet_view.selected = rows[view.row].engine
         if view.page == "step" and rows:
             view.selected = rows[view.row].request_id
 
     def chosen(self) -> Target | None:
         """Return the target of the selected row: a step, a request, a knob or an engine."""
-        rows = targets(self._stage.frame) if self._stage.frame is not None else []
+        rows = targets(self._screen.frame) if self._screen.frame is not None else []
         return rows[self._view.row] if self._view.row < len(rows) else None
 
     def inspect(self) -> None:
@@ -87,7 +75,7 @@ class PageHandlers:
 
         On the live page, open the selected request, or else the step at the cursor.
         """
-        view, frame = self._view, self._stage.frame
+        view, frame = self._view, self._screen.frame
         if view.page == "fleet":
             self.open_engine("live")
             return
@@ -113,7 +101,7 @@ class PageHandlers:
 
     def _find_row(self, request_id: int | None) -> None:
         """Select the row of a request on the page that has just been opened."""
-        rows = targets(self._stage.new_frame())
+        rows = targets(self._screen.new_frame())
         for number, target in enumerate(rows):
             if request_id is not None and target.request_id == request_id:
                 self._view.row = number
@@ -150,14 +138,14 @@ class PageHandlers:
     def copy(self) -> None:
         """Copy the screen's text to the terminal's clipboard."""
         if self._view.page == "live":
-            text = "\n".join(line.rstrip() for line in self._stage.text_of("header", "figures"))
-            if self._stage.frame is not None:
-                text += _stalls(self._stage.frame)
+            text = "\n".join(line.rstrip() for line in self._screen.text_of("header", "figures"))
+            if self._screen.frame is not None:
+                text += _stalls(self._screen.frame)
             what = "the key figures"
         else:
-            text = "\n".join(line.rstrip() for line in self._stage.text_of("page"))
+            text = "\n".join(line.rstrip() for line in self._screen.text_of("page"))
             what = "this screen"
-        self._to_clipboard(text.strip())
+        self._screen.app.copy_to_clipboard(text.strip())
         self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
 
 
@@ -170,3 +158,82 @@ def _stalls(frame: Frame) -> str:
         why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
         text += f"\nworst in memory: {why if late is None else late.text}"
     return text
+
+
+class ListHandlers:
+    """The handlers of one screen for moving through lanes and lists."""
+
+    def __init__(
+        self, screen: HandledScreen, pages: PageHandlers, comparing: CompareHandlers
+    ) -> None:
+        self._screen = screen
+        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
+        self._notices = screen.notices
+        self._pages, self._comparing = pages, comparing
+
+    def column(self, direction: int) -> None:
+        """Move the cursor by one column; on the fleet page, sort the engines by the next column."""
+        if self._view.page == "fleet":
+            self._session.fleet_view.move_sort(direction)
+        else:
+            self._navigator.move(direction)
+
+    def screen(self, direction: int) -> None:
+        """Move the cursor by one screen in time; in a list, move the selection by ten rows."""
+        if self._view.page == "live":
+            self._navigator.move_screen(direction)
+        else:
+            self._pages.select(direction * _ROWS)
+
+    def sort(self) -> None:
+        if self._view.page == "fleet":
+            self._session.fleet_view.move_sort(1)
+        else:
+            self._view.next_order()
+            self._session.prefer("sort", self._view.sort)
+
+    def reverse(self) -> None:
+        """Reverse the order of the list: engines on the fleet page, else late tokens."""
+        if self._view.page == "fleet":
+            self._session.fleet_view.reverse()
+        else:
+            self._view.longest_first = not self._view.longest_first
+
+    def select_lane(self, direction: int) -> None:
+        if self._view.page != "live":
+            self._pages.select(direction)
+            return
+        rows = self._screen.frame.lanes if self._screen.frame is not None else []
+        if not rows:
+            return
+        ids = [row.request_id for row in rows]
+        selected = self._view.selected
+        if selected not in ids:
+            self._view.selected = ids[0] if direction > 0 else ids[-1]
+            return
+        at = ids.index(selected) + direction
+        if 0 <= at < len(ids):
+            self._view.selected = ids[at]
+        else:
+            self._view.scroll_lanes(direction, self._screen.num_lanes)
+            shown = self._screen.new_frame().lanes
+            if shown:
+                self._view.selected = shown[-1 if direction > 0 else 0].request_id
+
+    def back(self) -> None:
+        self._notices.dismiss()
+        self._session.background_error = None
+        if self._view.page != "live":
+            self._view.leave()
+            self._comparing.go_home()
+            return
+        if self._view.trail == ("compare",):
+            self._view.leave()
+            self._comparing.go_home()
+            return
+        if self._view.selected is None and self._view.first_lane is None:
+            if len(self._session.fleet_view.fleet) > 1:
+                self._pages.show("fleet")
+            return
+        self._view.selected = None
+        self._view.first_lane = None

@@ -1,51 +1,30 @@
 """Handlers of the actions that show another session, record this one, or save a picture of it."""
 
-from collections.abc import Callable
-
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.source import Source
-from stepscope.tui.screens.handlers.stage import Stage
-from stepscope.tui.screens.handlers.svg_picture import new_picture
-from stepscope.tui.session.control.operator import Operator
-from stepscope.tui.session.session import Session
+from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.screens.handlers.svg_picture import new_picture, svg
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.view import View
 
 
 class SessionHandlers:
-    """The handlers of one screen that concern the session as a whole.
+    """The handlers of one screen that concern the session as a whole."""
 
-    Args:
-        picture: returns what is on the screen now, as an SVG document.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        view: View,
-        notices: Notices,
-        stage: Stage,
-        operator: Operator,
-        picture: Callable[[], str],
-    ) -> None:
-        self._session = session
-        self._operator = operator
-        self._view = view
-        self._notices = notices
-        self._stage = stage
-        self._picture = picture
+    def __init__(self, screen: HandledScreen) -> None:
+        self._screen = screen
+        self._session, self._operator, self._view = screen.session, screen.operator, screen.view
+        self._notices = screen.notices
 
     def previous_session(self) -> None:
-        current, shown = self._session.history, self._stage.history
+        current, shown = self._session.history, self._screen.history
         if shown is not current:
-            self._stage.look_at(current)
+            self._screen.look_at(current)
         elif current.previous is None:
             self._notices.refuse("the engine has not restarted since this dashboard opened")
         elif current.previous.last_step is None:
             self._notices.refuse("no step from before the restart is known")
         else:
-            self._stage.look_at(current.previous)
+            self._screen.look_at(current.previous)
             key = self._session.abilities.key
             back = f"{key('previous_session')} or {key('live')} goes back"
             number = current.num_displaced
@@ -57,7 +36,7 @@ class SessionHandlers:
         session, who = self._session, ""
         source: Source | None = session.source
         if self._view.page == "fleet":
-            source, who = session.desk.chosen, f"{session.desk.selected}: "
+            source, who = session.fleet_view.chosen, f"{session.fleet_view.selected}: "
         switch = None if source is None else session.switches.of(source)
         if source is None or switch is None:
             return
@@ -102,9 +81,9 @@ class SessionHandlers:
             )
 
     def screenshot(self) -> None:
-        name = self._session.source.name
+        shown = "engines" if self._view.page == "fleet" else self._session.source.name
         try:
-            path = new_picture(self._picture(), "engines" if self._view.page == "fleet" else name)
+            path = new_picture(svg(self._screen.app), shown)
         except OSError as error:
             self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "breach")
         else:

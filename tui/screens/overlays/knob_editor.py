@@ -146,7 +146,7 @@ class KnobEditor(Overlay[KnobChange]):
         is_another = self._watch.look()
         self._now = self._look()
         if is_another and self._now.specs:
-            self._take_engine()
+            self._show_other_engine()
         if self._shown_state() != self._drawn_state:
             self._drawn_state = self._shown_state()
             self.redraw()
@@ -155,7 +155,7 @@ class KnobEditor(Overlay[KnobChange]):
         forecast = None if self._forecast is None else self._forecast.text
         return self._now.version, self._watch.trouble(0), forecast
 
-    def _take_engine(self) -> None:
+    def _show_other_engine(self) -> None:
         """Show the knobs of another engine.
 
         The typed text stays if that engine has a knob of the same name.

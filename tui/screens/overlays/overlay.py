@@ -84,7 +84,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         event.stop()
         event.prevent_default()
         if not self.is_current:  # typed in one burst with the key that closed it
-            self.app.screen.post_message(events.Key(event.key, event.character))
+            self.app.post_message(events.Key(event.key, event.character))
             return
         if event.key == "escape":
             self.dismiss(None)
@@ -96,7 +96,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         event.stop()
         event.prevent_default()
         if not self.is_current:
-            self.app.screen.post_message(events.Paste(event.text))
+            self.app.post_message(events.Paste(event.text))
             return
         with self._failures_logged():
             self.insert(pasted_line(event.text))

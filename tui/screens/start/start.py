@@ -9,25 +9,24 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.types import CSSPathType
 
 from stepscope.recordings import samples
+from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.start.start_handlers import handlers
-from stepscope.tui.screens.start.start_screen import StartScreen
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.terminal import forget_empty_no_color
-from stepscope.tui.views.lines import Line, clean
+from stepscope.tui.views.lines import Line, Lines, clean
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_list, start_page
 from stepscope.tui.views.pages.start_list import Entry, Section, StartChoice
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepscope.tui")
 
 _TICK_S = 0.5
+_SCREEN = 8  # lines
+_ALL = 1_000_000
 _AIRY_ROWS = 30
 _NOTICE_LINES = 4
 _LEAST_FOR_LINES = 15  # rows of a screen that shows a notice in more than one line
@@ -61,10 +62,15 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
 
-    CSS_PATH: ClassVar[CSSPathType | None] = "../../app/app.tcss"
+    CSS = """
+    Screen { padding: 0; border: none; overflow: hidden; }
+    #start { width: 100%; height: 100%; }
+    """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        *bindings(("start",)),
+        *(Binding(str(each), f"digit({each})", show=False, priority=True) for each in range(1, 10)),
     ]
 
     def __init__(
@@ -85,13 +91,14 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     ) -> None:
         forget_empty_no_color()
         super().__init__()
+        self.set_keymap(keymap(actions))
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
         self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
         self.skin = Skin(mode, ascii_only)
         self.abilities = Abilities(actions=actions).written(ascii_only)
-        self._handlers = handlers(self, self)
+        self.handlers = self._table()
         self.notices = Notices(clock)
         if notice is not None:
             self.notices.say(notice, "caution")
@@ -106,12 +113,13 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._answers: queue.SimpleQueue[tuple[StartChoice, str | None]] = queue.SimpleQueue()
         self._prompt: Prompt | None = None  # while it is open
         self._rows: list[int | None] = []
-        self._page = StartScreen(self, self.skin)
+        self._list = Lines(self.skin, id="start")
 
-    def get_default_screen(self) -> StartScreen:
-        return self._page
+    def compose(self) -> ComposeResult:
+        yield self._list
 
     def on_mount(self) -> None:
+        self.set_skin(self.skin)
         self.set_interval(_TICK_S, self._tick)
         self.call_after_refresh(self._begin_to_look)
 
@@ -145,7 +153,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         try:
             if self._finder is not None:
                 self._finder.look()
-            self.take_answers()
+            self.receive_answers()
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
@@ -177,16 +185,14 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             header = start_page.header(version("stepscope"), width)
             lines = [header, *lines, *(said or [notice]), start_page.footer(self.abilities, width)]
             self._rows = [None, *self._rows]
-        self._page.widget.show(lines)
+        self._list.show(lines)
 
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.abilities = self.abilities.written(skin.ascii_only)
-        self.skin = self._page.widget.skin = skin
-        self._page.styles.background = skin.background
+        self.skin = self._list.skin = skin
+        self.screen_stack[0].styles.background = skin.background
         self.draw()
-
-    # Choosing
 
     def _number(self, entries: Sequence[Entry]) -> int:
         """Return the index of the selected entry; 0 if it is no longer in the list."""
@@ -200,40 +206,94 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
 
-    def pressed(self, key: str) -> None:
-        """Handle a key that no overlay took: the key of an action, or the digit of an entry."""
-        action = next((each for each in self.actions if key in each.keys), None)
-        if action is not None:
-            self.do(action.id)
-        elif key.isdigit():
-            sections = self.sections()
-            place = start_page.digits_of(sections).get(int(key))
-            if place is not None:
-                self.choose(start_page.entries_of(sections)[place].choice)
+    # Keys
 
-    def do(self, action_id: str) -> None:
-        """Run the handler of an action."""
-        self._handlers[action_id]()
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key acts on the list; the keys of an overlay above it are the overlay's."""
+        return action not in ("do", "digit") or not isinstance(self.screen, Overlay)
 
-    def choose_selected(self) -> None:
+    def action_digit(self, digit: int) -> None:
+        """Choose the entry that has this digit."""
+        sections = self.sections()
+        place = start_page.digits_of(sections).get(digit)
+        if place is not None:
+            self.choose(start_page.entries_of(sections)[place].choice)
+
+    def action_do(self, action_id: str) -> None:
+        """Run the handler of an action, if the action is available."""
+        if any(each.id == action_id for each in self.abilities.on("start")):
+            self.handlers[action_id]()
+
+    def _table(self) -> Mapping[str, Callable[[], object]]:
+        """Return action id -> handler, for every action that works on the start screen."""
+        return {
+            "lane_up": partial(self.move, -1),
+            "lane_down": partial(self.move, 1),
+            "screen_back": partial(self.move, -_SCREEN),
+            "screen_forward": partial(self.move, _SCREEN),
+            "oldest": partial(self.move, -_ALL),
+            "live": partial(self.move, _ALL),
+            "inspect": self._choose_selected,
+            "endpoint": partial(self.choose, StartChoice("ask")),
+            "theme": self._other_theme,
+            "glyphs": self._other_glyphs,
+            "redraw": lambda: self.screen.refresh(layout=True),
+            "help": self._help,
+            "palette": self._palette,
+            "suspend": self.action_suspend_process,
+            "quit": self.exit,
+        }
+
+    def _other_theme(self) -> None:
+        if self.skin.mode in ("dark", "light"):
+            mode: ThemeName = "light" if self.skin.mode == "dark" else "dark"
+            self.set_skin(Skin(mode, self.skin.ascii_only))
+
+    def _other_glyphs(self) -> None:
+        self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only))
+
+    def _help(self) -> None:
+        from stepscope.tui.screens.overlays.help import (
+            HelpPage,  # imports all pages, which the start list does not need
+        )
+
+        self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
+
+    def _palette(self) -> None:
+        from stepscope.tui.screens.overlays.palette import Palette
+
+        def run(action_id: str | None) -> None:
+            if action_id is not None:
+                self.action_do(action_id)
+
+        offered = [action for action in self.abilities.on("start") if action.id != "palette"]
+        self.push_screen(Palette(self.skin, offered), run)
+
+    # Choosing
+
+    def _choose_selected(self) -> None:
         entries = start_page.entries_of(self.sections())
         if entries:
             self.choose(entries[self._number(entries)].choice)
 
-    @property
-    def actions(self) -> list[Action]:
-        """The actions that work on the start screen and are available."""
-        return [action for action in self.abilities.available() if "start" in action.pages]
+    def on_resize(self) -> None:
+        self.call_later(self.draw)  # the application notes its new size after this handler
 
-    def clicked(self, x: int, y: int) -> None:
-        spot = self._page.widget.spot_at(x, y)
+    def on_click(self, event: events.Click) -> None:
+        spot = self._list.spot_at(event.x, event.y)
         if spot is not None and spot[0] == "do":
-            self.do(spot[1])
+            self.action_do(spot[1])
             return
         entries = start_page.entries_of(self.sections())
-        number = self._rows[y] if 0 <= y < len(self._rows) else None
+        number = self._rows[event.y] if 0 <= event.y < len(self._rows) else None
         if number is not None and number < len(entries):
             self.choose(entries[number].choice)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.move(-1)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.move(1)
 
     def choose(self, choice: StartChoice) -> None:
         """Select a choice and check it in the background.
@@ -264,9 +324,9 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             log.exception("checking %s failed", choice)
             error = f"internal error, {see_log(failure)}"
         self._answers.put((choice, error))
-        self.call_later(self.take_answers)
+        self.call_later(self.receive_answers)
 
-    def take_answers(self) -> None:
+    def receive_answers(self) -> None:
         """Handle the results of checks: end with a choice that passed, or show the error."""
         while not self._answers.empty():
             choice, error = self._answers.get()
@@ -291,14 +351,3 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def _prompt_closed(self, text: str | None) -> None:
         self._prompt = self._checking = None
         self.draw()
-
-    def on_key(self, event: events.Key) -> None:
-        """Pass a key to the overlay that opened after the key was typed."""
-        if isinstance(self.screen, Overlay):
-            event.prevent_default()
-            self.screen.post_message(events.Key(event.key, event.character))
-
-    def on_paste(self, event: events.Paste) -> None:
-        """Pass a paste to the overlay that opened after it."""
-        if isinstance(self.screen, Overlay):
-            self.screen.post_message(events.Paste(event.text))

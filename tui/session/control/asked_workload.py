@@ -2,14 +2,21 @@
 
 Telemetry shows a new workload up to a second late, and a second change within that second must not
 undo the first. So until telemetry shows a change, the workload that was requested last counts.
+
+Operators type it: `rate=2 document_share=0.3`, or `off`. Fields that are not typed keep their
+values, if the engine reports them.
 """
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import msgspec
+
+from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.workload.arrivals import fields_of
+from stepscope.recordings.state.audit_text import value_text
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.session.control.workload_text import published_workload, workload_text
 
 
 class _PublishedWorkload(NamedTuple):
@@ -67,3 +74,61 @@ class AskedWorkload:
 def _published(state: SessionState) -> _PublishedWorkload:
     engine_id = None if state.info is None else state.info.engine_id
     return _PublishedWorkload(engine_id, state.workload, state.workload_spec)
+
+
+OFF = "off"
+NO_VALUE = "none"  # clears a field that may be empty
+EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
+
+
+def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
+    """Return the workload that telemetry reports.
+
+    None if there is none, or if this version of stepscope cannot read it.
+    """
+    try:
+        return None if published is None else msgspec.convert(published, WorkloadSpec)
+    except msgspec.ValidationError:
+        return None
+
+
+def workload_text(spec: WorkloadSpec) -> str:
+    """Return a workload as an operator may type it."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in fields_of(spec).items())
+
+
+def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
+    """Return the workload that a typed text means; None means to stop the one that runs.
+
+    Args:
+        now: the workload whose fields `text` changes; None means the default workload.
+
+    Raises:
+        ValueError: the text is not valid; the message says what would be.
+    """
+    words = text.split()
+    if words == [OFF]:
+        return None
+    fields = {field.name: field.type for field in msgspec.structs.fields(WorkloadSpec)}
+    values: dict[str, Any] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or name not in fields:
+            raise ValueError(f"{word!r}: off or {EXAMPLE}; there are {', '.join(fields)}")
+        values[name] = None if value == NO_VALUE else value
+        if value in ("on", "off") and _is_switch(fields[name]):
+            values[name] = value == "on"
+    if not values:
+        raise ValueError(f"write off, or {EXAMPLE}")
+    try:
+        before = {} if now is None else fields_of(now)
+        return msgspec.convert(before | values, WorkloadSpec, strict=False)
+    except msgspec.ValidationError as error:
+        wrong = in_words(error)
+        expected = wrong.message.partition(", got ")[0]
+        given = values.get(wrong.field or "") or NO_VALUE
+        raise ValueError(f"{wrong.field}: {expected}, got {given!r}") from error
+
+
+def _is_switch(annotation: object) -> bool:
+    return get_origin(annotation) is Annotated and get_args(annotation)[0] is bool

@@ -122,7 +122,7 @@ class Operator:
         An autopilot that runs here is ended: it gives the knobs back. All that it changed counts as
         one change.
         """
-        self.take_answers()  # the answers tell which changes are our own
+        self.receive_answers()  # the answers tell which changes are our own
         if self._autopilot is not None and self._autopilot.is_on:
             self._autopilot.stop()
             self._notices.say("undo: ending the autopilot: it gives the knobs back")
@@ -228,7 +228,7 @@ class Operator:
         seen = audit[-1].number if audit else 0
         self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
 
-    def take_answers(self) -> None:
+    def receive_answers(self) -> None:
         """Show as notices what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
             info = self._history.state.info
@@ -250,7 +250,7 @@ class Operator:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
                 self._notices.say(_outcome_text(answer, self._has_requests), "good")
-        self._take_late_ones()
+        self._show_late_outcomes()
         self.workload.look(self._history.state)
         if self._num_undos_put_off and self._is_settled():
             self._num_undos_put_off -= 1
@@ -288,7 +288,7 @@ class Operator:
         again = f"; {self._key(answer.action)} again" if answer.action else ""
         return f"not changed: {last.who} set {what} meanwhile{again}"
 
-    def _take_late_ones(self) -> None:
+    def _show_late_outcomes(self) -> None:
         """Show the outcome of changes that were not answered in time, once telemetry has it."""
         if not self._unanswered:
             return

@@ -5,10 +5,13 @@ A time difference such as `-2m` counts from the step at the cursor.
 
 import re
 import time
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.history.history import History
 from stepscope.tui.views import format as fmt
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
 _TIME = re.compile(
@@ -21,18 +24,6 @@ _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}
 _HALF_DAY_NS = 12 * 3600 * 10**9
 
 
-class FileTimes(Protocol):
-    """The times of the steps in a replayed file, which holds more steps than memory."""
-
-    @property
-    def extent(self) -> tuple[int, int] | None: ...  # first and last step
-
-    @property
-    def extent_ns(self) -> tuple[int, int]: ...  # wall time
-
-    def step_in(self, step: int, ns: int) -> int | None: ...
-
-
 class Wanted(NamedTuple):
     """A step to go to.
 
@@ -43,7 +34,7 @@ class Wanted(NamedTuple):
     note: str | None = None
 
 
-def wanted(text: str, at: int | None, history: History, file: FileTimes | None) -> Wanted:
+def wanted(text: str, at: int | None, history: History, file: "ReplaySource | None") -> Wanted:
     """Return the step that a typed text means.
 
     Args:
@@ -86,7 +77,7 @@ def wanted(text: str, at: int | None, history: History, file: FileTimes | None) 
     return Wanted(step, _end_of_memory(history, is_oldest=step == history.first_step))
 
 
-def _clamped(step: int, history: History, file: FileTimes | None) -> Wanted:
+def _clamped(step: int, history: History, file: "ReplaySource | None") -> Wanted:
     """Return the step with this number, or the nearest step that exists, with a note on that."""
     if file is not None and file.extent is not None:
         first, last = file.extent

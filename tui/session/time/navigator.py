@@ -6,59 +6,29 @@ step in the file.
 """
 
 from collections.abc import Callable, Collection
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.events import mark_event
 from stepscope.tui.session.time import searched
-from stepscope.tui.session.time.goto import FileTimes, Wanted, wanted
+from stepscope.tui.session.time.goto import Wanted, wanted
 from stepscope.tui.session.time.oldest import Oldest
-from stepscope.tui.session.time.searched import EventsOfFile, LateTokensOfFile
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.view import View
 
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
+
 _MAX_SEARCH = 5_000  # steps to decode in search of the next step of a request
 
 
-class Replay(FileTimes, Protocol):
-    """The methods that a replay has and a live source does not."""
-
-    file_events: EventsOfFile
-    file_latency: LateTokensOfFile
-    on_found: Callable[[], None] | None  # called on the replay's thread after a seek
-
-    @property
-    def speed(self) -> float: ...
-
-    @property
-    def status(self) -> SourceStatus: ...
-
-    @property
-    def is_seeking(self) -> bool: ...
-
-    def play(self, speed: float | None = None) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def seek(self, step: int) -> None: ...
-
-    def skip(self, num_steps: int) -> None: ...
-
-    def show(self, num_steps: int) -> None: ...
-
-    def look_at(self, step: int | None) -> None: ...
-
-    def has_room_at(self, step: int) -> bool: ...
-
-    def wait(self, timeout_s: float = 10.0) -> bool: ...
-
-
-def replay_of(source: Source) -> Replay | None:
-    return None if source.is_live else cast(Replay, source)
+def replay_of(source: Source) -> "ReplaySource | None":
+    """Return the source as a replay; None for a live source."""
+    return None if source.is_live else cast("ReplaySource", source)
 
 
 def recorded_extent(source: Source) -> tuple[int, int] | None:

@@ -4,58 +4,21 @@ A background thread searches the file for late tokens, so at first only a part h
 """
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.state.series.events import SessionEvent
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.views.frame.frame_builder import InFile
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 # Kinds of events that a slower search of the file finds: they have to be computed.
 RECKONED = frozenset({"slo", "gap"})
 
 
-class EventsOfFile(InFile, Protocol):
-    """The events of a replayed file, including the part of the file that is not played yet."""
-
-    @property
-    def is_done(self) -> bool: ...
-
-    def next(self, step: int, direction: int, kinds: Collection[str]) -> SessionEvent | None: ...
-
-
-class LateTokensOfFile(Protocol):
-    """Late tokens and lost messages of a replayed file, also of the part that is not played yet."""
-
-    @property
-    def is_done(self) -> bool: ...
-
-    @property
-    def share(self) -> float: ...
-
-    def spans(self) -> list[tuple[int, int]]: ...
-
-    def stalls(self, slo: SLO, limit: int) -> Stalls: ...
-
-    def next(
-        self, step: int, direction: int, kinds: Collection[str], slo: SLO
-    ) -> SessionEvent | None: ...
-
-
-class SearchedFile(Protocol):
-    """What background searches have found in a replayed file so far."""
-
-    file_events: EventsOfFile
-    file_latency: LateTokensOfFile
-
-    @property
-    def extent(self) -> tuple[int, int] | None: ...
-
-
 def nearest(
     history: History,
-    file: SearchedFile | None,
+    file: "ReplaySource | None",
     at: int,
     direction: int,
     kinds: frozenset[str],
@@ -80,7 +43,7 @@ def nearest(
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
 
 
-def is_searched(history: History, file: SearchedFile) -> bool:
+def is_searched(history: History, file: "ReplaySource") -> bool:
     """Whether all steps in memory lie in the part of the file already searched for late tokens."""
     spans = file.file_latency.spans()
     return all(
@@ -90,7 +53,7 @@ def is_searched(history: History, file: SearchedFile) -> bool:
 
 
 def passed_over(
-    history: History, file: SearchedFile | None, at: int, step: int, kinds: Collection[str]
+    history: History, file: "ReplaySource | None", at: int, step: int, kinds: Collection[str]
 ) -> str:
     """Return an addition to the notice about a jump from step `at` to `step`.
 
@@ -104,7 +67,7 @@ def passed_over(
 
 
 def nothing(
-    history: History, file: SearchedFile | None, at: int, direction: int, kinds: Collection[str]
+    history: History, file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]
 ) -> str:
     """Return the notice that no event was found from step `at` on.
 
@@ -129,7 +92,7 @@ def nothing(
     return f"no {kind} {where} in all of the file"
 
 
-def _num_unsearched(history: History, file: SearchedFile, at: int, step: int) -> int:
+def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
     """Return the number of steps between `at` and `step` that were not searched for late tokens."""
     return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
 

@@ -4,14 +4,18 @@ A stall is a wait for a token above the service level.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
-from stepscope.tui.session.time.navigator import Navigator, Replay
+from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.session.time.searched import is_searched
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 _MOST = 200  # stalls to visit; after the last of them the worst comes again
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
@@ -33,7 +37,7 @@ class WorstStalls:
         self,
         navigator: Navigator,
         history: Callable[[], History],
-        replay: Replay | None,
+        replay: "ReplaySource | None",
         notices: Notices,
         key: Callable[[str], str],
     ) -> None:

@@ -1,6 +1,5 @@
 """The guided tour: lessons in the dashboard, shown on a live engine.
 
-May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport,
-  tui.views.
+May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport.
 A new chapter is an entry in `chapters.py`.
 """

@@ -1,7 +1,7 @@
 """The lanes: a line per request and a column per step show what each request did in each step."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from stepscope.tui.views import format as fmt
@@ -9,12 +9,13 @@ from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.lines import Line, Run, clean, framed
-from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES
+from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 
 MAX_LABEL = 20
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
-_RUNS = re.compile(r"[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
+_DECODES = str.maketrans("━═", LATE * 2)
+_RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
     "PRE": "prefill",
@@ -32,10 +33,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         gutter: cells left of the columns, for the request's name and status.
     """
     glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
+    slow = _slow_columns(frame)
     body = [
         (
             *_label(row, gutter, row.request_id == frame.view.selected),
-            *_cells(row.cells.decode("latin-1").translate(glyphs), frame.cursor_column),
+            *_cells(_late(row, glyphs, slow), frame.cursor_column),
         )
         for row in frame.lanes
     ]
@@ -44,6 +46,21 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body = [((" " * gutter, "text"), (text, "muted")) for text in said]
     title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
     return framed(body, width, height, title, _legend(frame))
+
+
+def _slow_columns(frame: Frame) -> list[int]:
+    """Return the columns in which all streams stood still. On the time axis they are wide."""
+    if frame.view.axis == "time":
+        return []
+    return [x for x, column in enumerate(frame.columns) if column is not None and column.is_slow]
+
+
+def _late(row: LaneRow, glyphs: Mapping[int, str], slow: list[int]) -> str:
+    """Return the cells of a lane; tokens that came late because their step took long are marked."""
+    cells = row.cells.decode("latin-1").translate(glyphs)
+    for x in slow:
+        cells = cells[:x] + cells[x : x + 1].translate(_DECODES) + cells[x + 1 :]
+    return cells
 
 
 def label_width(rows: Iterable[LaneRow], least: int) -> int:

@@ -4,7 +4,7 @@ The history is the session (an engine's steps) that the dashboard keeps in memor
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.compare,
   recordings.compare.side, recordings.figures, recordings.file, recordings.fleets,
-  recordings.history, recordings.samples, recordings.session, recordings.state,
-  recordings.state.series, tui.settings, tui.views.
+  recordings.history, recordings.replay, recordings.samples, recordings.session,
+  recordings.state, recordings.state.series, tui.settings, tui.views.
 Data that a panel needs from a session becomes a field of `Frame`.
 """

@@ -31,6 +31,7 @@ class ChartColumn(NamedTuple):
     has_knob_change: bool
     has_mark: bool
     has_breach: bool  # a request waited for a token longer than the ITL bound
+    is_slow: bool  # a step took longer than that, so all that decoded in it waited
     is_lost: bool  # none of its steps was received
     is_pending: bool = False  # time axis only: its last step had not produced its tokens yet
     num_padded_tokens: int = 0
@@ -127,8 +128,9 @@ class ChartColumns:
         span = self._history.span(first, last)
         if span is None:
             return ChartColumn(
-                first, last, None, 0, 0, None, None, False, False, False, False, is_lost=True
+                first, last, None, 0, 0, None, None, False, False, False, False, False, is_lost=True
             )
+        bound_ns = self._history.slo.itl_ms * 1e6
         return ChartColumn(
             first,
             last,
@@ -140,7 +142,8 @@ class ChartColumns:
             span.has_preemption,
             span.has_knob_change,
             span.has_mark,
-            (span.max_itl_ns or 0) > self._history.slo.itl_ms * 1e6,
+            (span.max_itl_ns or 0) > bound_ns,
+            not self._history.state.is_summed_up and span.longest_ns > bound_ns,
             is_lost=False,
             num_padded_tokens=span.max_padded_tokens,
             limit=span.limit,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.overview import Landmark, landmark_of, landmarks
+from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
 from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views import format as fmt

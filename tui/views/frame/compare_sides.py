@@ -17,17 +17,15 @@ _CAUSES = ((3, 2), (2, 2), (2, 1), (1, 1), (1, 0), (0, 1), (0, 0))  # numbers of
 
 def sizes(found: Comparison, width: int) -> str:
     """Return the number of requests and the duration of both runs; empty if there is no room."""
-    (num_a, num_b), (a, b) = (
-        [work.num_requests for work in found.works],
-        [fmt.duration(work.seconds) for work in found.works],
-    )
+    num_a, num_b = (fmt.count(work.num_requests) for work in found.works)
+    both_a, both_b = (_requests(work) for work in found.works)
+    a, b = (fmt.duration(work.seconds) for work in found.works)
     in_a, in_b = ("" if work.simulated is None else f" {SIMULATED}," for work in found.works)
     texts = (
-        f"A{in_a} {fmt.plural(num_a, 'request')} in {a}, "
-        f"B{in_b} {fmt.plural(num_b, 'request')} in {b}",
-        f"A {num_a:,} requests {a}, B {num_b:,} {b}",
-        f"requests {num_a:,} {a} | {num_b:,} {b}",
-        f"A {num_a:,}, B {num_b:,} requests",
+        f"A{in_a} {both_a} in {a}, B{in_b} {both_b} in {b}",
+        f"A {num_a} requests {a}, B {num_b} {b}",
+        f"requests {num_a} {a} | {num_b} {b}",
+        f"A {num_a}, B {num_b} requests",
     )
     return next((text for text in texts if len(text) <= width), "")
 
@@ -36,9 +34,13 @@ def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
     return (
         f"{how}{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
-        f"{fmt.plural(work.num_requests, 'request')}, "
-        f"{work.num_in_tokens:,} tokens in, {work.num_out_tokens:,} out"
+        f"{_requests(work)}, "
+        f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )
+
+
+def _requests(work: SideWork) -> str:
+    return "— requests" if work.num_requests is None else fmt.plural(work.num_requests, "request")
 
 
 def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
@@ -67,7 +69,11 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
     total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
     number = sum(share.num_a if side == "a" else share.num_b for share in shares)
     if not number or not total_ns:
-        return "none"
+        within = found.figure(f"{kind.lower()}_within_slo")
+        known = within.a if side == "a" else within.b
+        if known is None:
+            return "unknown"
+        return "none" if known == 1 else "of unknown cause"
     mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
     parts = [
         cause_text(share, side, total_ns)

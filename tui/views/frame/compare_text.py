@@ -130,6 +130,8 @@ def load(found: Comparison) -> str | None:
     difference = found.load.difference
     if difference is None:
         return None
+    if not found.load.is_known:
+        return f"loads unknown; only like waits count: {difference}"
     if found.load.is_chance:
         return f"loads differ, maybe by chance; only larger differences count: {difference}"
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):

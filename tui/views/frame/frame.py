@@ -12,6 +12,7 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.history.verdict import Verdict
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
@@ -21,7 +22,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.compare_picture import ComparePage
-from stepscope.tui.views.frame.fleet_desk import FleetPage
+from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.view import View
 
@@ -55,6 +56,8 @@ class Frame:
     stall: Late | None
     worst: Stalls  # the longest stalls in memory, wherever the cursor is
     waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
+    verdict: Verdict  # on the seconds up to the cursor
+    age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # all knob changes in a replayed file

@@ -2,36 +2,30 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.engine.protocol.wire import KnobsChanged
+from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
-from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
+from stepscope.recordings.state.series.events import SessionEvent
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
-from stepscope.tui.views.frame.lane_rows import lane_rows
+from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
-from stepscope.tui.views.frame.open_column import Drawn, with_open_column
 from stepscope.tui.views.view import View
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.file_events import FileEvents  # with mcap, only when needed
 
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
-
-
-class InFile(Protocol):
-    """The landmarks (marks and changes of knobs) of a whole file, as far as it has been read."""
-
-    found: Sequence[SessionEvent]  # marks and changes of knobs
-    changes: Sequence[KnobsChanged]
-    audited: Sequence[AuditedStep]
-
-    def landmarks(self) -> Sequence[SessionEvent]: ...
 
 
 class _Figures(NamedTuple):
@@ -44,9 +38,10 @@ class _Figures(NamedTuple):
     stall: Late | None
     worst: Stalls
     waiting_trend: int
+    verdict: Verdict
 
 
-class _Taken(NamedTuple):
+class _Cached(NamedTuple):
     """When a cached part of a frame was computed (`of`), and when it may be computed again."""
 
     of: object
@@ -71,7 +66,7 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
-        in_file: InFile | None = None,
+        in_file: "FileEvents | None" = None,
         stands: Callable[[], bool] = lambda: False,
     ) -> None:
         self._history = history
@@ -86,9 +81,10 @@ class FrameBuilder:
         self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
-        self._figures_taken: _Taken | None = None
-        self._events_taken: _Taken | None = None
+        self._figures_taken: _Cached | None = None
+        self._events_taken: _Cached | None = None
         self._built_of: object = None  # the last frame
+        self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -129,7 +125,7 @@ class FrameBuilder:
                 cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
-            columns, lanes = with_open_column(Drawn(columns, lanes), state.in_flight, state)
+            columns, lanes = _with_open_column(columns, lanes, state.in_flight, state)
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
@@ -153,6 +149,8 @@ class FrameBuilder:
             stall=figures.stall,
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
+            verdict=figures.verdict,
+            age_s=self._age_s(),
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -163,6 +161,13 @@ class FrameBuilder:
             windows=windows,
             keys=self._keys,
         )
+
+    def _age_s(self) -> float:
+        """Seconds since the last message of the engine came."""
+        version, now_s = self._history.version, self._clock()
+        if version != self._heard[0]:
+            self._heard = version, now_s
+        return now_s - self._heard[1]
 
     # Figures that are read rather than watched
 
@@ -188,20 +193,22 @@ class FrameBuilder:
         is_elsewhere = self._figures_at != cursor and self._stands()
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
             end_ns = None if view.live else state.time_ns
+            minute = minute or history.latency(end_ns, window_s)
             self._figures = _Figures(
-                minute or history.latency(end_ns, window_s),
+                minute,
                 self._rates(end_ns),
                 history.goodput(end_ns, window_s),
                 history.limits(end_ns, window_s),
                 history.last_stall(cursor),
                 history.stalls(),
                 self._waiting_trend(cursor, state),
+                verdict_at(history, state, cursor, minute),
             )
             self._figures_mode, self._figures_at = mode, cursor
             now_s = self._clock()
             took_s = now_s - start_s
             self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
-            self._figures_taken = _Taken(self._built_of, self._figures_due_s)
+            self._figures_taken = _Cached(self._built_of, self._figures_due_s)
         return self._figures
 
     def _rates(self, end_ns: int | None) -> Rates:
@@ -253,7 +260,7 @@ class FrameBuilder:
                 found += self._history.events(view.cursor, limit, kinds)
         found.sort(key=lambda event: event.step)
         self._recent = (when, found)
-        self._events_taken = _Taken(self._built_of, self._clock() + _EVENTS_S)
+        self._events_taken = _Cached(self._built_of, self._clock() + _EVENTS_S)
         return found
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
@@ -285,3 +292,44 @@ def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | Non
         if column is not None and column.first <= step <= column.last:
             return x
     return None
+
+
+def _with_open_column(
+    columns: Sequence[ChartColumn | None],
+    lanes: Sequence[LaneRow],
+    step: StepInFlight,
+    state: SessionState,
+) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+    """Shift the columns and lanes left by one, and add the step in flight as the last column.
+
+    That step has no record yet.
+    """
+    prefilling = {part.request_id for part in step.prefills}
+    column = ChartColumn(
+        step.step,
+        step.step,
+        step.since_ns,
+        step.num_prefill_tokens,
+        step.num_decodes,
+        step.token_budget,
+        None,
+        has_preemption=False,
+        has_knob_change=False,
+        has_mark=False,
+        has_breach=False,
+        is_slow=False,
+        is_lost=False,
+        is_open=True,
+    )
+    shifted = []
+    for lane in lanes:
+        view = state.requests.get(lane.request_id)
+        cell = int(Cell.ABSENT)
+        if lane.request_id in prefilling:
+            cell = int(Cell.PREFILL)
+        elif view is not None and view.status == "waiting":
+            cell = int(Cell.WAITING)
+        elif view is not None and view.status == "running":
+            cell = len(Cell)  # the step of its next token still runs
+        shifted.append(lane._replace(cells=lane.cells[1:] + bytes((cell,))))
+    return [*columns[1:], column], shifted

@@ -53,7 +53,7 @@ class LatencyWindows:
             self._end_ns, self._due_s, self._reports = end_ns, {}, {}
         for name, window_s in WINDOWS:
             if window_s is None and self._history.num_steps >= _LONG_STEPS:
-                self._take_all(name)
+                self._update_all(name)
             elif self._is_due(name):
                 start_s = self._clock()
                 self._keep(name, self._history.latency(end_ns, window_s), self._clock() - start_s)
@@ -69,7 +69,7 @@ class LatencyWindows:
         self._reports[name] = report
         self._due_s[name] = self._clock() + max(_REFRESH_S, _SHARE * took_s)
 
-    def _take_all(self, name: str) -> None:
+    def _update_all(self, name: str) -> None:
         thread = self._thread
         if thread is not None:
             if thread.is_alive():

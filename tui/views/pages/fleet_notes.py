@@ -6,7 +6,7 @@ from stepscope.recordings.fleets.fleet import FleetPicture
 from stepscope.recordings.fleets.imbalance import FleetFigure, Imbalance
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts.fleet_columns import state_text
-from stepscope.tui.views.frame.fleet_desk import FleetPage
+from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.lines import Line, Run, clean, length_of
 
 _NUM_DIFFERENCES = 6

@@ -20,7 +20,7 @@ from stepscope.tui.views.charts.fleet_columns import (
     row,
     spark_values,
 )
-from stepscope.tui.views.frame.fleet_desk import ColumnKey, FleetPage
+from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target, bar, beside, column_chart, first_shown
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread

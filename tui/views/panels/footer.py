@@ -1,4 +1,4 @@
-"""The footer: the most useful keys of the action table, as many as fit."""
+"""The footer: the most useful keys of the action table, as many as fit; above it, the screens."""
 
 from stepscope.tui.settings.actions import Abilities, footer_entries
 from stepscope.tui.settings.page_names import Page
@@ -6,6 +6,16 @@ from stepscope.tui.views.lines import Line, Run
 
 _ALWAYS = frozenset({"help", "quit"})
 _LAST = _ALWAYS | {"palette"}
+_TABS: dict[Page, str] = {
+    "live": "Live",
+    "step": "Step",
+    "request": "Request",
+    "kv": "KV",
+    "latency": "Latency",
+    "knobs": "Knobs",
+    "compare": "Compare",
+    "fleet": "Fleet",
+}
 _FIRST = 4  # the palette is left out if fewer other entries than this would fit
 
 
@@ -25,6 +35,37 @@ def action_at(
             return action_id
         begin = end
     return None
+
+
+def tabs(abilities: Abilities, page: Page) -> Line:
+    """Return the names of the screens with their keys, the current one in brackets."""
+    line: list[Run] = [(" ", "text")]
+    for each, (key, name) in _tabs(abilities).items():
+        if each == page:
+            line.append((f"[{key} {name}]", "strong"))
+        else:
+            line += [(f" {key} ", "key"), (f"{name} ", "muted")]
+    return tuple(line)
+
+
+def tab_at(abilities: Abilities, page: Page, x: int) -> str | None:
+    """Return the action of the screen whose name `tabs` shows at cell `x`; None without one."""
+    begin = 1
+    for each, (key, name) in _tabs(abilities).items():
+        end = begin + len(key) + len(name) + 3
+        if begin <= x < end:
+            return None if each == page else f"screen_{each}"
+        begin = end
+    return None
+
+
+def _tabs(abilities: Abilities) -> dict[Page, tuple[str, str]]:
+    actions = {page: abilities.action(f"screen_{page}") for page in _TABS}
+    return {
+        page: (action.key, _TABS[page])
+        for page, action in actions.items()
+        if action.keys and abilities.allows(action)
+    }
 
 
 def _placed(

@@ -18,7 +18,7 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
-from stepscope.recordings.attribution.ledger.preemptions import beneficiaries
+from stepscope.recordings.attribution.preemptions import beneficiaries
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text

@@ -1,8 +1,8 @@
 """The queue of waiting requests at the cursor: since when and for what each waits."""
 
 from stepscope.engine.protocol.wire import RequestView, StepRecord
-from stepscope.recordings.attribution.ledger.queue import in_order, reason_text
 from stepscope.recordings.attribution.open_waits import blocking_reason
+from stepscope.recordings.attribution.queue import in_order, reason_text
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame

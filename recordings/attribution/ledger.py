@@ -1,0 +1,316 @@
+"""`Ledger`: lists the admissions and preemptions of a session, from its records alone."""
+
+import heapq
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Admitted,
+    BatchRow,
+    EngineInfo,
+    EngineStatus,
+    Finished,
+    Phase,
+    Preempted,
+    RequestEvent,
+    RequestView,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.preemptions import (
+    Preemption,
+    PreemptionStatus,
+    beneficiaries,
+    lost_between,
+)
+from stepscope.recordings.attribution.queue import QueueWait, in_order
+from stepscope.recordings.state.session import SessionState
+
+MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
+_DECODE, _RECOMPUTE = int(Phase.DECODE), int(Phase.RECOMPUTE)
+_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+
+
+class RecomputeTax(NamedTuple):
+    """How much of a session was spent on recomputing preempted requests. None is unknown.
+
+    Attributes:
+        num_tokens: all tokens that the session computed.
+        step_ns: the time of all steps.
+    """
+
+    num_preemptions: int
+    num_lost: int | None
+    num_recomputed: int | None
+    num_tokens: int
+    recompute_ns: float | None
+    step_ns: int
+
+    @property
+    def token_share(self) -> float | None:
+        if self.num_recomputed is None or not self.num_tokens:
+            return None
+        return self.num_recomputed / self.num_tokens
+
+    @property
+    def time_share(self) -> float | None:
+        if self.recompute_ns is None or not self.step_ns:
+            return None
+        return self.recompute_ns / self.step_ns
+
+
+class Ledger:
+    """Collects the admissions and preemptions in the messages of a session, fed in order.
+
+    Args:
+        state: the state right before the first message.
+
+    Attributes:
+        preemptions: all preemptions, oldest first; some may precede the first message.
+        num_admitted: number of waits that ended in an admission.
+        publishes_requests: whether the engine publishes the batches of its steps.
+    """
+
+    def __init__(self, state: SessionState) -> None:
+        self.preemptions: list[Preemption] = []
+        self.num_admitted = 0
+        self.publishes_requests = True
+        before = None if state.info is None else state
+        self._explainer = Explainer(math.inf, math.inf, state=before, with_queue=True)
+        self._state = self._explainer.state
+        self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
+        self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token
+        self._num_tokens = self._step_ns = 0
+        self._adopt()
+
+    def take(self, message: Telemetry, after_gap: bool = False) -> None:
+        """Process the next message.
+
+        Args:
+            after_gap: whether messages before it are missing.
+        """
+        info = message.info if isinstance(message, Snapshot) else message
+        if isinstance(info, EngineInfo):
+            if self.info is not None and self.info.engine_id != info.engine_id:
+                for preemptions in self._open.values():
+                    _leave_as(preemptions, "unknown")
+                self._open = {}
+        elif isinstance(message, StepRecord):
+            if self._explainer.is_repeated(message):
+                return
+            self._take_step(message)
+        elif isinstance(message, EngineStatus):
+            self._take_events(message.events, message.time_ns, None, {})
+        self._explainer.take(message, after_gap)
+        for wait in self._explainer.waits.queued:
+            self._keep(wait)
+        self._explainer.waits.queued.clear()
+        if isinstance(info, EngineInfo):
+            self._adopt()
+
+    # Results
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._state.info
+
+    @property
+    def num_steps(self) -> int:
+        return self._explainer.num_steps
+
+    @property
+    def first_ns(self) -> int | None:
+        """Start of the first step."""
+        return self._explainer.first_step_ns
+
+    @property
+    def last_step(self) -> int:
+        return self._state.step
+
+    @property
+    def now_ns(self) -> int:
+        """Engine time of the last message."""
+        return self._state.time_ns
+
+    def waiting(self) -> list[QueueWait]:
+        """The waits of the requests still in the queue after the last message, in queue order."""
+        waits, views = self._explainer.waits.waiting(), self._state.requests
+        preempted_ns = {each: wait.since_ns for each, wait in waits.items() if wait.was_preempted}
+        queue = in_order([views[each] for each in waits], preempted_ns, self._state.knobs)
+        return [
+            self._of(waits[view.request_id]._replace(num_behind=len(queue) - place))
+            for place, view in enumerate(queue, 1)
+        ]
+
+    def admitted(self) -> list[QueueWait]:
+        """The longest waits that have ended, longest first, at most `MAX_ADMITTED`."""
+        return [wait for _, _, wait in sorted(self._longest, reverse=True)]
+
+    def _of(self, wait: QueueWait) -> QueueWait:
+        """The wait with what is known of its request."""
+        view = self._state.requests.get(wait.request_id)
+        if view is None:
+            return wait
+        return wait._replace(client_id=view.client_id, num_prompt_tokens=view.num_prompt_tokens)
+
+    def _keep(self, wait: QueueWait) -> None:
+        self.num_admitted += wait.step is not None
+        waited_ns = wait.waited_ns(self.now_ns)
+        if waited_ns is not None:
+            entry = waited_ns, -wait.request_id, self._of(wait)
+            if len(self._longest) < MAX_ADMITTED:
+                heapq.heappush(self._longest, entry)
+            else:
+                heapq.heappushpop(self._longest, entry)
+
+    def tax(self) -> RecomputeTax:
+        """The cost of the preemptions so far."""
+        lost = [each.num_lost for each in self.preemptions if each.step is not None]
+        knows = self.publishes_requests
+        return RecomputeTax(
+            len(lost),
+            None if None in lost or not knows else sum(each or 0 for each in lost),
+            sum(each.num_recomputed for each in self.preemptions) if knows else None,
+            self._num_tokens,
+            sum(each.recompute_ns for each in self.preemptions) if knows else None,
+            self._step_ns,
+        )
+
+    # Steps
+
+    def _take_step(self, record: StepRecord) -> None:
+        start_ns = record.schedule_start_ns
+        if record.events:
+            is_preempting = any(isinstance(event, Preempted) for event in record.events)
+            takers = beneficiaries(record, self._state) if is_preempting else {}
+            self._take_events(record.events, start_ns, record.step, takers)
+        num_tokens = record.num_prefill_tokens + record.num_decode_tokens
+        step_ns = max(0, record.tokens_ns - start_ns)
+        self._num_tokens += num_tokens
+        self._step_ns += step_ns
+        if record.batch is None:
+            self.publishes_requests = False
+        elif self._open or record.num_prefill_tokens:
+            for row in record.batch:
+                if row.phase == _RECOMPUTE or row.request_id in self._open:
+                    self._recompute(row, step_ns / max(1, num_tokens))
+        for event in record.events:
+            if isinstance(event, Finished):
+                self._end(event.request_id)
+
+    def _recompute(self, row: BatchRow, token_ns: float) -> None:
+        preemptions = self._open.get(row.request_id)
+        if preemptions is None:  # it was preempted before the first message
+            view = self._state.requests.get(row.request_id)
+            preemptions = [self._unseen(view, row.request_id)]
+        end = row.start + row.num_tokens
+        for each, number in zip(
+            preemptions, lost_between(preemptions, row.start, end), strict=True
+        ):
+            if number:
+                each.num_recomputed += number
+                each.num_steps += 1
+                each.recompute_ns += number * token_ns
+        is_last = row.phase == _DECODE or bool(row.flags & _LAST_CHUNK)
+        self._note_computed(row.request_id, end, is_last=is_last)
+
+    def _note_computed(self, request_id: int, end: int, *, is_last: bool) -> None:
+        """Update the status of a request's preemptions: its KV cache holds `end` tokens again.
+
+        Args:
+            is_last: whether these are all its tokens.
+        """
+        for each in self._open.get(request_id, ()):
+            is_back = is_last if each.num_lost is None else end >= each.num_lost
+            each.status = "back" if is_back else "recomputes"
+        if is_last:
+            self._open.pop(request_id, None)
+
+    # Events
+
+    def _take_events(
+        self,
+        events: Iterable[RequestEvent],
+        time_ns: int,
+        step: int | None,
+        takers: dict[int, int | None],
+    ) -> None:
+        for event in events:
+            request_id = event.request_id
+            if isinstance(event, Preempted):
+                self._preempt(event, time_ns, step, takers.get(request_id))
+            elif isinstance(event, Admitted):
+                self._resume(event, time_ns)
+            elif isinstance(event, Aborted) or (isinstance(event, Finished) and step is None):
+                self._end(request_id)
+
+    def _end(self, request_id: int) -> None:
+        _leave_as(self._open.pop(request_id, ()), "ended")
+
+    def _preempt(
+        self, event: Preempted, time_ns: int, step: int | None, beneficiary: int | None
+    ) -> None:
+        view = self._state.requests.get(event.request_id)
+        preemption = Preemption(
+            event.request_id,
+            "" if view is None else view.client_id,
+            step,
+            time_ns,
+            event.reason,
+            event.num_blocks,
+            beneficiary,
+            None if view is None else view.num_computed_tokens,
+        )
+        self.preemptions.append(preemption)
+        before = self._open.setdefault(event.request_id, [])
+        _leave_as(before, "waits")
+        before.append(preemption)
+
+    def _resume(self, event: Admitted, time_ns: int) -> None:
+        """Process the admission of a preempted request.
+
+        Lost tokens that are still in the prefix cache need not be computed again.
+        """
+        preemptions = self._open.get(event.request_id)
+        if preemptions is None:
+            return
+        num_cached = event.num_cached_tokens
+        for each, number in zip(preemptions, lost_between(preemptions, 0, num_cached), strict=True):
+            if each.num_lost is not None:
+                each.num_from_cache += number
+            if each.waited_ns is None and each.time_ns is not None:
+                each.waited_ns = max(0, time_ns - each.time_ns)
+        self._note_computed(event.request_id, num_cached, is_last=False)
+
+    def _unseen(self, view: RequestView | None, request_id: int) -> Preemption:
+        """Add a preemption that happened before the first message, of which little is known."""
+        client_id = "" if view is None else view.client_id
+        preemption = Preemption(request_id, client_id)
+        self.preemptions.append(preemption)
+        self._open[request_id] = [preemption]
+        return preemption
+
+    def _adopt(self) -> None:
+        """Take over the requests of the state.
+
+        Requests missing from the state have ended unobserved.
+        """
+        views = self._state.requests
+        for request_id in list(self._open):
+            if request_id not in views or views[request_id].status == "finished":
+                _leave_as(self._open.pop(request_id), "unknown")
+        for request_id, view in sorted(views.items()):
+            if view.status == "preempted" and request_id not in self._open:
+                self._unseen(view, request_id)
+
+
+def _leave_as(preemptions: Iterable[Preemption], status: PreemptionStatus) -> None:
+    """Set the final status of those preemptions whose lost tokens were not all computed again."""
+    for each in preemptions:
+        if each.status != "back":
+            each.status = status

@@ -1,0 +1,204 @@
+"""`Verdict`: what an engine is doing, in one sentence, and where the evidence is.
+
+It looks at the last `RECENT_S` seconds up to a step. The first rule that applies speaks: a pause, a
+step that runs for long, streams that stood still, a queue, preemptions, service levels.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.history.history_view import HistoryView
+from stepscope.recordings.state.in_flight import seconds_of, work_text
+from stepscope.recordings.state.series.latency import LatencyReport, Series
+from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.session import SessionState, request_name
+
+RECENT_S = 10.0
+_STOOD_STILL = 3.0  # times the median gap: a shorter one is only late
+_KEPT = 0.95  # a smaller share within a service level is worth a sentence
+_LONG_NS = 500_000_000  # a single stream that stands still so long goes before a queue
+_GROWTH = 4  # requests by which a queue must have grown
+_OFTEN = 0.25  # share of steps from which on a limit is named
+_MOST_LATE_STEPS = 256  # steps in which the longest recent wait is looked for
+
+Tone: TypeAlias = Literal["good", "muted", "caution", "breach"]
+
+_BOUND: dict[Limit, str] = {
+    "budget": "budget-bound",
+    "seats": "bound by max_num_seqs",
+    "kv": "KV-bound",
+    "mode": "held by the batching mode",
+    "threshold": "bound by long_prefill_token_threshold",
+}
+
+
+class Verdict(NamedTuple):
+    """One sentence on an engine.
+
+    Attributes:
+        look: id of the dashboard's action that leads to the evidence; empty without one.
+    """
+
+    tone: Tone
+    text: str
+    look: str = ""
+
+
+def verdict_of(history: HistoryView) -> Verdict:
+    """Judge an engine as of its newest step."""
+    return verdict_at(history, history.state, None, history.latency())
+
+
+def verdict_at(
+    history: HistoryView, state: SessionState, step: int | None, minute: LatencyReport
+) -> Verdict:
+    """Judge an engine by its recent steps.
+
+    Args:
+        state: the state after `step`.
+        step: the last step that counts; None: the newest.
+        minute: the latencies of the minute up to that step.
+    """
+    worst = _worst(history, state, step, minute.itl)
+    is_wide = worst is not None and (
+        worst.ns >= _LONG_NS or worst.num_tokens * 2 >= (state.num_running or 0)
+    )
+    stall = None if worst is None else _stall(history, state, worst)
+    for found in (
+        _halted(state),
+        _in_flight(state),
+        stall if is_wide else None,
+        _queue(history, state, minute.ttft),
+        stall,
+        _preemptions(history, state),
+        _broken_level(history, minute),
+    ):
+        if found is not None:
+            return found
+    if state.state == "idle" and not state.num_running:
+        return Verdict("muted", "idle: there is no request")
+    if history.num_steps == 0:
+        return Verdict("muted", "no step yet")
+    return Verdict("good", _healthy(state, minute.itl))
+
+
+def _halted(state: SessionState) -> Verdict | None:
+    if state.state == "stopped":
+        return Verdict("caution", "the engine has stopped")
+    if state.state == "draining":
+        return Verdict("caution", "draining: running requests end, no new one is let in")
+    if state.state != "paused":
+        return None
+    asked = [each for each in state.audit if each.command == "Pause" and not each.code]
+    by = f" by {asked[-1].who}" if asked else ""
+    since_ns = state.pauses.since_ns
+    how_long = "" if since_ns is None else f" for {_seconds(state.time_ns - since_ns)}"
+    return Verdict("caution", f"paused{by}{how_long}", "pause_engine")
+
+
+def _in_flight(state: SessionState) -> Verdict | None:
+    flying = state.in_flight
+    if flying is None or flying.step <= state.step:
+        return None
+    text = f"step {flying.step:,} has run for {seconds_of(flying):.1f} s: {work_text(flying)}"
+    return Verdict("caution", text, "screen_step")
+
+
+def _worst(
+    history: HistoryView, state: SessionState, step: int | None, itl: Series
+) -> Breach | None:
+    """The longest recent gap between two tokens, if it is late and far longer than most."""
+    since_ns = state.time_ns - round(RECENT_S * 1e9)
+    late = history.windows.breaches(step, _MOST_LATE_STEPS)
+    recent = [each for each in late if each.kind == "ITL" and each.time_ns > since_ns]
+    worst = max(recent, key=lambda each: each.ns, default=None)
+    if worst is None or worst.ns < _STOOD_STILL * (itl.p50_ms or 0.0) * 1e6:
+        return None
+    return worst
+
+
+def _stall(history: HistoryView, state: SessionState, worst: Breach) -> Verdict:
+    who = f"{worst.num_tokens} streams" if worst.num_tokens > 1 else request_name(worst.request_id)
+    text = f"{who} stood still {_seconds(worst.ns)}{_why(history.stall(worst.step), state)}"
+    return Verdict("breach", text, "worst")
+
+
+def _why(late: Late | None, state: SessionState) -> str:
+    main = None if late is None else late.main
+    if main is None or main.cause == "unknown":
+        return ""
+    if main.cause == "preempted" or main.cause == "recompute":
+        return ": preempted, the KV blocks ran out"
+    if main.cause == "prefill" and main.request_id is not None:
+        prompt = state.requests.get(main.request_id)
+        name = request_name(main.request_id)
+        if main.num_other_tokens:
+            return (
+                f" behind {main.num_tokens + main.num_other_tokens:,} prompt tokens, most of {name}"
+            )
+        if prompt is not None and prompt.num_prompt_tokens == main.num_tokens:
+            return f" behind the {main.num_tokens:,}-token prompt of {name}"
+        return f" behind {main.num_tokens:,} prompt tokens of {name}"
+    return f": {main.short}"
+
+
+def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict | None:
+    """A queue that grows, or that makes first tokens late, and what holds it."""
+    if not state.num_waiting:
+        return None
+    at = history.step_at(state.time_ns - round(RECENT_S * 1e9))
+    before = None if at is None else history.summary(at)
+    was = None if before is None else before.num_waiting
+    grows = was is not None and state.num_waiting >= was + max(_GROWTH, was // 4)
+    if not grows and (ttft.within_slo is None or ttft.within_slo >= _KEPT):
+        return None
+    text = f"{state.num_waiting:,} requests wait" if state.num_waiting > 1 else "one request waits"
+    if grows and before is not None:
+        ago = _seconds(state.time_ns - before.tokens_ns)
+        text = f"the queue grows: {state.num_waiting:,} wait, {was:,} did {ago} ago"
+    limits = history.limits(state.time_ns, RECENT_S)
+    held = max((each for each in limits if each in _BOUND), key=limits.__getitem__, default=None)
+    if held is not None and limits[held] >= _OFTEN:
+        text += f"; {_BOUND[held]} in {limits[held]:.0%} of steps"
+    return Verdict("breach" if grows else "caution", text, "screen_step")
+
+
+def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
+    number = history.figures(state.time_ns, RECENT_S)["preemptions"]
+    if not number:
+        return None
+    times = "a request was preempted" if number == 1 else f"{number:.0f} preemptions"
+    return Verdict("caution", f"{times} in {RECENT_S:.0f} s: the KV blocks run out", "screen_kv")
+
+
+def _broken_level(history: HistoryView, minute: LatencyReport) -> Verdict | None:
+    slo = history.slo
+    kinds: Sequence[tuple[str, Series, float]] = (
+        ("gaps between tokens", minute.itl, slo.itl_ms),
+        ("first tokens", minute.ttft, slo.ttft_ms),
+    )
+    for what, series, bound_ms in kinds:
+        if series.within_slo is not None and series.within_slo < _KEPT:
+            late = 1 - series.within_slo
+            return Verdict(
+                "breach", f"{late:.0%} of {what} take over {bound_ms:,g} ms", "screen_latency"
+            )
+    return None
+
+
+def _healthy(state: SessionState, itl: Series) -> str:
+    running = state.num_running or 0
+    text = f"healthy: {running:,} running" if running else "healthy"
+    if itl.within_slo is not None:
+        kept = min(itl.within_slo, 0.999 if itl.within_slo < 1 else 1.0)  # never rounded up to all
+        text += f", {kept:.1%} of tokens in time"
+    return text
+
+
+def _seconds(ns: int) -> str:
+    seconds = ns / 1e9
+    if seconds >= 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"

@@ -1,0 +1,57 @@
+"""`WaitSums`: how long the waits of a session were, in bounded memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
+
+
+def waits_in(
+    record: StepRecord, outcome: Outcome, *, is_one_step: bool
+) -> Iterator[tuple[LatencyKind, int, int]]:
+    """The waits that ended in a step: latency, nanoseconds, number of waits.
+
+    Args:
+        outcome: without the operator's pauses (`pauses.leave_out`).
+        is_one_step: whether the record is of one step, not of an interval.
+    """
+    if is_one_step:
+        yield "step", record.tokens_ns - record.schedule_start_ns, 1
+    if record.totals is not None:
+        yield from estimates_in(record.totals)
+    for gap_ns, weight in outcome.gaps_ns.items():
+        yield "itl", gap_ns, weight
+    for _, ttft_ns in outcome.ttft_ns:
+        yield "ttft", ttft_ns, 1
+    for _, tpot_ns in outcome.tpot_ns:
+        yield "tpot", tpot_ns, 1
+    for _, e2e_ns in outcome.e2e_ns:
+        yield "e2e", e2e_ns, 1
+
+
+class WaitSums:
+    """The latencies of a session, summed up step by step. Only one thread may write.
+
+    Args:
+        levels: latency -> nanoseconds: a longer wait breaks the service level.
+    """
+
+    def __init__(self, levels: Mapping[LatencyKind, float]) -> None:
+        self.of = {kind: Distribution(levels.get(kind)) for kind in get_args(LatencyKind)}
+
+    def add(self, record: StepRecord, outcome: Outcome, *, is_one_step: bool) -> None:
+        """Add the waits that ended in a step; see `waits_in`."""
+        for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
+            self.of[kind].add(ns, weight)
+
+    def spreads(self) -> dict[LatencyKind, LatencySpread]:
+        """The percentiles of all latencies."""
+        return {kind: waits.spread() for kind, waits in self.of.items()}
+
+    @property
+    def error(self) -> float:
+        """By which share of itself a percentile may be too small; 0 while all are exact."""
+        return max(waits.error for waits in self.of.values())

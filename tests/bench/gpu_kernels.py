@@ -1,0 +1,255 @@
+"""(a) the device's ceilings, and (e) kernels alone.
+
+Other parts give their results as shares of the ceilings, which are measured in the same run. The
+copy counts bytes read and bytes written.
+
+Backends of attention read paged keys and values, as in a step. Other kernels read dense or packed
+ones, with nothing to gather. Calls rotate over copies of their tensors that together are several
+times as large as the L2 cache.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gpu_bench import Bench, Run  # type: ignore[import-not-found]
+from gpu_engine import attention_flops, causal_pairs  # type: ignore[import-not-found]
+
+from stepscope.engine.execution.machine.devices import free_bytes
+from stepscope.kernels.dispatch import fused
+from stepscope.kernels.dispatch.backends import available_backends, choose
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain import flash_attention
+
+BLOCK_SIZE = 16
+DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))
+# (tokens before the step, tokens in the step) of each request.
+CHUNKS = (
+    ((0, 512),),
+    ((0, 2048),),
+    ((0, 8192),),
+    ((14336, 2048),),
+    ((0, 300), (100, 500), (3000, 1200)),
+)
+MIXED = (*((4096, 1),) * 64, (2048, 1984))
+MOST_COPIES = 128
+FUSED_TOKENS = (1, 64, 256, 2048)
+HIDDEN, INNER = 4096, 14336  # sizes for the fused operations, from Llama-3.1-8B
+DTYPE = torch.bfloat16
+
+Lengths = tuple[tuple[int, int], ...]
+Make = Callable[[int], list[Run]]  # makes runs on so many copies of the tensors
+
+
+def measure_ceilings(bench: Bench, _: None) -> None:
+    with bench.attempt("copy"):
+        # At most a quarter of the free memory, so that small GPUs can be measured too.
+        size = min(bench.sizes.copy_bytes, free_bytes(bench.device) // 4)
+        source = torch.randint(0, 100, (size,), dtype=torch.int8, device=bench.device)
+        target = torch.empty_like(source)
+        samples = bench.milliseconds([lambda: target.copy_(source)], can_capture=False)
+        bench.found("copy", samples, bytes=2 * size)
+    with bench.attempt("gemm"):
+        side = bench.sizes.product_side
+        a, b = torch.randn(2, side, side, device=bench.device).to(DTYPE)
+        out = torch.empty_like(a)
+        samples = bench.milliseconds([lambda: torch.mm(a, b, out=out)] * 4, can_capture=False)
+        bench.found("gemm", samples, flops=2 * side**3, side=side, dtype="bfloat16")
+
+
+class Case(NamedTuple):
+    """One step's attention. `lengths`: of each request its tokens before, and in the step."""
+
+    name: str
+    heads: tuple[int, int, int]  # query heads, KV heads, head dimension
+    lengths: Lengths
+
+    @property
+    def is_decode(self) -> bool:
+        return all(count == 1 for _, count in self.lengths)
+
+    @property
+    def counts(self) -> list[int]:
+        return [count for _, count in self.lengths]
+
+    @property
+    def contexts(self) -> list[int]:
+        return [before + count for before, count in self.lengths]
+
+    @property
+    def floor_bytes(self) -> int:
+        _, kv_heads, dim = self.heads
+        return sum(self.contexts) * 2 * kv_heads * dim * DTYPE.itemsize
+
+    @property
+    def floor_flops(self) -> int:
+        pairs = sum(causal_pairs(before, count) for before, count in self.lengths)
+        return int(attention_flops(pairs, self.heads[0], self.heads[2]))
+
+
+def measure_kernels(bench: Bench, _: None) -> None:
+    sizes = bench.sizes
+    bench.setting(dtype="bfloat16", block_size=BLOCK_SIZE, rotation=sizes.rotation_bytes)
+    backends = available_backends(str(bench.device), DTYPE)
+    for each in backends:
+        if not each.usable and not each.reason.startswith("runs on "):
+            bench.missing(each.name, each.reason, contender=each.name)
+    usable = [each.name for each in backends if each.usable and each.name != "reference"]
+    for place, heads in enumerate(sizes.kernel_heads):
+        for case in _cases(heads, sizes.kernel_shrink, is_first=place == 0):
+            for name in usable:
+                backend = choose(name, str(bench.device), DTYPE).backend
+                make = partial(_paged, bench, case, backend)
+                _measure(bench, case, name, make, can_capture=backend.is_capturable)
+            for name, make in _others(bench, case):
+                _measure(bench, case, name, make, can_capture=True)
+    for num_tokens in FUSED_TOKENS if sizes.kernel_shrink == 1 else (3,):
+        _measure_fused(bench, num_tokens)
+
+
+def _measure(bench: Bench, case: Case, contender: str, make: Make, *, can_capture: bool) -> None:
+    facts = {"case": case.name, "contender": contender}
+    facts |= {"floor_bytes": case.floor_bytes, "floor_flops": case.floor_flops}
+    what = f"{case.name}, {contender}"
+    with bench.attempt(what, **facts):
+        runs = make(_num_copies(bench, case.floor_bytes))
+        bench.found(what, bench.milliseconds(runs, can_capture=can_capture), **facts)
+
+
+def _num_copies(bench: Bench, num_bytes: int) -> int:
+    return max(1, min(MOST_COPIES, bench.sizes.rotation_bytes // num_bytes))
+
+
+def _cases(heads: tuple[int, int, int], shrink: int, *, is_first: bool) -> Iterator[Case]:
+    """Yield the cases of a shape of heads; decodes over short contexts of the first shape only."""
+    all_lengths: dict[str, Lengths] = {}  # a dict, because shrinking makes some cases the same
+    for batch, context in DECODES:
+        if is_first or context == DECODES[-1][1]:
+            batch, context = max(1, batch // shrink), max(1, context // shrink)
+            all_lengths[f"decode, {batch} x {context}"] = ((context - 1, 1),) * batch
+    for chunks in CHUNKS:
+        lengths = tuple((before // shrink, max(2, count // shrink)) for before, count in chunks)
+        what = ", ".join(f"{count} after {before}" for before, count in lengths)
+        all_lengths[f"chunk, {what}"] = lengths
+    lengths = tuple((b // shrink, n if n == 1 else max(2, n // shrink)) for b, n in MIXED)
+    (context, _), (before, count) = lengths[0], lengths[-1]
+    all_lengths[f"{len(lengths) - 1} decodes of {context}, {count} after {before}"] = lengths
+    for name, lengths in all_lengths.items():
+        yield Case(f"{heads[0]} heads: {name}", heads, lengths)
+
+
+def _paged(bench: Bench, case: Case, backend: Any, copies: int) -> list[Run]:
+    num_heads, num_kv_heads, head_dim = case.heads
+    counts, contexts = np.array(case.counts), np.array(case.contexts)
+    width = -(-int(contexts.max()) // BLOCK_SIZE)
+    num_blocks = len(counts) * width
+    query = _random(bench, int(counts.sum()), num_heads, head_dim)
+    batch = PagedBatch(
+        query_starts=np.concatenate([[0], np.cumsum(counts)]),
+        context_lens=contexts,
+        block_tables=np.random.default_rng(0).permutation(num_blocks).reshape(-1, width),
+        slot_mapping=torch.zeros(len(query), dtype=torch.int64, device=bench.device),
+        block_size=BLOCK_SIZE,
+        device=bench.device,
+    )
+    shape = (2, num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
+    caches = [_random(bench, *shape) for _ in range(copies)]
+    attend = partial(backend, query, batch=batch, scale=head_dim**-0.5)
+    return [partial(attend, key_cache=keys, value_cache=values) for keys, values in caches]
+
+
+def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Make]]:
+    """Yield the kernels that read contiguous keys and values, each with its name."""
+    # A dense kernel needs requests alike: decodes, or whole prompts.
+    if len(set(case.lengths)) == 1 and (case.is_decode or case.lengths[0][0] == 0):
+        yield "SDPA, dense", partial(_sdpa, bench, case)
+    if case.is_decode or not bench.is_gpu:
+        return
+    for name, load in (
+        ("flash-attn, packed", flash_attention.load_flash_attn),
+        ("torch varlen, packed", flash_attention.load_torch_varlen),
+    ):
+        try:
+            varlen = load()
+        except ImportError:
+            continue  # its backend has already reported that it is missing
+        yield name, partial(_packed, bench, case, varlen)
+
+
+def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
+    num_heads, num_kv_heads, head_dim = case.heads
+    batch = len(case.lengths)
+    query = _random(bench, batch, num_heads, case.counts[0], head_dim)
+    shape = (2, batch, num_kv_heads, case.contexts[0], head_dim)
+    dense = [_random(bench, *shape) for _ in range(copies)]
+    attend = partial(F.scaled_dot_product_attention, is_causal=not case.is_decode, enable_gqa=True)
+    return [partial(attend, query, keys, values) for keys, values in dense]
+
+
+def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
+    num_heads, num_kv_heads, head_dim = case.heads
+    query = _random(bench, sum(case.counts), num_heads, head_dim)
+    starts = [
+        torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=bench.device)
+        for each in (case.counts, case.contexts)
+    ]
+    most = (max(case.counts), max(case.contexts))
+    shape = (2, sum(case.contexts), num_kv_heads, head_dim)
+    packed = [_random(bench, *shape) for _ in range(copies)]
+    rest = (*starts, *most, head_dim**-0.5, None, None)
+    return [partial(varlen.attend, query, keys, values, *rest) for keys, values in packed]
+
+
+def _measure_fused(bench: Bench, num_tokens: int) -> None:
+    """Measure fused kernels between the matrix products of a layer, and the same in plain torch."""
+    for name, ours, plain, make in (
+        ("add + RMSNorm", fused.add_rms_norm, fused.torch_add_rms_norm, _add_rms_norm),
+        (
+            "q/k norm, RoPE, store",
+            fused.norm_rope_store,
+            fused.torch_norm_rope_store,
+            _norm_rope_store,
+        ),
+        ("SiLU * mul", fused.silu_mul, fused.torch_silu_mul, _silu_mul),
+    ):
+        moved, _ = make(bench, num_tokens)
+        inputs = [make(bench, num_tokens)[1] for _ in range(_num_copies(bench, moved))]
+        case = f"{name}, {num_tokens} tokens"
+        for contender, operation in (("ours", ours), ("plain torch", plain)):
+            facts = {"case": case, "contender": contender, "floor_bytes": moved}
+            with bench.attempt(f"{case}, {contender}", **facts):
+                runs = [partial(operation, *each) for each in inputs]
+                samples = bench.milliseconds(runs, can_capture=True)
+                bench.found(f"{case}, {contender}", samples, **facts)
+
+
+# Each returns the bytes that the operation moves at least, and its arguments.
+
+
+def _add_rms_norm(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
+    x, residual = _random(bench, 2, num_tokens, HIDDEN)
+    return 4 * x.nbytes, (x, residual, _random(bench, HIDDEN), 1e-6)
+
+
+def _norm_rope_store(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
+    heads, kv_heads, head_dim = 32, 8, 128
+    qkv = _random(bench, num_tokens, (heads + 2 * kv_heads) * head_dim)
+    rope = torch.randn(num_tokens, head_dim, device=bench.device)
+    positions = torch.arange(num_tokens, device=bench.device)
+    shape = (2, -(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, head_dim)
+    norms = _random(bench, 2, head_dim)
+    arguments = (qkv, rope, positions, positions, *_random(bench, *shape), heads, kv_heads)
+    return 2 * qkv.nbytes + rope.nbytes, (*arguments, *norms, 1e-6)
+
+
+def _silu_mul(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
+    gate_up = _random(bench, num_tokens, 2 * INNER)
+    return 3 * gate_up.nbytes // 2, (gate_up,)
+
+
+def _random(bench: Bench, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=bench.device, dtype=DTYPE)

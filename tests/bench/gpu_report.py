@@ -1,0 +1,314 @@
+"""The report of `bench_gpu.py`: its structs, the knee, the aims (set for one H200), its table."""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+# Letter -> name, and weight: its share of the time, about a fifth of its seconds on an H200.
+PARTS: dict[str, tuple[str, float]] = {
+    "a": ("ceilings: a large copy and a large product", 1),
+    "b": ("decode, share of the bandwidth floor", 2),
+    "c": ("prefill, share of the rate of a large product", 2),
+    "d": ("step time over tokens, and its knee", 1),
+    "e": ("kernels alone", 4),
+    "f": ("256-request yardstick", 5),
+    "g": ("the same work through transformers' generate_batch", 3),
+    "h": ("long prompts among decodes, in each batching mode", 7),
+    "i": ("telemetry on and off", 3),
+    "j": ("exactness against transformers", 4),
+}
+FORMAT, WIDTH = 1, 100
+UNFINISHED = "its process ended without giving a reason"  # until a part has ended
+Facts = dict[str, Any]
+
+
+class Point(msgspec.Struct, kw_only=True):
+    """One quantity, measured several times.
+
+    `samples` are milliseconds; exactness has none, only `facts`. `why` says why there are none.
+    """
+
+    what: str
+    samples: list[float] = []
+    facts: Facts = {}
+    why: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.samples) if self.samples else None
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one part found, of one model or of none. `why` says why it is incomplete."""
+
+    part: str
+    model: str | None = None
+    seconds: float = 0.0
+    points: list[Point] = []
+    settings: Facts = {}
+    why: str | None = None
+
+    def point(self, what: str) -> Point | None:
+        return next((point for point in self.points if point.what == what), None)
+
+    def fact(self, what: str, name: str) -> Any:
+        point = self.point(what)
+        return None if point is None else point.facts.get(name)
+
+
+class Aim(msgspec.Struct, kw_only=True, frozen=True):
+    """A target value. `found` and `held` are None if it was not measured."""
+
+    what: str
+    wanted: str
+    found: float | None
+    held: bool | None
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The results of one run. If `is_gpu` is False, they say nothing about a GPU."""
+
+    format: int = FORMAT
+    date: str
+    is_gpu: bool
+    is_quick: bool
+    is_interrupted: bool = False
+    seconds: float = 0.0
+    device: str = ""
+    versions: dict[str, str] = {}
+    commit: str | None = None
+    host: Facts = {}
+    gpu: dict[str, Facts] = {}  # nvidia-smi: "before", "after"
+    settings: Facts = {}
+    outcomes: list[Outcome] = []
+    aims: list[Aim] = []
+
+    def outcome(self, part: str, model: str | None) -> Outcome:
+        """The outcome of a part on a model; adds one if there is none."""
+        for each in self.outcomes:
+            if (each.part, each.model) == (part, model):
+                return each
+        self.outcomes.append(Outcome(part=part, model=model))
+        return self.outcomes[-1]
+
+    def rate(self, what: str, fact: str) -> float | None:
+        """Bytes (fact) of the copy (what), or operations of the product, per second: part (a)."""
+        for outcome in self.outcomes:
+            point = outcome.point(what) if outcome.part == "a" else None
+            if point is not None and point.median:
+                return float(point.facts[fact]) / point.median * 1e3
+        return None
+
+    def share_of_floor(self, point: Point | None, ms: float | None = None) -> float | None:
+        """The least time of a point, by its bytes or operations and (a), over the time it took."""
+        taken_ms = ms or (None if point is None else point.median)
+        if point is None or not taken_ms:
+            return None
+        rates = {
+            "floor_bytes": self.rate("copy", "bytes"),
+            "floor_flops": self.rate("gemm", "flops"),
+        }
+        floors_s = [
+            point.facts[name] / rate for name, rate in rates.items() if rate and name in point.facts
+        ]
+        return max(floors_s) * 1e3 / taken_ms if floors_s else None
+
+    def write(self, file: Path) -> None:
+        """Write it so that `file` is always a whole report."""
+        scratch = file.with_name(f".{file.name}.part")
+        scratch.write_bytes(msgspec.json.encode(self) + b"\n")
+        scratch.replace(file)
+
+
+def read(file: Path) -> Report:
+    return msgspec.json.decode(file.read_bytes(), type=Report)
+
+
+class Knee(NamedTuple):
+    flat_ms: float  # of the smallest steps
+    tokens_per_s: float  # added tokens per added second, among the largest steps
+    tokens: float
+    budget: int  # the power of two at or above it
+
+
+def find_knee(times_ms: Mapping[int, float]) -> Knee | None:
+    """Where a step becomes bound by compute: a smaller token budget wastes the device.
+
+    A step of few tokens takes as long as one of a single token, because it reads all weights. The
+    time of a large step is proportional to its tokens. At the knee the two lines meet.
+
+    Args:
+        times_ms: the time of a step, by its number of tokens.
+    """
+    points = sorted(times_ms.items())
+    if len(points) < 7:
+        return None
+    flat_ms = statistics.median(ms for _, ms in points[:3])
+    slope = statistics.linear_regression(*zip(*points[-4:], strict=True)).slope
+    if slope <= 0 or flat_ms <= 0:
+        return None
+    tokens = flat_ms / slope
+    budget = 1 << max(0, (max(1, round(tokens)) - 1).bit_length())
+    return Knee(flat_ms, 1e3 / slope, tokens, budget)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The percentile at `share` (0..1), by nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+# What several figures of a part say together
+
+
+def peers(outcome: Outcome) -> Iterator[tuple[Point, Point | None]]:
+    """Transformers' points of (g), each with stepscope's of the same requests, if it ran them."""
+    by: dict[str, dict[str, Point]] = {"stepscope": {}, "generate_batch": {}}
+    for point in outcome.points:
+        by[point.facts["contender"]][point.facts["work"]] = point
+    for work, theirs in by["generate_batch"].items():
+        yield theirs, by["stepscope"].get(work)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def _peer_ratio(theirs: Point, ours: Point | None) -> float | None:
+    return None if ours is None else _over(theirs.median, ours.median)
+
+
+def _itl_ratio(outcome: Outcome) -> float | None:
+    return _over(outcome.fact("continuous", "p99_ms"), outcome.fact("chunked", "p99_ms"))
+
+
+def _telemetry_ratio(outcome: Outcome) -> float | None:
+    ratios = outcome.fact("with telemetry / without", "ratios")
+    return statistics.median(ratios) if ratios else None
+
+
+def judge(report: Report) -> list[Aim]:
+    """Every aim with its result; none if the report is not of a GPU, or of quick sizes."""
+    aims = []
+
+    def aim(what: str, wanted: str, found: float | None, held: bool) -> None:
+        held_or_not = None if found is None else held
+        aims.append(Aim(what=what, wanted=wanted, found=found, held=held_or_not))
+
+    def at_least(what: str, share: float, point: Point | None) -> None:
+        found = report.share_of_floor(point)
+        aim(what, f"{share:.0%} or more", found, (found or 0) >= share)
+
+    for each in report.outcomes if report.is_gpu and not report.is_quick else ():
+        model, is_large = each.model, (each.model or "").endswith("8b")
+        if each.part == "b" and is_large:
+            for what, share in (("batch 1, context 512", 0.80), ("batch 128, context 4096", 0.70)):
+                at_least(f"{model}: decode, {what}", share, each.point(what))
+        elif each.part == "c" and is_large:
+            at_least(f"{model}: prefill of 2048 tokens", 0.65, each.point("2048 tokens"))
+        elif each.part == "g":
+            for theirs, ours in peers(each):
+                ratio = _peer_ratio(theirs, ours)
+                what = f"{model}: stepscope / generate_batch, {theirs.facts['work']}"
+                aim(what, "above 1", ratio, (ratio or 0) > 1)
+        elif each.part == "h":
+            ratio = _itl_ratio(each)
+            aim(f"{model}: p99 ITL, continuous / chunked", "5 or more", ratio, (ratio or 0) >= 5)
+        elif each.part == "i":
+            ratio = _telemetry_ratio(each)
+            what = f"{model}: time with telemetry / without"
+            aim(what, "up to 1.01", ratio, (ratio or 0) <= 1.01)
+        elif each.part == "j":
+            for point in each.points:
+                facts = point.facts
+                what = f"{model}: {point.what}"
+                aim(what, facts.get("wanted", ""), facts.get("found"), facts.get("held", False))
+    return aims
+
+
+# The table
+
+_SHOWN = (
+    "output_tokens_per_s",
+    "p50_ms",
+    "p99_ms",
+    "max_ms",
+    "num_equal",
+    "num_tokens",
+    "found",
+    "held",
+)
+
+
+def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
+    """Every figure of one part: (name, text, its number, to compare with another report's)."""
+    for point in outcome.points:
+        words, facts, median = [], point.facts, point.median
+        if median is not None:
+            words.append(f"{median:.4g} ms")
+            if share := report.share_of_floor(point):
+                words.append(f"{share:.0%} of the floor's rate")
+        words += [f"{name} {facts[name]:.4g}" for name in _SHOWN if facts.get(name) is not None]
+        words += ["a part of it"] * bool(facts.get("is_partial"))
+        words += ["requests share blocks"] * bool(facts.get("has_shared_blocks"))
+        if point.why:
+            words = [f"not measured: {point.why}"]
+        yield point.what, ", ".join(words), float(median or facts.get("found") or 0)
+    if outcome.part == "a":
+        for what, fact in (("copy", "bytes"), ("gemm", "flops")):
+            if rate := report.rate(what, fact):
+                yield f"{what}, {fact} a second", f"{rate:.4g}", rate
+    elif outcome.part == "d":
+        knee = find_knee({p.facts["tokens"]: p.median for p in outcome.points if p.median})
+        if knee is not None:
+            yield "knee, in tokens", f"{knee.tokens:.0f}: budget {knee.budget}", knee.tokens
+    elif outcome.part == "g":
+        for theirs, ours in peers(outcome):
+            if ratio := _peer_ratio(theirs, ours):
+                yield f"rate / generate_batch, {theirs.facts['work']}", f"{ratio:.2f}", ratio
+    elif outcome.part == "h" and (ratio := _itl_ratio(outcome)):
+        yield "p99, continuous / chunked", f"{ratio:.1f}", ratio
+    elif outcome.part == "i" and (ratio := _telemetry_ratio(outcome)):
+        yield "median of the ratios", f"{ratio:.3f}", ratio
+
+
+def table(report: Report, other: Report | None = None) -> Iterator[str]:
+    """Yield a report as lines, or two: each figure of both, and the second over the first."""
+    reports = [report] if other is None else [report, other]
+    for each in reports:
+        state = " (interrupted)" if each.is_interrupted else ""
+        yield f"bench_gpu: {each.device}, {each.date}, {each.seconds:.0f} s{state}"
+        if not each.is_gpu or each.is_quick:
+            kind = "NOT A GPU" if not each.is_gpu else "QUICK"
+            yield f"{kind}: tiny models, to see that the bench runs. No figure of a GPU."
+        versions = [f"{name} {version}" for name, version in each.versions.items()]
+        gpu = [f"{name} {value}" for name, value in each.gpu.get("before", {}).items()]
+        yield from textwrap.wrap(", ".join([*versions, f"commit {each.commit}", *gpu]), WIDTH)
+    keys = {(o.part, o.model): None for each in reports for o in each.outcomes}
+    for part, model in sorted(keys, key=lambda key: key[0]):
+        yield f"({part}) {PARTS[part][0]}" + (f", {model}" if model else "")
+        outcomes = [each.outcome(part, model) for each in reports]
+        found = [
+            {name: (text, value) for name, text, value in rows(each, outcome)}
+            for each, outcome in zip(reports, outcomes, strict=True)
+        ]
+        for name in dict.fromkeys(name for of in found for name in of):
+            both = [of.get(name, ("-", 0.0)) for of in found]
+            ratio = _over(both[-1][1], both[0][1]) if other else None
+            times = f"  ({ratio:.2f} times)" if ratio else ""
+            yield f"    {name}: " + "  |  ".join(text for text, _ in both) + times
+        for outcome in outcomes:
+            settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
+            yield from textwrap.wrap(
+                settings, WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
+            if outcome.why:
+                yield f"    incomplete: {outcome.why}"
+    for aim in report.aims if other is None else ():
+        verdict = {True: "held", False: "not held", None: "not measured"}[aim.held]
+        text = "" if aim.found is None else f": {aim.found:.2f}"
+        yield f"aim {verdict:<13} {aim.what}{text} ({aim.wanted})"

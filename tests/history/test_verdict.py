@@ -1,0 +1,184 @@
+"""The one sentence on an engine: sessions made so that it must, and must not, be said."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    StepInFlight,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings import samples
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.history.verdict import Verdict, verdict_of
+from stepscope.recordings.state.series.latency import SLO
+
+Messages: TypeAlias = list[tuple[int, Telemetry]]
+USUAL = SLO(500, 50)
+FAST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
+QUIET = SimulatedWorkload(rate=1.0, document_share=0.0, output_tokens=200)
+CROWD = SimulatedWorkload(rate=40.0, document_share=0.1, document_tokens=2600, output_tokens=140)
+
+
+def simulated(
+    num_steps: int, workload: SimulatedWorkload, num_blocks: int = 2048, **knobs: object
+) -> Messages:
+    values = msgspec.convert({"max_num_batched_tokens": 512, "max_num_seqs": 32} | knobs, Knobs)
+    return simulate(
+        seed=3,
+        num_steps=num_steps,
+        knobs=values,
+        workload=workload,
+        cost=FAST,
+        num_blocks=num_blocks,
+    )
+
+
+def judged(messages: Iterable[tuple[int, Telemetry]], slo: SLO = USUAL) -> Verdict:
+    history = History(slo)
+    for sequence, message in messages:
+        history.append(sequence, message)
+    return verdict_of(history)
+
+
+def healthy() -> Messages:
+    return simulated(400, QUIET)
+
+
+def queue() -> Messages:
+    return simulated(400, CROWD, max_num_seqs=4)
+
+
+def out_of_blocks() -> Messages:
+    workload = SimulatedWorkload(rate=9.0, document_share=0.12, document_tokens=2600)
+    return simulated(700, workload, num_blocks=512, max_num_batched_tokens=1024)
+
+
+def more(messages: Messages, make: Callable[[StepRecord, int], list[Telemetry]]) -> Messages:
+    """The session, and further messages made from its last step and that step's time."""
+    sequence, last = next(each for each in reversed(messages) if isinstance(each[1], StepRecord))
+    assert isinstance(last, StepRecord)
+    kept = [each for each in messages if each[0] <= sequence]
+    added = make(last, last.tokens_ns)
+    return [*kept, *enumerate(added, sequence + 1)]
+
+
+def status(state: str, step: StepRecord, time_ns: int) -> EngineStatus:
+    return EngineStatus(
+        state=state,
+        step=step.step,
+        time_ns=time_ns,
+        num_running=step.num_running,
+        num_waiting=step.num_waiting,
+        kv=step.kv,
+        events=[],
+        moves=[],
+    )
+
+
+def paused() -> Messages:
+    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
+        asked = Audited(number=1, command="Pause", who="ops@host", time_ns=now_ns, effective_step=1)
+        return [
+            asked,
+            status("paused", step, now_ns + 1_000_000),
+            status("paused", step, now_ns + 12_001_000_000),
+        ]
+
+    return more(healthy(), make)
+
+
+def idle() -> Messages:
+    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
+        return [msgspec.structs.replace(status("idle", step, now_ns), num_running=0)]
+
+    return more(healthy(), make)
+
+
+def in_flight() -> Messages:
+    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
+        return [
+            StepInFlight(
+                step=step.step + 1,
+                time_ns=now_ns + 7_300_000_000,
+                since_ns=now_ns,
+                num_prefill_tokens=0,
+                num_decodes=63,
+                num_decode_tokens=63,
+                token_budget=512,
+                prefills=[],
+            )
+        ]
+
+    return more(healthy(), make)
+
+
+def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
+    with Recording(samples.shipped()["freeze"]) as recording:
+        messages = [(f.sequence, f.payload) for f, _ in recording.frames() if f.topic != b""]
+    history = History(SLO(3000, 150))
+    for sequence, payload in messages:
+        history.append(sequence, payload)
+    verdict = verdict_of(history)
+    assert verdict.text == "12 streams stood still 0.8 s behind the 4,096-token prompt of r16"
+    assert (verdict.tone, verdict.look) == ("breach", "worst")
+
+
+@pytest.mark.parametrize(
+    ("session", "said", "tone", "look"),
+    [
+        (healthy, r"healthy: \d+ running, 100.0% of tokens in time", "good", ""),
+        (idle, "idle: there is no request", "muted", ""),
+        (paused, r"paused by ops@host for 12 s", "caution", "pause_engine"),
+        (in_flight, r"step \d+ has run for 7\.3 s: 63 decodes", "caution", "screen_step"),
+    ],
+)
+def test_the_state_of_an_engine_is_one_sentence(
+    session: Callable[[], Messages], said: str, tone: str, look: str
+) -> None:
+    verdict = judged(session())
+    assert re.fullmatch(said, verdict.text), verdict
+    assert (verdict.tone, verdict.look) == (tone, look)
+
+
+@pytest.mark.parametrize(
+    ("session", "slo", "said", "look"),
+    [
+        (queue, USUAL, r"the queue grows: .* wait, .* did .* ago; bound by max_num_seqs in \d+% .*",
+         "screen_step"),
+        (out_of_blocks, SLO(9e9, 9e9), r"\d+ preemptions in 10 s: .* run out", "screen_kv"),
+        (healthy, SLO(500, 9), r"\d+% of gaps between tokens take over 9 ms", "screen_latency"),
+        (healthy, SLO(1, 50), r"\d+% of first tokens take over 1 ms", "screen_latency"),
+    ],
+)  # fmt: skip
+def test_what_holds_an_engine_back_is_said_with_the_key_to_its_evidence(
+    session: Callable[[], Messages], slo: SLO, said: str, look: str
+) -> None:
+    verdict = judged(session(), slo)
+    assert re.fullmatch(said, verdict.text), verdict
+    assert (verdict.tone in ("breach", "caution"), verdict.look) == (True, look)
+
+
+def test_a_stall_is_no_news_ten_seconds_later() -> None:
+    def later(step: StepRecord, now_ns: int) -> list[Telemetry]:
+        return [status("running", step, now_ns + 11_000_000_000)]
+
+    history = History(SLO(3000, 9))
+    for sequence, message in more(healthy(), later):
+        history.append(sequence, message)
+    assert "stood still" not in verdict_of(history).text
+
+
+def test_without_a_step_nothing_is_called_healthy() -> None:
+    first = [each for each in healthy() if not isinstance(each[1], StepRecord)][:1]
+    assert judged(first).tone == "muted"

@@ -1,0 +1,521 @@
+"""The bench of a GPU, on a CPU with tiny models: the code a GPU runs, and figures that agree.
+
+The tests check laws (shares follow from the samples, both sides do the same work) and what becomes
+of processes that fail, never a time.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
+from stepscope.engine.models import loader, random_model
+from stepscope.engine.models.model import StepContext
+from stepscope.engine.models.random_shapes import PREFIX
+from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.simulation.measured import read_points
+from stepscope.engine.simulation.model_shape import model_shape
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.reference import ReferenceAttention
+from stepscope.recordings.file.reader import Recording
+from tests.support.cpu_levels import linear_layouts
+
+BENCH = Path(__file__).parents[1] / "bench"
+sys.path.append(str(BENCH))
+
+import bench_gpu  # noqa: E402
+import gpu_engine  # noqa: E402
+import gpu_report  # noqa: E402
+from gpu_bench import Bench, NotMeasuredError, sizes  # noqa: E402
+from gpu_report import Outcome, Point, Report  # noqa: E402
+
+MODEL = "qwen3-tiny"
+QUICK = sizes(is_quick=True)
+TINY = (MODEL, "llama-tiny")
+
+
+def report(**more: Any) -> Report:
+    return Report(**{"date": "", "is_gpu": True, "is_quick": False} | more)
+
+
+# Floors
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", TINY)
+def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(name: str) -> None:
+    folder = random_model.ensure(PREFIX + name)
+    model = AutoModelForCausalLM.from_config(
+        loader.load_config(folder, name), attn_implementation="eager"
+    )
+    count = 24
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, count, dtype=torch.long))
+    shape = model_shape(PREFIX + name)
+    # The library computes masked values too, and torch counts them.
+    unseen = count**2 - gpu_engine.causal_pairs(0, count)
+    unseen_flops = gpu_engine.attention_flops(unseen, shape.num_heads, shape.head_dim)
+    found = gpu_engine.step_flops(shape, [(0, count)], count) + unseen_flops * shape.num_layers
+    assert found == counter.get_total_flops()
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", TINY)
+def test_the_decoder_skips_the_end_of_the_last_layer_for_tokens_without_logits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [*linear_layouts(torch.float32, monkeypatch)][-1] == "plain"  # torch counts only these
+    folder = random_model.ensure(PREFIX + name)
+    config = loader.load_config(folder, name)
+    cpu = torch.device("cpu")
+    model = loader.load_model(
+        folder, name, config, "lean", 64, torch.float32, cpu, lambda what, share: None
+    )
+    count = 24
+    size = (2, 16, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
+    keys, values = ([torch.zeros(size)] * model.kv_shape.num_layers for _ in range(2))
+    counted = []
+    for num_logits in (1, count):
+        batch = PagedBatch(
+            query_starts=np.array([0, count]),
+            context_lens=np.array([count]),
+            block_tables=np.arange(2)[None],
+            slot_mapping=torch.arange(count),
+            block_size=16,
+            device=cpu,
+        )
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.forward(
+                torch.zeros(count, dtype=torch.int64),
+                torch.arange(count),
+                StepContext(batch, keys, values, ReferenceAttention()),
+                torch.arange(count - num_logits, count),
+            )
+        counted.append(counter.get_total_flops())
+    shape = model_shape(PREFIX + name)
+    one, every = (gpu_engine.step_flops(shape, [(0, count)], number) for number in (1, count))
+    assert counted[1] - counted[0] == every - one
+    assert counted[0] >= one > 0
+
+
+@given(st.integers(0, 500), st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
+    before: int, chunks: list[int]
+) -> None:
+    shape = model_shape("random:qwen3-8b")
+    whole = gpu_engine.step_flops(shape, [(before, sum(chunks))], 1)
+    sliced = sum(
+        gpu_engine.step_flops(shape, [(before + sum(chunks[:i]), count)], 0)
+        for i, count in enumerate(chunks)
+    )
+    assert whole == sliced + gpu_engine.step_flops(shape, [], 1)
+
+
+# The knee, and the aims
+
+
+@given(st.floats(0.1, 20.0), st.floats(1e3, 1e6), st.booleans())
+def test_the_knee_is_the_batch_size_whose_compute_time_equals_that_of_the_smallest_step(
+    flat_ms: float, tokens_per_s: float, adds_up: bool
+) -> None:
+    knee_tokens = flat_ms / 1e3 * tokens_per_s
+    counts = [max(1, round(knee_tokens * share)) for share in (0.002, 0.004, 0.006)]
+    counts += [round(knee_tokens * times) + 10 * times for times in (1, 2, 8, 16, 24, 32)]
+    counts = sorted({*counts, *range(1, 4)})
+
+    def took_ms(count: int) -> float:
+        computing_ms = count / tokens_per_s * 1e3
+        return flat_ms + computing_ms if adds_up else max(flat_ms, computing_ms)
+
+    knee = gpu_report.find_knee({count: took_ms(count) for count in counts})
+    assert knee is not None
+    assert knee.tokens_per_s == pytest.approx(tokens_per_s, rel=0.01)
+    slack = max(counts[:3]) / tokens_per_s * 1e3 if adds_up else 0.0
+    assert knee.flat_ms == pytest.approx(max(flat_ms, took_ms(counts[1])), abs=slack + 1e-9)
+    assert knee.tokens == pytest.approx(knee.flat_ms / 1e3 * tokens_per_s, rel=0.02)
+    assert knee.budget >= round(knee.tokens) > knee.budget // 2
+
+
+def test_without_a_knee_in_the_measured_step_times_none_is_reported() -> None:
+    assert gpu_report.find_knee({1: 1.0, 2: 1.0, 4: 1.0}) is None
+    assert gpu_report.find_knee({2**i: 5.0 for i in range(12)}) is None
+
+
+def judged_report(**more: Any) -> Report:
+    """A report in which every aim is met except the decode share at batch 128."""
+
+    def step(what: str, ms: float, **facts: Any) -> Point:
+        return Point(what=what, samples=[ms * 0.99, ms, ms * 1.01], facts=facts)
+
+    def peer(name: str, ms: float) -> Point:
+        return step(name, ms, contender=name, work="w", output_tokens_per_s=1e6 / ms)
+
+    decodes = [
+        step("batch 1, context 512", 4.0, floor_bytes=14 << 30, device_ms=[3.8]),
+        step("batch 128, context 4096", 40.0, floor_bytes=90 << 30, device_ms=[38.0]),
+        Point(what="batch 256, context 4096", why="out of memory: 70 GiB were asked for"),
+    ]
+    modes = [step("continuous", 8.0, p99_ms=600.0), step("chunked", 8.0, p99_ms=60.0)]
+    ratios = [step("with telemetry / without", 500.0, ratios=[1.004, 0.999, 1.02])]
+    exact = [Point(what="fp32", facts={"found": 1.0, "wanted": "all", "held": True})]
+    ceilings = [step("copy", 2.0, bytes=8 << 30), step("gemm", 1.4, flops=2 * 8192**3)]
+    peers = [peer("generate_batch", 900.0), peer("stepscope", 300.0)]
+    prefill = [step("2048 tokens", 60.0, floor_flops=33 * 10**12)]
+    parts = {"b": decodes, "c": prefill, "g": peers, "h": modes, "i": ratios, "j": exact}
+    outcomes = [Outcome(part="a", points=ceilings)]
+    outcomes += [Outcome(part=part, model="qwen3-8b", points=each) for part, each in parts.items()]
+    made = report(**{"outcomes": outcomes, **more})
+    made.aims = gpu_report.judge(made)
+    return made
+
+
+def test_performance_aims_are_judged_by_the_measured_samples() -> None:
+    judged = {aim.what.removeprefix("qwen3-8b: "): aim for aim in judged_report().aims}
+    assert {what: aim.held for what, aim in judged.items()} == {
+        "decode, batch 1, context 512": True,
+        "decode, batch 128, context 4096": False,
+        "prefill of 2048 tokens": True,
+        "stepscope / generate_batch, w": True,
+        "p99 ITL, continuous / chunked": True,
+        "time with telemetry / without": True,
+        "fp32": True,
+    }
+    assert judged["decode, batch 1, context 512"].found == pytest.approx(14 / 8 * 2 / 4)
+    assert judged["p99 ITL, continuous / chunked"].found == 10
+    assert judged["time with telemetry / without"].found == 1.004
+
+
+def test_an_aim_is_not_judged_without_samples_or_on_a_cpu_or_a_tiny_model() -> None:
+    made = judged_report()
+    for outcome in made.outcomes:
+        outcome.points = []
+    assert {aim.held for aim in gpu_report.judge(made)} == {None}
+    for field in ("is_gpu", "is_quick"):
+        made = judged_report(**{field: field == "is_quick"})
+        assert made.aims == []
+        assert any(word in "\n".join(gpu_report.table(made)) for word in ("NOT A GPU", "QUICK"))
+
+
+def test_show_prints_every_figure_and_two_reports_beside_one_another(tmp_path: Path) -> None:
+    slower = judged_report()
+    for point in slower.outcomes[1].points:
+        point.samples = [2 * each for each in point.samples]
+    slower.outcomes.append(Outcome(part="e", why="its process ended by signal 9"))
+    for made, name in ((judged_report(), "one"), (slower, "two")):
+        made.write(tmp_path / name)
+        assert gpu_report.read(tmp_path / name) == made
+
+    def shown(*names: str) -> str:
+        command = [sys.executable, str(BENCH / "bench_gpu.py"), "--show", *names]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return done.stdout
+
+    text = shown("one")
+    for words in ("4 ms, 88% of the floor's rate", "70 GiB were asked for", "aim not held"):
+        assert words in text
+    text = shown("one", "two")
+    assert "context 512: 4 ms, 88% of the floor's rate  |  8 ms, 44% of" in text
+    assert "(2.00 times)" in text
+    assert "incomplete: its process ended by signal 9" in text
+
+
+# Which process measures what, and processes that fail
+
+
+def test_no_bench_process_measures_more_than_one_model() -> None:
+    models = ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"]
+    jobs = bench_gpu.plan_jobs("abcdefghij", models, "cuda", {}, is_quick=False)
+    assert [(job.parts, job.model, job.is_peer) for job in jobs] == [
+        ("ae", None, False),
+        ("j", "qwen3-0.6b", False),
+        ("g", "qwen3-0.6b", True),
+        ("bcdfgi", "qwen3-0.6b", False),
+        ("g", "qwen3-8b", True),
+        ("bcdfgh", "qwen3-8b", False),
+        ("bcd", "llama-3.1-8b", False),
+    ]
+    # Parts that report shares come after the ceilings.
+    first, second = bench_gpu.plan_jobs("bh", ["qwen3-8b"], "cuda", {}, is_quick=True)
+    assert (first.parts, second.parts) == ("a", "bh")
+
+
+WORKER = """
+import json, os, sys, time
+job, file = json.loads(sys.argv[1]), sys.argv[2]
+report = json.load(open(file))
+open(file + ".pid", "w").write(str(os.getpid()))
+for part in job["parts"]:
+    outcome = next(each for each in report["outcomes"] if each["part"] == part)
+    outcome["points"].append({"what": "some", "samples": [1.0]})
+    if part not in "eh":
+        outcome["why"] = None
+    json.dump(report, open(file, "w"))
+    if part == "e":
+        os.abort()
+    if part == "h":
+        print("hangs", flush=True)
+        time.sleep(100)
+"""
+
+
+def run_jobs(parts: tuple[str, ...], file: Path, seconds: float) -> Report:
+    jobs = [bench_gpu.Job(parts=each, model=None, device="cpu", is_quick=False) for each in parts]
+    worker = [sys.executable, "-c", WORKER]
+    made = bench_gpu.conduct(jobs, report(), file, seconds, worker)
+    assert gpu_report.read(file) == made
+    return made
+
+
+def test_a_bench_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_gpu, "GRACE_S", 0.5)
+    made = run_jobs(("aej", "b", "hi"), tmp_path / "out.json", 4.0)
+    why = {outcome.part: outcome.why or "" for outcome in made.outcomes}
+    assert why["a"] == why["b"] == ""
+    assert "signal 6" in why["e"]
+    assert "signal 6" in why["j"]
+    assert "its process was ended: it took longer than" in why["h"]
+    assert "its process was ended" in why["i"]
+    assert [point.what for point in made.outcomes[1].points] == ["some"], "what it told is kept"
+
+
+def test_bench_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None:
+    made = run_jobs(("ab",), tmp_path / "out.json", 0.0)
+    assert {each.why for each in made.outcomes} == {"no time was left for it (see --time-limit)"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_leaves_a_complete_report_and_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    file, script = tmp_path / "out.json", tmp_path / "worker.py"
+    script.write_text(WORKER)
+    code = (
+        f"import sys; sys.path.append({str(BENCH)!r}); import bench_gpu\n"
+        f"sys.argv[1:] = ['--device', 'cpu', '--only', 'a,h', '-o', {str(file)!r}]\n"
+        "conduct = bench_gpu.conduct\n"
+        f"worker = [sys.executable, {str(script)!r}]\n"
+        "bench_gpu.conduct = lambda *args: conduct(*args[:-1], worker)\n"
+        "sys.exit(bench_gpu.main())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("hangs"):
+            break
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    made = gpu_report.read(file)
+    assert made.is_interrupted
+    assert {o.part: o.why for o in made.outcomes} == {"a": None, "h": "it was interrupted"}
+    pid = int(Path(f"{file}.pid").read_text())
+    until_s = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_measuring_process_ends_with_its_parent(tmp_path: Path) -> None:
+    report(is_gpu=False).write(tmp_path / "out.json")
+    job = '{"parts": "bcdh", "model": "llama-tiny", "device": "cpu", "is_quick": true}'
+    command = [sys.executable, str(BENCH / "bench_gpu.py"), "--worker", job, "out.json"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=30) == 1
+
+
+def test_a_bench_without_a_gpu_or_with_an_unknown_part_says_what_there_is() -> None:
+    for arguments, said in (
+        (("--only", "z"), "there is no part 'z'; there are: a (ceilings"),
+        (("--only", "a", "--skip", "a"), "leave nothing to measure"),
+        (("--models", "gpt"), "there are: qwen3-0.6b"),
+        (("--device", "cuda:99"), "torch sees no GPU 'cuda:99'"),
+        (("--time-limit", "nan"), "expected 10 seconds or more"),
+    ):
+        command = [sys.executable, str(BENCH / "bench_gpu.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
+def test_a_part_that_fails_or_has_no_time_left_keeps_the_points_it_measured(tmp_path: Path) -> None:
+    made = report()
+    bench = Bench(torch.device("cpu"), made, tmp_path / "out.json", is_quick=True)
+    with bench.part("a", None, 10.0):
+        with bench.attempt("one"):
+            raise torch.OutOfMemoryError("Tried to allocate 70 GiB\nlong advice")
+        with bench.attempt("another"):
+            raise NotMeasuredError("no long prompt came")
+        bench.found("third", [1.0])
+        raise RuntimeError("the driver is gone\nand more")
+    with bench.part("b", None, 0.0):
+        bench.found("first", [1.0])
+        with bench.attempt("second"):
+            raise AssertionError("it is not tried")
+    failed, late = made.outcomes
+    why = ["out of memory: Tried to allocate 70 GiB", "no long prompt came", None]
+    assert [point.why for point in failed.points] == why
+    assert failed.why == "the driver is gone"
+    assert [point.what for point in late.points] == ["first"]
+    assert "time ran out" in (late.why or "")
+    assert gpu_report.read(tmp_path / "out.json") == made
+
+
+# The parts
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[tuple[Report, Path]]:
+    """A report of every part, each measured once in this process, and its folder."""
+    with (
+        tempfile.TemporaryDirectory(prefix="step-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        patch.setenv("XDG_CACHE_HOME", folder)
+        file = Path(folder) / "out.json"
+        report(is_gpu=False, is_quick=True).write(file)
+        recordings = {"chunked": f"{folder}/chunked.mcap"}
+        for job in bench_gpu.plan_jobs("abcdefghij", [MODEL], "cpu", recordings, is_quick=True):
+            job.seconds = 600.0
+            assert bench_gpu.work(job, file) == 0
+        yield gpu_report.read(file), Path(folder)
+
+
+def of(measured: tuple[Report, Path], part: str) -> Outcome:
+    (outcome,) = (each for each in measured[0].outcomes if each.part == part)
+    assert outcome.why is None
+    assert all(point.why is None for point in outcome.points)
+    return outcome
+
+
+def test_every_part_is_measured_and_its_steps_are_readable_by_simulate(
+    measured: tuple[Report, Path],
+) -> None:
+    made, folder = measured
+    assert [outcome.part for outcome in made.outcomes] == list("aejgbcdfhi")
+    for outcome in made.outcomes:
+        assert of(measured, outcome.part).points
+        assert outcome.seconds > 0
+    assert (made.device, made.is_gpu) == ("CPU", False)
+    assert made.versions["torch"] == torch.__version__
+    for part in "bcdfghi":
+        assert of(measured, part).settings["implementation"]
+    steps = len(QUICK.batches) * len(QUICK.contexts) + len(QUICK.prefills) + len(QUICK.curve)
+    assert len(read_points(folder / "out.json", MODEL)) == steps
+
+
+def test_shares_of_the_floor_follow_from_the_ceilings_and_the_samples(
+    measured: tuple[Report, Path],
+) -> None:
+    made, _ = measured
+    copy, gemm = of(measured, "a").points
+    assert copy.facts["bytes"] == 2 * QUICK.copy_bytes
+    assert gemm.facts["flops"] == 2 * QUICK.product_side**3
+    assert len(copy.samples) == len(gemm.samples) == QUICK.num_samples
+    bytes_per_s = made.rate("copy", "bytes") or 0
+    shape = model_shape(PREFIX + MODEL)
+    for point in of(measured, "b").points:
+        batch, context = point.facts["batch"], point.facts["context"]
+        assert point.facts["floor_bytes"] == gpu_engine.decode_bytes(shape, batch, context)
+        floor_ms = point.facts["floor_bytes"] / bytes_per_s * 1e3
+        assert made.share_of_floor(point) == pytest.approx(floor_ms / (point.median or 0))
+    for count, point in zip(QUICK.prefills, of(measured, "c").points, strict=True):
+        assert point.facts["floor_flops"] == gpu_engine.step_flops(shape, [(0, count)], 1)
+    assert [point.facts["tokens"] for point in of(measured, "d").points] == list(QUICK.curve)
+    for point in (point for part in "bcd" for point in of(measured, part).points):
+        assert len(point.samples) == QUICK.num_samples
+        assert (len(point.facts["alone_ms"]), point.facts["device_ms"]) == (3, [])
+
+
+def test_each_kernel_is_measured_on_each_case_it_supports(measured: tuple[Report, Path]) -> None:
+    cases: dict[str, set[str]] = {}
+    for point in of(measured, "e").points:
+        cases.setdefault(point.facts["case"], set()).add(point.facts["contender"])
+    attention = {name: who for name, who in cases.items() if "heads" in name}
+    assert len(attention) == 12
+    assert all("torch" in who and "reference" not in who for who in attention.values())
+    assert {"SDPA, dense" in who for name, who in attention.items() if "x" in name} == {True}
+    others = [who for name, who in cases.items() if name not in attention]
+    assert others == [{"ours", "plain torch"}] * 3
+
+
+def test_stepscope_runs_the_requests_that_transformers_ran(measured: tuple[Report, Path]) -> None:
+    (whole,) = of(measured, "f").points
+    assert whole.what == f"{QUICK.yardstick_requests} requests"
+    assert whole.facts["is_partial"] is False
+    ((theirs, ours),) = gpu_report.peers(of(measured, "g"))
+    assert ours is not None
+    assert theirs.facts["work"] == "4 requests, outputs up to 24"
+    assert "sdpa" in theirs.facts["attention"]
+    for point in (whole, theirs, ours):
+        rate = point.facts["num_output_tokens"] / (point.median or 1) * 1e3
+        assert point.facts["output_tokens_per_s"] == pytest.approx(rate)
+    assert theirs.facts["num_output_tokens"] == ours.facts["num_output_tokens"]
+
+
+def test_long_prompts_are_served_in_every_batching_mode_and_recorded(
+    measured: tuple[Report, Path],
+) -> None:
+    outcome = of(measured, "h")
+    assert {point.what for point in outcome.points} == set(get_args(Batching))
+    most = QUICK.num_streams * QUICK.stream_output
+    for point in outcome.points:
+        assert len(point.facts["ttft_ms"]) == QUICK.num_arrivals
+        figures = [point.facts[f"{name}_ms"] for name in ("p50", "p99", "max")]
+        assert figures == sorted(figures)
+        assert max(point.samples) == figures[2]
+        # Every gap after the first arrival, and no stream has more of them than tokens.
+        assert 0 < len(point.samples) < most
+    with Recording(measured[1] / "chunked.mcap") as recording:
+        assert recording.message is None
+        num_steps = (recording.last_step or 0) - (recording.first_step or 0) + 1
+    assert QUICK.stream_output <= num_steps < most
+
+
+def test_telemetry_cost_is_measured_in_pairs_of_runs_with_and_without_telemetry(
+    measured: tuple[Report, Path],
+) -> None:
+    (point,) = of(measured, "i").points
+    with_ms, without_ms = point.samples, point.facts["without_ms"]
+    assert len(with_ms) == len(without_ms) == QUICK.telemetry_pairs
+    ratios = [a / b for a, b in zip(with_ms, without_ms, strict=True)]
+    assert point.facts["ratios"] == pytest.approx(ratios)
+    # One record a step of half of the runs, the warm-up and signs of life beside.
+    num_steps = (QUICK.telemetry_pairs + 1) * QUICK.telemetry_output
+    assert point.facts["num_received"] >= num_steps
+    assert point.facts["num_gaps"] == 0
+
+
+def test_tokens_equal_those_of_transformers_and_logits_are_near_those_of_transformers(
+    measured: tuple[Report, Path],
+) -> None:
+    tokens, logits = of(measured, "j").points
+    assert tokens.facts["held"] is True
+    assert tokens.facts["num_tokens"] == len(QUICK.exact_prompts) * QUICK.exact_tokens
+    assert tokens.facts["first_differences"] == [-1] * len(QUICK.exact_prompts)
+    assert logits.facts["held"] is True
+    errors = (*logits.facts["our_errors"], *logits.facts["their_errors"])
+    assert 0 < min(errors) <= max(errors) < 0.1

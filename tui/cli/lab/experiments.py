@@ -1,0 +1,335 @@
+"""The experiments of the lab: claims, the arms that try them, the figures of each arm."""
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.tui.cli.lab import judges
+from stepscope.tui.cli.lab.arm_run import ArmRun, seconds
+from stepscope.tui.cli.lab.experiment import Arm, ArmChange, ArmFigure, Experiment, Work
+
+Values = Sequence[float]
+_SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"
+_WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
+
+
+def _works(
+    name: str, num: int, at: tuple[float, float], prompt: int, output: int, seed: int, grow: int = 0
+) -> tuple[Work, ...]:
+    """Requests alike: the first one arrives `at[0]` seconds after the arm begins.
+
+    Args:
+        at: seconds until the first, and from one to the next.
+        grow: tokens by which each prompt is longer than the one before.
+    """
+    return tuple(
+        Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)
+        for n in range(num)
+    )
+
+
+def _budget(num_tokens: int) -> dict[str, int]:
+    return {"max_num_batched_tokens": num_tokens}
+
+
+# Columns
+
+
+def _each(
+    name: str, value: Callable[[ArmRun], float], form: str = ",.0f", *, is_drawn: bool = False
+) -> ArmFigure:
+    """A column with one figure of each run."""
+    return ArmFigure(name, lambda runs: [value(run) for run in runs], form, is_drawn)
+
+
+def _figure(name: str, key: str, form: str = ",.0f", *, is_drawn: bool = False) -> ArmFigure:
+    """A column with a figure of `stepscope compare`."""
+    return _each(name, lambda run: run.decoding.value(key), form, is_drawn=is_drawn)
+
+
+def _ttft(of: str, prefix: str, *, is_drawn: bool = True) -> ArmFigure:
+    name = f"TTFT of {of}, ms" if of else "TTFT, ms"
+    return _each(name, lambda run: run.ttft_ms(prefix), is_drawn=is_drawn)
+
+
+_ITL_P50 = _figure("ITL p50, ms", "itl_p50", ",.1f")
+_ITL_P99 = _figure("ITL p99, ms", "itl_p99", ",.1f", is_drawn=True)
+_ITL_MAX = _figure("longest ITL, ms", "itl_max", is_drawn=True)
+_OUTPUT = _figure("output tokens/s", "out_tokens_per_s", is_drawn=True)
+
+
+def _mixed_rates(runs: Sequence[ArmRun]) -> Values:
+    def is_mixed(step: StepRecord) -> bool:
+        return step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
+
+    alone, mixed = runs
+    return [
+        alone.tokens_per_s(lambda step: step.num_prefill_tokens > 0),
+        mixed.tokens_per_s(is_mixed),
+    ]
+
+
+def _num_equal(runs: Sequence[ArmRun]) -> Values:
+    """How many of the first arm's tokens each arm gave, until the first other one."""
+    whole = runs[0].outputs["one"]
+    pairs = [list(zip(run.outputs["one"], whole, strict=False)) for run in runs]
+    return [next((n for n, (a, b) in enumerate(each) if a != b), len(each)) for each in pairs]
+
+
+def _empty_shares(runs: Sequence[ArmRun]) -> Values:
+    """Share of the cache that is empty: in blocks, and with rows for whole requests reserved."""
+    info = runs[0].side.info
+    if info is None or info.block_size is None or info.max_model_len is None:
+        return []
+    rows = [row for step in runs[0].steps for row in step.batch or ()]
+    used = sum(row.start + row.num_tokens for row in rows)
+    paged = sum(row.num_blocks for row in rows) * info.block_size
+    return [1 - used / paged, 1 - used / (len(rows) * info.max_model_len)]
+
+
+# The requests of arms
+
+_ONE = (Work("one", 0.0, 300, 32, seed=1),)
+# Six long prompts fill the cache, so that the newest request is preempted when they grow.
+_CROWDED = (*_works("crowd", 6, (0.0, 0.0), 1700, 300, 100), Work("one", 0.5, 300, 200, seed=1))
+_FREEZE = (*_works("chat", 12, (0.0, 0.02), 96, 150, 1), Work("document", 0.6, 4096, 8, seed=99))
+_P99 = (
+    *_works("chat", 12, (0.0, 0.02), 96, 200, 1),
+    *_works("document", 3, (0.4, 1.1), 4096, 8, 99),
+)
+_PROMPTS = _works("prompt", 6, (0.5, 0.0), 1024, 1, 50)
+_KNEE = (
+    *_works("chat", 6, (0.0, 0.0), 32, 100, 1),
+    *_works("document", 2, (0.3, 0.0), 1024, 4, 99),
+)
+_LONG = (Work("document", 0.0, 2048, 1, seed=7),)
+_LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
+_MIXED_LENGTHS = tuple(
+    Work(f"request-{n}", 0.05 * n, length, 60, seed=1 + n) for n, length in enumerate(_LENGTHS)
+)
+_MODES = (
+    *(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8)),
+    *_works("document", 2, (0.5, 0.5), 1024, 8, 99),
+)
+_ORDER = (
+    *_works("chat", 10, (0.0, 0.02), 96, 60, 1),
+    *_works("document", 2, (0.2, 0.0), 1024, 8, 99),
+    *(each._replace(priority=-1) for each in _works("urgent", 2, (0.6, 0.0), 32, 8, 70)),
+)
+_APART = (
+    *_works("chat", 12, (0.0, 0.15), 64, 160, 1, grow=16),
+    *_works("document", 5, (0.4, 0.6), 1500, 32, 99),
+)
+_SEATS = {"max_num_batched_tokens": 128, "max_num_seqs": 16}
+_FEW = {"max_num_batched_tokens": 128, "max_num_seqs": 4}
+
+
+def _shared(seed: int) -> tuple[Work, ...]:
+    return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
+
+
+def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
+    """An arm for each token budget, named after it."""
+    return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
+
+
+def _whole_or_chunked(work: tuple[Work, ...]) -> tuple[Arm, ...]:
+    return (Arm("whole", _WHOLE, work), Arm("chunks of 256", _budget(256), work))
+
+
+EXPERIMENTS = (
+    Experiment(
+        "tokens",
+        "tokens are the same however a prompt is cut into chunks (fp32, greedy)",
+        _SARATHI,
+        "arm",
+        (
+            Arm("whole", _budget(8192), _ONE),
+            Arm("prefix hit", {}, _ONE, is_warm=True),
+            *(Arm(f"chunk {size}", _budget(size), _ONE) for size in (1, 7, 64)),
+            Arm("budget changed", _budget(1), _ONE, changes=(ArmChange(0.3, _budget(64)),)),
+            Arm("preempted", {**_budget(2048), "reserve": "none"}, _CROWDED),
+        ),
+        (
+            _each("prefill steps", lambda run: run.num_prefill_steps("one")),
+            _each("cached", lambda run: run.requests("one")[0].num_cached_tokens or 0),
+            _each("preempted", lambda run: run.requests("one")[0].num_preemptions),
+            ArmFigure("equal tokens of 32", _num_equal, is_drawn=True),
+        ),
+        judges.tokens,
+    ),
+    Experiment(
+        "freeze",
+        "a prompt of 4K tokens prefilled whole stalls every stream for tens of usual gaps; "
+        "in chunks the gap stays small",
+        _SARATHI,
+        "arm",
+        _whole_or_chunked(_FREEZE),
+        (
+            _ITL_P50,
+            _ITL_P99._replace(is_drawn=False),
+            _ITL_MAX,
+            _ttft("the document", "document"),
+        ),
+        judges.freeze,
+    ),
+    Experiment(
+        "p99",
+        "with chunks the p99 ITL falls several times (50 to 15 ms) at nearly the same throughput",
+        _SARATHI,
+        "arm",
+        _whole_or_chunked(_P99),
+        (_ITL_P99, _OUTPUT),
+        judges.p99,
+    ),
+    Experiment(
+        "mixed",
+        "the throughput of mixed steps is within 5 % of prefill alone",
+        _SARATHI,
+        "arm",
+        (
+            Arm("prefill alone", _budget(256), _PROMPTS),
+            Arm(
+                "with 8 decodes",
+                _budget(256),
+                (*_works("chat", 8, (0.0, 0.0), 32, 120, 1), *_PROMPTS),
+            ),
+        ),
+        (
+            ArmFigure("tokens a second of step time", _mixed_rates, is_drawn=True),
+            _figure("mixed steps", "mixed_steps", ".0%"),
+        ),
+        judges.mixed,
+    ),
+    Experiment(
+        "knee",
+        "TTFT falls and p99 ITL rises with the budget, with a knee where compute becomes the bound",
+        _SARATHI,
+        "budget",
+        _budgets(_KNEE, 32, 64, 128, 256, 512, 1024),
+        (
+            _ttft("documents", "document"),
+            _ITL_P99,
+            _each(
+                "tokens/s in steps with a chunk",
+                lambda run: run.tokens_per_s(lambda step: step.num_prefill_tokens > 0),
+                is_drawn=True,
+            ),
+        ),
+        judges.knee,
+    ),
+    Experiment(
+        "chunk-cost",
+        "chunks add no FLOPs, and reading K/V again grows with the number of chunks",
+        _SARATHI,
+        "chunk",
+        (*_budgets(_LONG, 64, 128, 256, 512, 1024), Arm("whole", _budget(8192), _LONG)),
+        (
+            _each("steps", lambda run: sum(1 for _ in run.rows_of("document"))),
+            _each(
+                "seconds of prefill",
+                lambda run: sum(seconds(step) for step, _ in run.rows_of("document")),
+                ".2f",
+                is_drawn=True,
+            ),
+            _each(
+                "tokens of K/V read again",  # those of earlier chunks
+                lambda run: sum(row.start for _, row in run.rows_of("document")),
+                is_drawn=True,
+            ),
+        ),
+        judges.chunk_cost,
+    ),
+    Experiment(
+        "prefix",
+        "a prefix hit saves whole chunks: four become two",
+        "vLLM's automatic prefix caching; SGLang's RadixAttention (Zheng et al., 2023)",
+        "arm",
+        (
+            Arm("cold", _budget(256), _shared(21)),
+            Arm("warm", _budget(256), _shared(22), is_warm=True),
+        ),
+        (
+            _each("chunks", lambda run: run.num_prefill_steps("prompt"), is_drawn=True),
+            _each("cached tokens", lambda run: run.requests("prompt")[0].num_cached_tokens or 0),
+            _ttft("", "prompt"),
+        ),
+        judges.prefix,
+    ),
+    Experiment(
+        "paged",
+        "paged blocks waste under 4 % where reserved rows waste 60 to 80 %",
+        "PagedAttention (Kwon et al., SOSP 2023)",
+        "way",
+        (Arm("mixed lengths", _budget(512), _MIXED_LENGTHS),),
+        (ArmFigure("share of reserved tokens that is empty", _empty_shares, ".1%", is_drawn=True),),
+        judges.paged,
+        rows=("paged blocks", "reserved rows"),
+    ),
+    Experiment(
+        "long-prompt",
+        "a prompt of 32K or 64K tokens passes in chunks where whole it does not fit",
+        _SARATHI,
+        "arm",
+        (),
+        (),
+        judges.long_prompt,
+    ),
+    Experiment(
+        "modes",
+        "naive, static, continuous, separate, chunked: each beats the one before on mixed traffic",
+        "Orca (Yu et al., OSDI 2022); Sarathi-Serve (Agrawal et al., OSDI 2024)",
+        "mode",
+        tuple(Arm(mode, {"batching": mode, **_budget(256)}, _MODES) for mode in get_args(Batching)),
+        (
+            _each("TTFT p50, ms", lambda run: run.ttft_ms(""), is_drawn=True),
+            _figure("ITL p99, ms", "itl_p99"),
+            _ITL_MAX,
+            _OUTPUT,
+            _figure("goodput, requests/s", "goodput_per_s", ".2f", is_drawn=True),
+            _each("padded tokens", lambda run: run.side.sums().num_padded_tokens),
+        ),
+        judges.modes,
+    ),
+    Experiment(
+        "order",
+        "priority brings urgent requests forward, and fewer seats cost throughput",
+        "vLLM's scheduler (policy, max_num_seqs); Sarathi-Serve (Agrawal et al., OSDI 2024)",
+        "arm",
+        (
+            Arm("decodes first", _SEATS, _ORDER),
+            Arm("by arrival", {**_SEATS, "order": "arrival"}, _ORDER),
+            Arm("4 seats, fcfs", _FEW, _ORDER),
+            Arm("4 seats, priority", {**_FEW, "policy": "priority"}, _ORDER),
+        ),
+        (
+            _figure("ITL p99, ms", "itl_p99"),
+            _ttft("urgent requests", "urgent"),
+            _ttft("all", "", is_drawn=False),
+            _OUTPUT,
+        ),
+        judges.order,
+    ),
+    Experiment(
+        "apart",
+        "prefill and decode in two engines have the TTFT of large chunks and the ITL of small ones "
+        "at once",
+        "DistServe (Zhong et al., OSDI 2024); Splitwise (Patel et al., ISCA 2024)",
+        "arm",
+        (
+            Arm("chunks of 256", _budget(256), _APART),
+            Arm("chunks of 64", _budget(64), _APART),
+            Arm("apart", _budget(2048), _APART, is_apart=True),
+        ),
+        (
+            _ITL_P50,
+            _ITL_P99,
+            _ITL_MAX,
+            _ttft("chats", "chat"),
+            _ttft("documents", "document"),
+            _each("output tokens/s", lambda run: run.tokens_out_per_s, is_drawn=True),
+        ),
+        judges.apart,
+    ),
+)

@@ -1,0 +1,306 @@
+"""`CompareState`: which two runs are compared, and which part of them the screen shows.
+
+One object serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
+from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
+from stepscope.recordings.compare.side.requests import Pair
+from stepscope.recordings.history.source import Source
+from stepscope.tui.session.compare.chooser import CompareChooser
+from stepscope.tui.settings.page_names import Page
+from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
+
+EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
+_MAX_CACHED = 8192
+
+
+@dataclass(slots=True)
+class CompareState:
+    """The state of the compare page: runs, cursor, zoom and selection.
+
+    Use it only on the screen's thread. `comparer` and `origins` are None while no comparison is
+    open.
+    """
+
+    comparer: Comparer | None = None
+    origins: tuple[Origin, Origin] | None = None
+    align: Align = "time"
+    focus: SideName = "a"
+    selected: int = 0  # index in `pairs`
+    chooser: CompareChooser = field(default_factory=CompareChooser)
+    # Opens the main screen of a side at a step and a request. The dashboard sets it.
+    open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
+    # Returns from the screens of a side to those of the dashboard's own session.
+    go_home: Callable[[Page], None] = lambda page: None
+    _zoom: int = 0  # how often the shown part is halved; 0 shows the whole
+    _cursor: int = 0
+    _left: int = 0  # offset of the first column on the axis
+    _num_columns: int = 1
+    _cache: dict[tuple[int, int, int], tuple[int, StepPoint | None]] = field(default_factory=dict)
+
+    # What is compared
+
+    def begin(self, a: Origin, b: Origin) -> None:
+        """Start to compare two runs; a comparison that is open ends.
+
+        Raises:
+            RecordingError: a run cannot be read; the comparison that is open stays.
+        """
+        first = a.feed()
+        try:
+            second = b.feed()
+        except BaseException:
+            first.close()
+            raise
+        self.end()
+        self.comparer = Comparer(first, second)
+        self.origins = (a, b)
+        self.chooser.close()
+        self.selected, self._zoom, self._cursor, self._left = 0, 0, 0, 0
+        self._forget()
+        self.comparer.start()
+
+    def end(self) -> None:
+        """Stop the comparison and close both runs."""
+        if self.comparer is not None:
+            self.comparer.stop()
+        self.comparer = self.origins = None
+
+    def choose(self, source: Source) -> None:
+        """Open the list of runs that the session of this source can be compared with."""
+        self.chooser.open(source)
+
+    def back(self) -> bool:
+        """Handle Escape: close the list of choices, or stop reading the runs.
+
+        Return false if the list was not open and nothing was being read.
+        """
+        is_choosing = self.chooser.choices is not None
+        if is_choosing and self.comparer is not None:
+            self.chooser.close()
+            return True
+        if not is_choosing and self.comparer is not None and self.comparer.is_reading:
+            self.comparer.cancel()
+            return True
+        return False
+
+    def watch(self, is_watched: bool, source: Source) -> None:
+        """Note whether the compare page is visible.
+
+        If it is and has no comparison, open the list.
+        """
+        if self.comparer is not None:
+            self.comparer.watch(is_watched)
+        if is_watched and self.comparer is None and self.chooser.choices is None:
+            self.choose(source)
+
+    @property
+    def key(self) -> object:
+        """A value that differs from the last one whenever the page must be drawn again."""
+        comparer = self.comparer
+        state = None
+        if comparer is not None:
+            shares = tuple(None if s is None else round(s, 2) for s in _shares(comparer))
+            state = (id(comparer), comparer.version, shares, comparer.is_reading)
+        choosing = self.chooser.key
+        return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
+
+    # Which part is shown
+
+    def next_align(self) -> None:
+        self.align = ALIGNMENTS[(ALIGNMENTS.index(self.align) + 1) % len(ALIGNMENTS)]
+        self._zoom, self._cursor, self._left = 0, 0, 0
+        self._forget()
+
+    def other_side(self) -> None:
+        self.focus = "b" if self.focus == "a" else "a"
+
+    def select(self, direction: int) -> None:
+        """Move the selection in the list of choices; if that is closed, in the list of requests.
+
+        The second list has the requests that both runs served.
+        """
+        if self.chooser.choices is not None:
+            self.chooser.select(direction)
+            return
+        self.selected = max(0, min(self.selected + direction, len(self.pairs) - 1))
+        self._zoom, self._cursor, self._left = 0, 0, 0
+        self._forget()
+
+    def select_row(self, row: int) -> None:
+        """Select a row of the page: a choice of what to compare, or a request.
+
+        If it is a request, both runs are aligned by that request.
+        """
+        if self.chooser.choices is not None:
+            self.chooser.selected = 0
+        else:
+            self.align, self.selected = "request", 0
+        self.select(row)
+
+    def go_to_column(self, column: int) -> None:
+        """Move the cursor to the column with this index in the charts."""
+        axis = self._axis()
+        if axis is not None:
+            self._go(axis, self._left + column * self._width(axis))
+
+    def move(self, columns: int) -> None:
+        axis = self._axis()
+        if axis is not None:
+            self._go(axis, self._cursor + columns * self._width(axis))
+
+    def move_screen(self, direction: int) -> None:
+        self.move(direction * max(1, self._num_columns - 1))
+
+    def go_to_end(self, direction: int) -> None:
+        axis = self._axis()
+        if axis is not None:
+            self._go(axis, axis.end if direction > 0 else axis.start)
+
+    def zoom(self, direction: int) -> None:
+        axis = self._axis()
+        if axis is None:
+            return
+        whole = max(1, (axis.end - axis.start) // self._num_columns // axis.unit)
+        self._zoom = max(0, min(self._zoom + direction, whole.bit_length()))
+        self._left = self._cursor - self._num_columns // 2 * self._width(axis)
+
+    def event(self, direction: int, flags: int = EVENTS) -> bool:
+        """Move the cursor to the nearest event in either run; return false if there is none.
+
+        Args:
+            direction: 1 searches after the cursor, -1 before it.
+            flags: the kinds of event to find.
+        """
+        axis = self._axis()
+        if axis is None or self.comparer is None or self.comparer.sides is None:
+            return False
+        found = []
+        width = self._width(axis)
+        for place, side in zip((axis.a, axis.b), self.comparer.sides, strict=True):
+            with side.lock:
+                edge = self._cursor + width - 1 if direction > 0 else self._cursor
+                index = axis.index_at(place, edge)
+                if direction < 0 and index >= 0 and axis.offset_of(place, index) < edge:
+                    index += 1
+                at = place.points.next_flagged(index, direction, flags)
+                if at is not None:
+                    found.append(axis.offset_of(place, at))
+        inside = [offset for offset in found if axis.start <= offset < axis.end]
+        if not inside:
+            return False
+        self._go(axis, min(inside) if direction > 0 else max(inside))
+        return True
+
+    # What to draw
+
+    def page(self, num_columns: int) -> ComparePage:
+        """Return the data that the compare page is drawn from, with `num_columns` chart columns."""
+        self._num_columns = max(1, num_columns)
+        self.chooser.refresh()
+        comparer, axis = self.comparer, self._axis()
+        found = None if comparer is None else comparer.comparison
+        if comparer is None:
+            names, notes, reading, cancelled = ("", ""), [], False, False
+            shares: tuple[float | None, float | None] = (None, None)
+        else:
+            names = (comparer.feeds[0].name, comparer.feeds[1].name)
+            notes, shares = comparer.notes, _shares(comparer)
+            reading, cancelled = comparer.is_reading, comparer.was_cancelled
+        empty: list[StepPoint | None] = [None] * self._num_columns
+        columns = empty, empty
+        points: tuple[StepPoint | None, StepPoint | None] = (None, None)
+        width, start, at = 1, 0, 0
+        if axis is not None:
+            width = self._width(axis)
+            self._go(axis, self._cursor)
+            start = self._left
+            at = (self._cursor - start) // width
+            columns = self._columns(0, axis, axis.a), self._columns(1, axis, axis.b)
+            if 0 <= at < self._num_columns:
+                points = columns[0][at], columns[1][at]
+        pair = self._pair()
+        choosing = self.chooser.choices is not None
+        selected = self.chooser.selected if choosing else self.selected
+        return ComparePage(
+            names, found, self.chooser.choices, reading, cancelled, shares, notes,
+            self.align if axis is None else axis.align, self.focus, columns, start, width,
+            self._cursor, at, points, selected, pair,
+        )  # fmt: skip
+
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        found = None if self.comparer is None else self.comparer.comparison
+        return () if found is None else found.requests.pairs
+
+    def _pair(self) -> Pair | None:
+        pairs = self.pairs
+        if not pairs:
+            return None
+        return pairs[min(self.selected, len(pairs) - 1)]
+
+    def _axis(self) -> Axis | None:
+        sides = None if self.comparer is None else self.comparer.sides
+        if sides is None:
+            return None
+        with sides[0].lock, sides[1].lock:
+            return axis_of(self.align, *sides, self._pair() if self.align == "request" else None)
+
+    def _width(self, axis: Axis) -> int:
+        """Return how much of the common axis one chart column covers, a multiple of `axis.unit`."""
+        whole = -(-(axis.end - axis.start) // self._num_columns)
+        units = -(-whole // axis.unit) >> self._zoom
+        return max(1, units) * axis.unit
+
+    def _go(self, axis: Axis, offset: int) -> None:
+        width = self._width(axis)
+        offset = max(axis.start, min(offset, axis.end - 1))
+        self._cursor = axis.start + (offset - axis.start) // width * width
+        shown = width * self._num_columns
+        if shown >= axis.end - axis.start:
+            self._left = axis.start
+        elif not self._left <= self._cursor < self._left + shown:
+            # Keep a third of the screen before the cursor, to show what led up to it.
+            self._left = self._cursor - self._num_columns // 3 * width
+        self._left = max(axis.start, min(self._left, axis.end - shown // 2))
+        self._left = axis.start + (self._left - axis.start) // width * width
+
+    def _columns(self, number: int, axis: Axis, place: Place) -> list[StepPoint | None]:
+        assert self.comparer is not None
+        assert self.comparer.sides is not None
+        side = self.comparer.sides[number]
+        width, columns = self._width(axis), []
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.clear()
+        with side.lock:
+            num_steps = place.points.num_steps
+            for x in range(self._num_columns):
+                start = self._left + x * width
+                key = number, start, width
+                known = self._cache.get(key)
+                # Past columns do not change, but the last ones still grow.
+                if known is None or (known[0] != num_steps and not _is_past(known[1], place)):
+                    known = num_steps, axis.column(place, start, start + width)
+                    self._cache[key] = known
+                columns.append(known[1])
+        return columns
+
+    def _forget(self) -> None:
+        self._cache.clear()
+
+
+def _is_past(point: StepPoint | None, place: Place) -> bool:
+    last = place.points.last_step
+    return point is not None and last is not None and point.last < last - 2 * (
+        place.points.steps_per_point
+    )  # fmt: skip
+
+
+def _shares(comparer: Comparer) -> tuple[float | None, float | None]:
+    return comparer.feeds[0].share, comparer.feeds[1].share

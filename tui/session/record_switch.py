@@ -1,0 +1,175 @@
+"""`RecordSwitch`: starts and ends recordings of one live source, one at a time.
+
+`RecordSwitches` has those of all engines of a dashboard, also of engines whose screen was never
+opened.
+"""
+
+import threading
+from collections.abc import Collection
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.history.source import NO_ENGINE, Source
+from stepscope.tui.settings.recent import remember
+from stepscope.tui.views import format as fmt
+
+if TYPE_CHECKING:
+    from stepscope.recordings.live.recorder import Recorder
+
+
+class RecordSwitch:
+    """Starts and ends recordings of `source`. Use it only on the UI thread.
+
+    Args:
+        source: a live source.
+        folder: where the files go; they are named after the source and the time of day.
+        recorder: a recording of the source that already runs.
+    """
+
+    def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
+        self._source = source
+        self._folder = folder
+        self._recorder = recorder
+        self._ending: threading.Thread | None = None
+        self._is_ending = False
+        self._is_seen = False  # whether the operator has seen why the last recording ended
+
+    @property
+    def active(self) -> bool:
+        recorder = self._recorder
+        return recorder is not None and recorder.state == "recording" and not self._is_ending
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the source is connected to an engine, so that there are steps to record."""
+        return self._source.status not in NO_ENGINE
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the current recording, or else of the last one; None before the first."""
+        return None if self._recorder is None else self._recorder.path
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._recorder is None else self._recorder.num_bytes
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._recorder is None else self._recorder.elapsed_s
+
+    @property
+    def error(self) -> str | None:
+        """Why a recording has ended by itself, in one line.
+
+        None if the operator has seen that already.
+        """
+        return None if self._recorder is None or self._is_seen else self._recorder.error
+
+    def seen(self) -> None:
+        """Note that the operator has pressed a key: an error on the screen counts as seen."""
+        self._is_seen = self._recorder is not None and self._recorder.error is not None
+
+    def start(self) -> Path:
+        """Start recording to a new file, never over an existing one; return its path.
+
+        Raises:
+            RecordingError: the file cannot be written.
+        """
+        from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
+
+        history = self._source.history
+        self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))
+        self._is_ending = self._is_seen = False
+        remember(self._recorder.path)
+        return self._recorder.path
+
+    def new_path(self) -> Path:
+        """Return a path for a new file, named after the source and the time of day."""
+        path = first = self._folder / default_name(self._source.name)
+        for number in count(2):
+            if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
+                break
+            path = first.with_stem(f"{first.stem}-{number}")
+        return path
+
+    def stop(self) -> None:
+        """End the recording; a thread of its own finishes the file."""
+        if self._recorder is not None and self.active:
+            self._is_ending = True
+            # Not a daemon thread: the process waits on exit until the file is complete.
+            self._ending = threading.Thread(target=self._recorder.stop, name="end of the recording")
+            self._ending.start()
+
+    def last(self) -> str | None:
+        """Return a summary of the last recording, after waiting until its file is complete.
+
+        None if nothing was recorded.
+        """
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        if self._ending is not None:
+            self._ending.join()
+        steps = fmt.plural(recorder.num_steps, "step")
+        extent = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
+        why = "" if recorder.error is None else f": {recorder.error}"
+        return f"recording  {recorder.path} ({extent}){why}"
+
+
+class RecordSwitches:
+    """One `RecordSwitch` for each live source, made on first use. Use it only on the UI thread.
+
+    Args:
+        folder: where the files go; by default the folder in which the dashboard was started.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path.cwd()
+        self._switches: dict[Source, RecordSwitch] = {}
+
+    def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:
+        """Return the switch of a source; None if the source is not live.
+
+        Args:
+            recorder: a recording of the source that already runs.
+        """
+        if not source.is_live:
+            return None
+        if source not in self._switches:
+            self._switches[source] = RecordSwitch(source, self._folder, recorder)
+        return self._switches[source]
+
+    @property
+    def active(self) -> Collection[Source]:
+        """The sources that are being recorded."""
+        return [source for source, switch in self._switches.items() if switch.active]
+
+    @property
+    def errors(self) -> dict[Source, str]:
+        """Source -> why its recording has ended by itself, for errors that were not seen yet."""
+        found = {source: switch.error for source, switch in self._switches.items()}
+        return {source: error for source, error in found.items() if error is not None}
+
+    def seen(self, source: Source | None) -> None:
+        """Note that the operator has pressed a key: errors on the screen count as seen.
+
+        Args:
+            source: the source whose error is on the screen; None means all sources.
+        """
+        for each, switch in self._switches.items():
+            if source is None or each is source:
+                switch.seen()
+
+    def stop(self) -> None:
+        """End all recordings; for each, a thread of its own finishes the file."""
+        for switch in self._switches.values():
+            switch.stop()
+
+    def last(self) -> list[str]:
+        """Return a summary of the last recording of each source. Call it after `stop`."""
+        summaries = [switch.last() for switch in self._switches.values()]
+        return [line for line in summaries if line is not None]
