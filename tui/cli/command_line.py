@@ -55,11 +55,11 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "load": ("engines.load", "Send work to an engine: a synthetic mix, or a real trace."),
         "chat": ("engines.chat", "Talk to a model, and see what its tokens waited for."),
         "demo": ("dashboards.demo", "Start a real engine and watch it at work, or simulate one."),
-        "bench": ("table.bench", "Measure an engine on this machine."),
+        "bench": ("bench.bench", "Measure an engine on this machine."),
     },
     "Learn": {
         "tour": ("dashboards.tour", "Learn how serving works, on a live engine."),
-        "lab": ("table.lab", "Try what the literature claims on this machine."),
+        "lab": ("lab.lab", "Try what the literature claims on this machine."),
     },
     "Care": {
         "verify": ("recordings.verify", "Check a recording from its bytes to its KV accounting."),

@@ -3,16 +3,18 @@
 import datetime
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import example, help_alone, option, with_options
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -24,28 +26,59 @@ if TYPE_CHECKING:
     from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
 
+commands = typer.Typer(
+    name="bench",
+    help="Measure an engine on this machine.",
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+)
+commands.callback(invoke_without_command=True)(help_alone)
 
+
+@commands.command(
+    epilog=example(
+        "stepscope bench throughput",
+        "stepscope bench throughput --num-requests 256 -o out.json",
+        "stepscope bench throughput --model smollm2 --num-requests 32",
+        "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
+    )
+)
+@with_options("serve", "knobs")
 def throughput(
-    num_requests: int | None,
-    input_len: str,
-    output_len: str,
-    temperature: float,
-    num_warmup_requests: int,
-    json_file: str | None,
-    flags: Mapping[str, Any],
+    num_requests: Annotated[
+        int | None, option("INT", "number of requests  [default: 256, on a CPU 32]")
+    ] = None,
+    input_len: Annotated[
+        str,
+        option("LOW:HIGH", "prompt length in tokens: a range to draw from evenly, or one number"),
+    ] = "100:1024",
+    output_len: Annotated[
+        str,
+        option("LOW:HIGH", "output length in tokens: a range to draw from evenly, or one number"),
+    ] = "100:1024",
+    temperature: Annotated[float, option("NUMBER", "sampling temperature; 0 is greedy")] = 0.0,
+    warmup: Annotated[int, option("INT", "requests before the clock starts")] = 2,
+    json_file: Annotated[
+        str | None,
+        option(
+            "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
+        ),
+    ] = None,
+    *,
+    flags: dict[str, Any],
 ) -> None:
-    """Run a fixed set of requests through an engine in this process, and print its throughput.
+    """Run a fixed set of requests through an engine, as fast as it can.
 
-    Raises:
-        WrongUsage: an option is not valid.
-        Interrupted: the run was cut short.
-        CommandFailed: requests failed, or the output file cannot be written.
+    The engine is that of 'stepscope serve', in this process. All requests are there at once, their
+    token ids are random, and no end token ends them. The defaults are a common yardstick: 256
+    requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them.
+    --seed draws lengths and token ids too.
     """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
     _check_number("--num-requests", num_requests, 1)
-    _check_number("--warmup", num_warmup_requests, 0)
+    _check_number("--warmup", warmup, 0)
     if not 0 <= temperature <= 100:
         raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
     file = _writable(json_file)
@@ -59,7 +92,7 @@ def throughput(
             output_len=engine.LengthRange(*lengths[1]),
             seed=config.seed,
             temperature=temperature,
-            num_warmup_requests=num_warmup_requests,
+            num_warmup_requests=warmup,
         )
         with Progress() as progress:
 

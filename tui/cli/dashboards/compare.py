@@ -41,7 +41,7 @@ commands = typer.Typer(rich_markup_mode=None)
         "stepscope compare freeze chunked",
         "stepscope compare freeze chunked --align request --table",
         "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
-        "stepscope compare session.mcap --mark 'new budget' --json | jq .figures.itl_p99_ms",
+        "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
     )
 )
 @with_options("dashboard")

@@ -36,7 +36,7 @@ from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import example, option, with_options
+from stepscope.tui.cli.shared.options import check_seconds, example, option, with_options
 from stepscope.tui.cli.shared.output_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -106,8 +106,7 @@ def demo(
     simulated = simulated_gpu(gpu, speed)
     workload = workload_of(rate, default_workload(model, simulated))
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    check_seconds(seconds)
     if not headless:
         need_terminal("add --headless")
         if seconds is not None or screenshot is not None:

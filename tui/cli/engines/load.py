@@ -38,6 +38,7 @@ from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
+    check_seconds,
     example,
     option,
     with_key,
@@ -188,8 +189,7 @@ def _check_usage(
         raise WrongUsage(f"--time-scale: expected a number of at least 0, got {time_scale}")
     if limit is not None and limit < 1:
         raise WrongUsage(f"--limit: expected a whole number of at least 1, got {limit}")
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    check_seconds(seconds)
     if not 0 <= limits.patience_s < float("inf"):
         raise WrongUsage(f"--patience: expected a number of at least 0, got {limits.patience_s}")
 

@@ -13,7 +13,6 @@ from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
@@ -198,6 +197,8 @@ def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
 
 
 def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
+    from stepscope.recordings.file.reader import Recording  # loads mcap, which a snapshot does not
+
     found: dict[int, Audited] = {}
     kinds = (wire.TOPICS[Audited], wire.TOPICS[Snapshot])
     with Recording(find_recording(target)) as recording:

@@ -166,12 +166,7 @@ EXPERIMENTS = (
         _SARATHI,
         "arm",
         _whole_or_chunked(_FREEZE),
-        (
-            _ITL_P50,
-            _ITL_P99._replace(is_drawn=False),
-            _ITL_MAX,
-            _ttft("the document", "document"),
-        ),
+        (_ITL_P50, _ITL_P99._replace(is_drawn=False), _ITL_MAX, _ttft("the document", "document")),
         judges.freeze,
     ),
     Experiment(

@@ -8,6 +8,9 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
@@ -18,6 +21,7 @@ from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.options import example, option
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -27,22 +31,63 @@ _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_se
 # depend on the chunks, even on a CPU with matrix instructions.
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
+commands = typer.Typer(
+    name="lab",
+    help="Try what the literature claims on this machine.",
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+)
 
-def show() -> None:
-    """Print the list of experiments with their claims."""
-    for each in EXPERIMENTS:
-        say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", "")
-    say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
+
+@commands.callback(
+    invoke_without_command=True, epilog=example("stepscope lab", "stepscope lab run freeze")
+)
+def lab(context: typer.Context) -> None:
+    """List the experiments: what is claimed, and by whom."""
+    if context.invoked_subcommand is None:
+        for each in EXPERIMENTS:
+            say(
+                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
+            )
+        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
 
 
-def run(names: Sequence[str], runs_all: bool, model: str, engine: str | None, folder: str) -> None:
-    """Run some or all experiments, and print what each has found.
+@commands.command(
+    epilog=example(
+        "stepscope lab run freeze",
+        "stepscope lab run prefix freeze --model smollm2",
+        "stepscope lab run knee --engine engine-0",
+        "stepscope lab run --all -o lab/",
+    )
+)
+def run(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="the experiments")
+    ] = None,
+    runs_all: Annotated[bool, typer.Option("--all", help="run all of them")] = False,
+    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
+    engine: Annotated[
+        str | None,
+        option(
+            "ENDPOINT",
+            "use an engine that runs and has nothing else to do, in place of one of its own",
+        ),
+    ] = None,
+    folder: Annotated[
+        str,
+        option(
+            "FOLDER",
+            "keep the recordings, a report (Markdown) and a picture of each claim",
+            "--output",
+            "-o",
+        ),
+    ] = "",
+) -> None:
+    """Run experiments: record each arm, and say whether the claim holds here.
 
-    Raises:
-        WrongUsage: there is no such experiment.
-        CommandFailed: the engine cannot start, or a run (arm) did not end.
+    Each arm is a run of the same engine with other knobs. Figures come from the recordings.
     """
-    chosen = _chosen(names, runs_all)
+    chosen = _chosen(names or (), runs_all)
     with ExitStack() as stack, Progress() as progress:
         kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
         target = Path(kept)

@@ -69,8 +69,8 @@ class _TooLittleData(CommandFailed):
 
 @commands.command(
     epilog=example(
-        "stepscope check run.mcap --max itl_p99=50ms --max preemptions=0 --min goodput=95%",
-        "stepscope check run.mcap --baseline main.mcap --max-regression 10% --junit check.xml",
+        "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
+        "stepscope check run.mcap --baseline main.mcap --junit check.xml",
     )
 )
 @with_key

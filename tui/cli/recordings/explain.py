@@ -2,7 +2,6 @@
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.cli.recordings.ledger import ledger
+from stepscope.tui.cli.recordings.ledger import clock_ms, ledger
 from stepscope.tui.cli.recordings.measured import (
     LIVE_S,
     first_of,
@@ -35,7 +34,14 @@ from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.options import AsJson, Target, example, option, with_key
+from stepscope.tui.cli.shared.options import (
+    AsJson,
+    Target,
+    check_seconds,
+    example,
+    option,
+    with_key,
+)
 from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -97,8 +103,7 @@ def explain(
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    check_seconds(seconds)
     if shows_queue:
         if given or request is not None:
             raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
@@ -208,7 +213,7 @@ def _longest_gap(found: Explanation) -> list[str]:
     streams = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
     return [
         f"  the longest: {longest.gap_ns / 1e6:,.1f} ms at step {longest.step:,} "
-        f"({_clock(found.wall_ns(longest.end_ns))}), which held up {streams}"
+        f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up {streams}"
     ]
 
 
@@ -286,7 +291,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
     rows = [
         [
             f"{group[0].step:,}",
-            _clock(found.wall_ns(group[0].end_ns)),
+            clock_ms(found.wall_ns(group[0].end_ns)),
             f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
             + (f" +{len(group) - 1}" if len(group) > 1 else ""),
             f"{group[0].gap_ns / 1e6:,.1f} ms",
@@ -316,11 +321,6 @@ def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
         if is_shown:
             shown.append(group)
     return shown
-
-
-def _clock(wall_ns: int) -> str:
-    moment = time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000))
-    return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
 
 
 # JSON output

@@ -35,7 +35,7 @@ _ENDINGS: Mapping[str, Format] = {
     "export",
     epilog=example(
         "stepscope export session.mcap -o session.pftrace",
-        "stepscope export session.mcap -o r.csv --table requests --from 100 --until 200",
+        "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
         "stepscope export session.mcap -o work.jsonl --format mooncake",
     ),
 )

@@ -1,7 +1,6 @@
 """`stepscope explain --queue`: prints which requests wait or were preempted, and what it cost."""
 
 import sys
-import time
 from typing import Any
 
 from stepscope.engine.protocol.wire import EngineInfo
@@ -206,11 +205,12 @@ def _share(share: float | None) -> str:
 
 
 def _clock(info: EngineInfo, time_ns: int | None) -> str:
-    if time_ns is None:
-        return "—"
-    wall_ns = info.wall_ns + time_ns - info.monotonic_ns
-    moment = time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000))
-    return f"{moment}.{wall_ns // 1_000_000 % 1000:03d}"
+    return clock_ms(_wall_ns(info, time_ns))
+
+
+def clock_ms(wall_ns: int | None) -> str:
+    """Return a time of day with its milliseconds; a dash if it is unknown."""
+    return "—" if wall_ns is None else f"{fmt.clock(wall_ns)}.{wall_ns // 1_000_000 % 1000:03d}"
 
 
 # JSON output

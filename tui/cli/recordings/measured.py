@@ -19,9 +19,10 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
+from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording, is_recorded
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
 METRICS_S = 10.0  # how long to read a server's metrics by default: they have no past
@@ -68,8 +69,7 @@ def measure(
         NothingMeasured: the session holds no step.
         EngineUnreachable: nothing listens at the address.
     """
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    check_seconds(seconds)
     if target is not None and is_metrics_url(target):
         levels = chosen_levels(flags)
         history = scraped(MetricsAddress.parse(target), seconds or METRICS_S, levels)

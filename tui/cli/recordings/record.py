@@ -25,7 +25,14 @@ from stepscope.tui.cli.recordings.incidents import IncidentOptions
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
-from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
+from stepscope.tui.cli.shared.options import (
+    EngineName,
+    Wait,
+    check_seconds,
+    example,
+    option,
+    with_key,
+)
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -124,8 +131,7 @@ def record(
     The file stores the service levels of these options, or else of [dashboard] in the config file.
     Commands that open the file judge breaches by them.
     """
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds}")
+    check_seconds(seconds)
     if incidents is not None:
         if output is not None or rotate is not None or past:
             raise WrongUsage("--incidents: not with --output, --rotate or --past")

@@ -13,7 +13,7 @@ import msgspec
 import typer
 from msgspec.structs import FieldInfo
 
-from stepscope.tui.settings.cli_errors import WRONG_USAGE
+from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
 
@@ -189,6 +189,12 @@ _KEY_OPTIONS = {
     ),
     "server_key": option("KEY", "the engine's public key, if not the one in the key file"),
 }
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Raise WrongUsage if `--seconds` is given and not above 0."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
 
 
 def help_alone(context: typer.Context) -> None:

@@ -1,11 +1,14 @@
 """Finds the recording, the steps and the request that the user names."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.recordings import samples
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from stepscope.recordings.export.moments import StepRange
 
 RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
@@ -38,7 +41,7 @@ def is_recorded(path: Path) -> bool:
     return not path.is_dir() and not path.is_socket()
 
 
-def step_range(first: int | None, last: int | None) -> StepRange:
+def step_range(first: int | None, last: int | None) -> "StepRange":
     """Return the range of --from and --until.
 
     Raises:
@@ -49,6 +52,8 @@ def step_range(first: int | None, last: int | None) -> StepRange:
             raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
     if first is not None and last is not None and first > last:
         raise WrongUsage(f"--from {first} is after --until {last}")
+    from stepscope.recordings.export.moments import StepRange  # loads mcap
+
     return StepRange(first, last)
 
 

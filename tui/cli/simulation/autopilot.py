@@ -12,9 +12,10 @@ from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
+from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
+from stepscope.tui.settings.cli_errors import DONE, FAILED
 
 _TICK_S = 0.2
 
@@ -42,8 +43,7 @@ def hold(
         WrongUsage: an option is not valid.
     """
     call_me(name)
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    check_seconds(seconds)
     levels = chosen_levels(level_flags(itl, None))
     chosen = choose(target, "stepscope tune {} --hold itl")
     with connect(chosen) as client:

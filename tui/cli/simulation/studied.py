@@ -22,6 +22,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import is_recording, read_side
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -97,8 +98,7 @@ def studied(
 def _watched(
     target: str | None, seconds: float | None, command: str, progress: Progress, stop: StopSignals
 ) -> Iterator[Recording]:
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+    check_seconds(seconds)
     if target is not None and is_recording(target):
         if seconds is not None:
             raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
