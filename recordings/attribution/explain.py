@@ -226,6 +226,10 @@ class Explainer:
         self._step = self._last_record = record.step
         self._end_ns = end_ns
         leave_out(outcome, self.state, record.tokens_ns, self.since_ns)
+        if self.only is not None:  # events tell of all requests
+            outcome.ttft_ns = [each for each in outcome.ttft_ns if each[0] == self.only]
+            outcome.tpot_ns = [each for each in outcome.tpot_ns if each[0] == self.only]
+            outcome.e2e_ns = [each for each in outcome.e2e_ns if each[0] == self.only]
         return outcome
 
     def _slow_step(

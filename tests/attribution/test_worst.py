@@ -51,7 +51,8 @@ def replay() -> Iterator[ReplaySource]:
 
 
 def notice(app: Dashboard) -> str:
-    return app.main.text_of("notice")[0].strip()
+    is_empty = app.main.canvas.shows_tabs
+    return "" if is_empty else app.main.text_of("notice")[0].strip()
 
 
 def frame_of(history: History, **view: Any) -> Frame:
