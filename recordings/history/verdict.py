@@ -19,6 +19,7 @@ RECENT_S = 10.0
 _STOOD_STILL = 3.0  # times the median gap: a shorter one is only late
 _KEPT = 0.95  # a smaller share within a service level is worth a sentence
 _LONG_NS = 500_000_000  # a single stream that stands still so long goes before a queue
+_LEAST_S = 3.0  # of steps in memory, before a queue is said to grow
 _GROWTH = 4  # requests by which a queue must have grown
 _OFTEN = 0.25  # share of steps from which on a limit is named
 _MOST_LATE_STEPS = 256  # steps in which the longest recent wait is looked for
@@ -150,6 +151,8 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
         return None
     at = history.step_at(state.time_ns - round(RECENT_S * 1e9))
     before = None if at is None else history.summary(at)
+    if before is not None and state.time_ns - before.tokens_ns < _LEAST_S * 1e9:
+        before = None  # at its start, every engine's queue grows
     was = None if before is None else before.num_waiting
     grows = was is not None and state.num_waiting >= was + max(_GROWTH, was // 4)
     if not grows and (ttft.within_slo is None or ttft.within_slo >= _KEPT):

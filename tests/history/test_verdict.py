@@ -182,3 +182,9 @@ def test_a_stall_is_no_news_ten_seconds_later() -> None:
 def test_without_a_step_nothing_is_called_healthy() -> None:
     first = [each for each in healthy() if not isinstance(each[1], StepRecord)][:1]
     assert judged(first).tone == "muted"
+
+
+def test_a_queue_is_not_said_to_grow_in_the_first_seconds_of_an_engine() -> None:
+    messages = queue()
+    steps = [n for n, (_, message) in enumerate(messages) if isinstance(message, StepRecord)]
+    assert "grows" not in judged(messages[: steps[60]], SLO(9e9, 9e9)).text
