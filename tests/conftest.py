@@ -38,6 +38,24 @@ os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
 os.environ.setdefault("STEPSCOPE_SERVE_DEVICE", "cpu")
 
 
+# What needs real time, kills, floods, compilers, terminals of other processes or whole searches:
+# `make test-slow`.
+SLOW = {
+    "commands": ("cli_bench", "cli_chat", "cli_demo", "cli_record", "cli_starting", "cli_waiting"),
+    "comparing": ("compare_chance", "fleet_live"),
+    "compute": ("triton_kernels",),
+    "dashboard": ("tour",),
+    "house": ("packaging",),
+    "measuring": ("bench_gpu", "bench_scripts"),
+    "models": ("exactness",),
+    "recording": ("plot", "repair"),
+    "screens": ("leaving", "terminal"),
+    "serving": ("end_to_end", "http_faults"),
+    "simulation": ("autopilot", "diagnose", "tune", "what_if"),
+    "telemetry": ("chaos",),
+}
+
+
 class Rotated(pytest.Dir):
     """A folder with tests. Each worker of a run begins at another of its files.
 
@@ -63,6 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     So one worker runs them all. It alone imports what they need, and starts the engine they share.
     """
     items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW.get(item.path.parent.name, ()):
+            item.add_marker("slow")
 
 
 gc.disable()  # it would look again and again through what is imported during collection
