@@ -33,6 +33,21 @@ commands = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 commands.callback(invoke_without_command=True)(help_alone)
+_GPU_SCRIPT = Path("tests/bench/bench_gpu.py")  # in a checkout
+
+
+@commands.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def gpu(context: typer.Context) -> None:
+    """Run the script that took the place of this command in the release before."""
+    said = f"'stepscope bench gpu' is now 'python {_GPU_SCRIPT}', in the root of a checkout"
+    if not _GPU_SCRIPT.exists():
+        raise CommandFailed(said)
+    print(f"stepscope: note: {said}", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, str(_GPU_SCRIPT), *context.args])
 
 
 @commands.command(

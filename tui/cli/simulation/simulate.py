@@ -82,7 +82,7 @@ def simulate(
         option(
             "FILE",
             "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-            "that were measured ('stepscope bench gpu --json', CSV); a recording has its own",
+            "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
         ),
     ] = None,
     tensor_parallel: Annotated[int, option("INT", "GPUs that share the model", min=1)] = 1,
