@@ -18,6 +18,7 @@ from stepscope.recordings.state.session import SessionState, request_name
 RECENT_S = 10.0
 _STOOD_STILL = 3.0  # times the median gap: a shorter one is only late
 _KEPT = 0.95  # a smaller share within a service level is worth a sentence
+_FRESH_NS = 5_000_000_000  # an older stall comes after a queue
 _LONG_NS = 500_000_000  # a single stream that stands still so long goes before a queue
 _LEAST_S = 3.0  # of steps in memory, before a queue is said to grow
 _GROWTH = 4  # requests by which a queue must have grown
@@ -63,8 +64,10 @@ def verdict_at(
         minute: the latencies of the minute up to that step.
     """
     worst = _worst(history, state, step, minute.itl)
-    is_wide = worst is not None and (
-        worst.ns >= _LONG_NS or worst.num_tokens * 2 >= (state.num_running or 0)
+    is_wide = (
+        worst is not None
+        and state.time_ns - worst.time_ns < _FRESH_NS
+        and (worst.ns >= _LONG_NS or worst.num_tokens * 2 >= (state.num_running or 0))
     )
     stall = None if worst is None else _stall(history, state, worst)
     for found in (
@@ -155,6 +158,10 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
         before = None  # at its start, every engine's queue grows
     was = None if before is None else before.num_waiting
     grows = was is not None and state.num_waiting >= was + max(_GROWTH, was // 4)
+    if grows and before is not None:  # and still does: it is not a burst that ebbs away
+        half = history.step_at((before.tokens_ns + state.time_ns) // 2)
+        middle = None if half is None else history.summary(half)
+        grows = middle is None or state.num_waiting > (middle.num_waiting or 0)
     if not grows and (ttft.within_slo is None or ttft.within_slo >= _KEPT):
         return None
     text = f"{state.num_waiting:,} requests wait" if state.num_waiting > 1 else "one request waits"

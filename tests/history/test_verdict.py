@@ -188,3 +188,16 @@ def test_a_queue_is_not_said_to_grow_in_the_first_seconds_of_an_engine() -> None
     messages = queue()
     steps = [n for n, (_, message) in enumerate(messages) if isinstance(message, StepRecord)]
     assert "grows" not in judged(messages[: steps[60]], SLO(9e9, 9e9)).text
+
+
+def test_a_queue_that_ebbs_away_does_not_grow() -> None:
+    messages = queue()
+    last = next(message for _, message in reversed(messages) if isinstance(message, StepRecord))
+
+    def ebbed(message: Telemetry) -> Telemetry:
+        if not isinstance(message, StepRecord) or message.step < last.step - 5:
+            return message
+        return msgspec.structs.replace(message, num_waiting=6, waiting_reasons={"seats": 6})
+
+    assert "grows" in judged(messages, SLO(9e9, 9e9)).text
+    assert "grows" not in judged([(n, ebbed(m)) for n, m in messages], SLO(9e9, 9e9)).text

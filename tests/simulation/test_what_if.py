@@ -18,6 +18,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.simulation import what_if as command
 from stepscope.tui.cli.simulation.what_if import report
+from stepscope.tui.settings.cli_errors import WrongUsage
 
 Run = Callable[..., str]
 WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2", "--gpu", "h100")
@@ -180,3 +181,8 @@ def test_a_recording_without_the_size_of_its_cache_cannot_be_simulated(tmp_path:
         assert work.num_blocks == recording.info.num_blocks
     assert work.num_begun == 2
     assert work.num_unfinished == 15
+
+
+def test_the_former_commas_between_knobs_are_refused_with_what_to_write() -> None:
+    with pytest.raises(WrongUsage, match=r": max_num_seqs=8,16 batching=static,chunked$"):
+        variants_of(["max_num_seqs=8,16,batching=static,chunked"])

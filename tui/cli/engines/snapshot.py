@@ -13,6 +13,7 @@ from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
+from stepscope.engine.transport.endpoints import find_local
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
@@ -66,10 +67,10 @@ def snapshot(
     if shows_audit:
         audit(target, as_json)
         return
-    if target is not None and target.endswith(RECORDING_SUFFIXES):
+    if target is not None and _is_file(target):
         raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
     # `--help` needs none of these.
-    from stepscope.recordings.history.verdict import verdict_of
+    from stepscope.recordings.history.verdict import verdict_at
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds, scraped
     from stepscope.tui.cli.shared.levels import chosen_levels
 
@@ -87,7 +88,11 @@ def snapshot(
             _print(taken, None, None, as_json)
             return
         history = last_seconds(chosen, LIVE_S, chosen_levels({}))
-    _print(taken, verdict_of(history).text, history.figures(None, LIVE_S), as_json)
+        with connect(chosen) as client:  # again: the verdict and the figures are of one moment
+            taken = client.snapshot()
+    state = SessionState.from_snapshot(taken)
+    verdict = verdict_at(history, state, None, history.latency())
+    _print(taken, verdict.text, history.figures(None, LIVE_S), as_json)
 
 
 def _print(
@@ -160,7 +165,7 @@ def audit(target: str | None, as_json: bool) -> None:
     Args:
         target: a recording or sample, else an engine; None: the only local engine.
     """
-    is_file = target is not None and (target.endswith(RECORDING_SUFFIXES) or _is_recording(target))
+    is_file = target is not None and _is_file(target)
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
         write_json([_as_dict(entry, info) for entry in entries])
@@ -172,7 +177,12 @@ def audit(target: str | None, as_json: bool) -> None:
     say(*_lines(entries, info))
 
 
-def _is_recording(target: str) -> bool:
+def _is_file(target: str) -> bool:
+    """Whether a target is a recording or a sample; a running engine of that name goes before."""
+    if target.endswith(RECORDING_SUFFIXES):
+        return True
+    if any(each.name == target for each in find_local()):
+        return False
     try:
         return is_recorded(find_recording(target))
     except CommandFailed:

@@ -5,6 +5,7 @@ variants.
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -33,7 +34,7 @@ def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
         if not equals or not name or not text:
             raise WrongUsage(f"expected KNOB=VALUE, got {word!r}; {example}")
         if "=" in text:
-            apart = " ".join(part.strip() for part in word.split(","))
+            apart = re.sub(r",\s*(?=[^,=]+=)", " ", word)
             raise WrongUsage(
                 f"{word!r}: a space stands between knobs that change together: {apart}"
             )
