@@ -19,9 +19,12 @@ _SHOWN = 0.005  # smaller shares are left out
 def limits_text(side: Side) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = side.figures()
+    names = dict(_NAMES)
+    if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
+        names["work"] += ", but prompts were prefilled whole"
     shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
     parts = [
-        f"{_NAMES[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
+        f"{names[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
     ]
     return ", ".join(parts) or "unknown"
 
