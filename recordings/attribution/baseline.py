@@ -192,9 +192,18 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
     )
 
 
-def steps_in(columns: StepTable) -> Iterator[tuple[StepWork, int]]:
-    """Work and duration of every step, without the first: it may overlap another."""
-    return (step for step in _measured(columns, 0) if step is not None)
+def steps_in(columns: StepTable, before_ns: int | None = None) -> Iterator[tuple[StepWork, int]]:
+    """Work and duration of every step.
+
+    Args:
+        before_ns: when the step before the first one ended; None: unknown, so the first one, which
+            may overlap it, is left out.
+    """
+    measured = _measured(columns, 0)
+    if measured and before_ns is not None:
+        first = [columns.column(name)[0] for name in _COLUMNS]
+        measured[0] = _work_and_duration([*first, before_ns])
+    return (step for step in measured if step is not None)
 
 
 def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | None]:

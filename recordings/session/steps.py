@@ -113,8 +113,8 @@ class StepTable:
     One thread writes; readers must hold its lock.
     """
 
-    def __init__(self) -> None:
-        self._columns = [array("q") for _ in COLUMNS]
+    def __init__(self, columns: "list[array[int]] | None" = None) -> None:
+        self._columns = columns or [array("q") for _ in COLUMNS]
         self.steps = self.column("step")
         self.tokens_ns = self.column("tokens_ns")
 

@@ -98,7 +98,7 @@ def screenshot_file(
         try:
             source.seek(step)
             source.wait(60)
-            source.file_events.search.wait(_FILE_EVENTS_S)
+            source.file_index.wait(_FILE_EVENTS_S)
             _draw(source, path, chosen, (num_columns, num_rows), zoom, request_id, settings)
         finally:
             source.stop()
