@@ -89,11 +89,11 @@ class Written:
         with Recording(path) as recording:
             self.frames = [frame for frame, _ in recording.frames()]
             self.chunks = list(recording.index.chunks)
-        _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
-        self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
             chunks = range(recording.num_chunks)
             self.num_in = [len(recording.chunk_frames(number)) for number in chunks]
         assert len(self.frames) == count
+        _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
+        self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
 
     def num_safe(self, num_bytes: int) -> int:
         return max(frames for size, frames in self.safe if size <= num_bytes)
