@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark, Preempted, Rejected
-from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline, steps_in
+from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.indexes import indexes
@@ -90,7 +90,6 @@ class FileIndex:
         self._learnt = learnt
         self._baseline = Baseline()
         self._has_learnt = False
-        self._ended_ns = 0  # the last step in the baseline
         self._worked_since_s = 0.0
         self._is_stopping = False
         self._hurry = threading.Event()
@@ -221,10 +220,7 @@ class FileIndex:
             self._steps = first, int(numbers[-1])
         if self._has_learnt:
             return
-        steps = rows.steps()
-        for work, ns in steps_in(steps, self._ended_ns):
-            self._baseline.add(work, ns)
-        self._ended_ns = steps.tokens_ns[-1] if steps else self._ended_ns
+        self._baseline.add_rows(rows.steps())
         if self._baseline.num_steps >= ENOUGH_STEPS:
             self._has_learnt = True
             self._learnt(self._baseline)

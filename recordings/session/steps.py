@@ -152,6 +152,10 @@ class StepTable:
         for column in self._columns:
             del column[num_kept:]
 
+    def num_before(self, step: int) -> int:
+        """Number of steps before a step."""
+        return bisect_left(self.steps, step)
+
     def index(self, step: int) -> int | None:
         """Place of a step; None if the step is not there."""
         index = bisect_left(self.steps, step)

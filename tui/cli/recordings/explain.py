@@ -11,10 +11,8 @@ import typer
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.feed import Stretch
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.advice import Run, advice
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
 from stepscope.recordings.history.memory_file import write_memory
@@ -28,7 +26,6 @@ from stepscope.tui.cli.recordings.measured import (
     first_of,
     is_recording,
     last_seconds,
-    read_side,
 )
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
@@ -132,7 +129,7 @@ def explain(
         if recording.message is not None:
             print(f"stepscope: note: {recording.message}", file=sys.stderr)
         has_side = wanted is None and found.num_steps
-        side = _side(file, recording.path, found) if has_side else None
+        side = _run(recording, found) if has_side else None
     if as_json:
         limits = {} if side is None else _limits(side)
         write_json({**_document(file, found), **limits})
@@ -161,11 +158,10 @@ def _recorded(
             yield endpoint.name, recording
 
 
-def _side(file: str, path: Path, found: Explanation) -> Side:
-    """Read the whole recording again, and return the sums that tell what limited its steps."""
+def _run(recording: Recording, found: Explanation) -> Run:
+    """The sums that tell what limited the steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
-    slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
-    return read_side(RecordingFeed(Recording(path), file, slo, Stretch()))
+    return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 
 
 # Text output
@@ -326,7 +322,7 @@ def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
 # JSON output
 
 
-def _limits(side: Side) -> dict[str, Any]:
+def _limits(side: Run) -> dict[str, Any]:
     figures = side.figures()
     return {
         "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.recordings.compare.side.advice import Run
 from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
@@ -39,20 +41,25 @@ class MeasuredSession(NamedTuple):
 
     Attributes:
         figures: name -> value of every figure; None is unknown.
-        side: the sums and requests from which the figures were computed.
+        run: what the figures were computed from; a `Side` if it is for a comparison.
     """
 
     name: str
     slo: SLO
     figures: Mapping[str, float | None]
-    side: Side
+    run: Run
 
     def document(self) -> dict[str, Any]:
         return {"name": self.name, "slo": self.slo._asdict(), "figures": dict(self.figures)}
 
 
 def measure(
-    target: str | None, seconds: float | None, flags: Mapping[str, Any], command: str
+    target: str | None,
+    seconds: float | None,
+    flags: Mapping[str, Any],
+    command: str,
+    *,
+    for_comparison: bool = False,
 ) -> MeasuredSession:
     """Measure a recording, or the last seconds of a recording or of a running engine.
 
@@ -62,6 +69,7 @@ def measure(
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
         command: the stepscope command that an error suggests.
+        for_comparison: whether to read what a comparison needs: all messages.
 
     Raises:
         WrongUsage: `seconds` is not above 0.
@@ -82,11 +90,23 @@ def measure(
                 start = recording.find_time(recording.end_ns - round(seconds * 1e9))
                 before = recording.step_before(start)
                 first = None if before is None else before + 1
+            if not for_comparison:
+                return _of_file(recording, target, slo, first)
         feed = RecordingFeed(Recording(find_recording(target)), target, slo, Stretch(first))
         side = read_side(feed)
         return MeasuredSession(target, slo, side.figures(), side)
     chosen = chosen_levels(flags)
     return _of_engine(choose(target, f"stepscope {command} {{}}"), seconds or LIVE_S, chosen)
+
+
+def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> MeasuredSession:
+    with Progress() as progress:
+        run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
+    if recording.message:
+        print(f"stepscope: note: {recording.message}", file=sys.stderr)
+    if not run.num_steps:
+        raise NothingMeasured(f"{name}: there is no step to measure")
+    return MeasuredSession(name, slo, run.figures(), run)
 
 
 def is_recording(target: str) -> bool:

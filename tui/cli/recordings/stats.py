@@ -43,7 +43,7 @@ def stats(
     """Print all figures of a recording, an engine or /metrics."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
-        said = [each._asdict() for each in advice(found.side)]
+        said = [each._asdict() for each in advice(found.run)]
         write_json({**found.document(), "advice": said})
         return
     say(*_lines(found))
@@ -68,7 +68,7 @@ def _lines(found: MeasuredSession) -> list[str]:
         *text_table(["ms", *RANKS.values()], rows, "<" + ">" * len(RANKS)),
         "",
         *text_table(["", "", ""], others, "<><")[1:],
-        *_after_a_space(advice_lines(found.side)),
+        *_after_a_space(advice_lines(found.run)),
     ]
 
 

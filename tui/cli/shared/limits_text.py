@@ -1,7 +1,6 @@
 """Texts on what limited the steps of a session, and what to change."""
 
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.advice import Run, advice
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 _NAMES: dict[Limit, str] = {
@@ -16,7 +15,7 @@ _NAMES: dict[Limit, str] = {
 _SHOWN = 0.005  # smaller shares are left out
 
 
-def limits_text(side: Side) -> str:
+def limits_text(side: Run) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = side.figures()
     names = dict(_NAMES)
@@ -29,6 +28,6 @@ def limits_text(side: Side) -> str:
     return ", ".join(parts) or "unknown"
 
 
-def advice_lines(side: Side) -> list[str]:
+def advice_lines(side: Run) -> list[str]:
     """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
