@@ -87,6 +87,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             of each kind in each step.
         said: marks, changes of knobs and other commands, each with the step before it.
         lost: messages that are missing.
+        pauses: begin and end of the operator's pauses that ended, in engine time.
         open: requests that had not ended at its end.
         between: how many requests arrived, finished and were preempted after its last step.
     """
@@ -96,6 +97,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     noted: list[tuple[int, int, RequestEvent]] = []
     said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
     lost: list[Lost] = []
+    pauses: list[tuple[int, int]] = []
     open: list[Open] = []
     between: tuple[int, int, int] = (0, 0, 0)
 
@@ -228,6 +230,7 @@ class Indexer:
         self._since_ns = since_ns
         self._needs_snapshot = False
         self._last_step, self._last_ns = self.state.step, 0
+        self._trail = self.state.pauses
         self._watch = RequestWatch(0.0)
         self.follow(open)
         self._begin()
@@ -239,6 +242,7 @@ class Indexer:
         self._noted: list[tuple[int, int, RequestEvent]] = []
         self._said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
         self._lost: list[Lost] = []
+        self._pauses: list[tuple[int, int]] = []
 
     def follow(self, open: Iterable[Open]) -> None:
         """Follow these requests, of which an earlier index tells, and new ones; no others."""
@@ -260,7 +264,19 @@ class Indexer:
         if isinstance(message, StepRecord):
             if message.step > self._last_step:
                 self._take_step(sequence, message)
-            return
+        else:
+            self._take_other(message)
+        if self.state.pauses is not self._trail:
+            self._note_pauses()
+
+    def _note_pauses(self) -> None:
+        before, self._trail = self._trail, self.state.pauses
+        known = {span.start_ns for span in before.spans or () if span.end_ns is not None}
+        for span in self._trail.spans or ():
+            if span.end_ns is not None and span.start_ns not in known:
+                self._pauses.append((span.start_ns, span.end_ns))
+
+    def _take_other(self, message: Telemetry) -> None:
         self.state.apply(message)
         if isinstance(message, EngineStatus):
             self._note(message.events, max(message.step, 0), message.time_ns)
@@ -367,6 +383,7 @@ class Indexer:
             noted=self._noted,
             said=self._said,
             lost=self._lost,
+            pauses=self._pauses,
             open=[Open(*each) for each in self._watch.open()],
             between=(between.num_arrived, between.num_finished, between.num_preempted),
         )

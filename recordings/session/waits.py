@@ -53,18 +53,21 @@ class WaitSums:
         for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
             self.of[kind].add(ns, weight)
 
-    def add_rows(self, rows: IndexRows, first: int = 0, *, is_one_step: bool = True) -> None:
-        """Add the waits that ended in the steps of an index from the place `first` on."""
+    def add_rows(
+        self, rows: IndexRows, first: int = 0, end: int | None = None, *, is_one_step: bool = True
+    ) -> None:
+        """Add the waits that ended in the steps of an index in the places [first, end)."""
         import numpy as np
 
+        end = rows.number("steps") if end is None else end
         place, kinds = rows.column("waits", "place"), rows.column("waits", "kind")
         ns, number = rows.column("waits", "ns"), rows.column("waits", "number")
         found: list[tuple[LatencyKind, NDArray[np.int64], NDArray[np.int64]]] = []
         for code, kind in enumerate(KINDS):
-            chosen = (kinds == code) & (place >= first)
+            chosen = (kinds == code) & (place >= first) & (place < end)
             found.append((kind, ns[chosen], number[chosen]))
         if is_one_step:
-            starts, ends = (rows.column("steps", name)[first:] for name in _STEP_TIMES)
+            starts, ends = (rows.column("steps", name)[first:end] for name in _STEP_TIMES)
             found.append(("step", ends - starts, np.ones(len(starts), dtype=np.int64)))
         for kind, waits_ns, numbers in found:
             distribution = self.of[kind]

@@ -263,7 +263,7 @@ def test_a_plot_has_the_figures_of_the_session(
     figures = history_of(messages).figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
         series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
-    spreads, sums = series.waits.spreads(), series.totals.sums
+    spreads, sums = series.waits.spreads(), series.sums
     for kind, spread in spreads.items():
         for rank, name in ((50, "p50"), (95, "p95"), (99, "p99"), (100, "max")):
             ns = spread.at(rank)
