@@ -21,6 +21,7 @@ from synthetic_session import session
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.seek import excerpt, state_at
 
 WEEK_STEPS = 7 * 24 * 3600 * 50
