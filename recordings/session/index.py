@@ -42,13 +42,23 @@ if TYPE_CHECKING:
 INDEX_VERSION = 1
 MAX_INDEX_BYTES = 1 << 28  # decompressed
 KINDS: tuple[LatencyKind, ...] = get_args(LatencyKind)
-# Columns of the two other tables. `place` is that of the step in the table of steps.
-WAIT_COLUMNS = ("place", "kind", "ns", "number", "request_id")  # kind: place in `KINDS`
-FINISHED_COLUMNS = ("place", "ttft_ns", "worst_itl_ns")  # of requests seen from arrival to end
+# Columns of the two other tables, and what they mean.
+WAIT_COLUMNS = {
+    "place": "row of the step in which the wait ended",
+    "kind": ", ".join(f"{place} {kind}" for place, kind in enumerate(KINDS[:-1])),
+    "ns": "its length, without the operator's pauses",
+    "number": "how many requests waited so long",
+    "request_id": "one of them; −1 if the engine publishes estimates alone",
+}
+FINISHED_COLUMNS = {
+    "place": "row of the step in which a request ended that was seen from its arrival on",
+    "ttft_ns": "its time to first token",
+    "worst_itl_ns": "its longest gap between two tokens",
+}
 
 # Columns that follow from the waits, and those that each is likely to be close to.
 _OF_WAITS = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
-_STORED = tuple(name for name in COLUMNS if name not in _OF_WAITS)
+STORED_COLUMNS = tuple(name for name in COLUMNS if name not in _OF_WAITS)
 _NEAR: Mapping[str, tuple[str, ...]] = {
     "sequence": ("step",),
     "schedule_end_ns": ("schedule_start_ns",),
@@ -191,7 +201,9 @@ class IndexRows:
         """The table of steps."""
         import numpy as np
 
-        columns = {name: array("q", self.column("steps", name).tobytes()) for name in _STORED}
+        columns = {
+            name: array("q", self.column("steps", name).tobytes()) for name in STORED_COLUMNS
+        }
         kinds: tuple[LatencyKind, ...] = ("itl", "ttft")
         for kind in kinds:
             places, ns, request_ids, _ = self.longest(kind)
@@ -355,7 +367,7 @@ class Indexer:
         def numbers(column: "array[int]") -> "NDArray[np.int64]":
             return np.frombuffer(column, dtype=np.int64)
 
-        steps = {name: numbers(self._steps.column(name)) for name in _STORED}
+        steps = {name: numbers(self._steps.column(name)) for name in STORED_COLUMNS}
         waits = dict(zip(WAIT_COLUMNS, map(numbers, self._waits), strict=True))
         finished = dict(zip(FINISHED_COLUMNS, map(numbers, self._finished), strict=True))
         interval_ns = _intervals(steps["tokens_ns"])[waits["place"]]
