@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 from hypothesis import settings
+from textual.app import App
+from textual.pilot import Pilot
 
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.history.history import History
@@ -22,12 +24,13 @@ from tests.support.done import Done
 from tests.support.engines.http_server import HttpServer
 from tests.support.engines.live_engine import LiveEngine, running_engine
 from tests.support.engines.tiny_checkpoint import write_checkpoint
+from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
 from tests.support.sessions.received import Received
 from tests.support.sessions.still_source import StillSource, busy_session
 
-# The time of an example depends on the machine.
-settings.register_profile("stepscope", deadline=None)
+# The time of an example depends on the machine, and a run is to find what the one before it found.
+settings.register_profile("stepscope", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("stepscope")
 
 # Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder
@@ -38,20 +41,27 @@ os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
 os.environ.setdefault("STEPSCOPE_SERVE_DEVICE", "cpu")
 
 
-# What needs real time, kills, floods, compilers, terminals of other processes or whole searches:
-# `make test-slow`.
+App._press_keys = press_keys  # type: ignore[method-assign]  # what `Pilot.press` calls
+Pilot.pause = pause  # type: ignore[method-assign]
+
+
+# Files of what needs real time, kills, floods, compilers, terminals of other processes or whole
+# searches: `make test-slow`. Elsewhere single tests are marked.
 SLOW = {
-    "commands": ("cli_bench", "cli_chat", "cli_demo", "cli_record", "cli_starting", "cli_waiting"),
+    "commands": (
+        *("cli_bench", "cli_chat", "cli_demo", "cli_engine", "cli_record", "cli_starting"),
+        "cli_waiting",
+    ),
     "comparing": ("compare_chance", "fleet_live"),
     "compute": ("triton_kernels",),
     "dashboard": ("tour",),
     "house": ("packaging",),
     "measuring": ("bench_gpu", "bench_scripts"),
     "models": ("exactness",),
-    "recording": ("plot", "repair"),
+    "recording": ("export_memory", "plot", "repair"),
     "screens": ("leaving", "terminal"),
-    "serving": ("end_to_end", "http_faults"),
-    "simulation": ("autopilot", "diagnose", "tune", "what_if"),
+    "serving": ("end_to_end", "http_faults", "prefill_and_decode"),
+    "simulation": ("autopilot", "diagnose", "simulated_demo", "tune", "what_if"),
     "telemetry": ("chaos",),
 }
 
@@ -75,6 +85,17 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return Rotated.from_parent(parent, path=path)
 
 
+def _is_slow(path: Path) -> bool:
+    return path.stem.removeprefix("test_") in SLOW.get(path.parent.name, ())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what `make test` would leave out afterwards."""
+    if config.option.markexpr == "not slow" and _is_slow(collection_path):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put all workers' tests into one order, with those of HTTP and of engine processes first.
 
@@ -82,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
     for item in items:
-        if item.path.stem.removeprefix("test_") in SLOW.get(item.path.parent.name, ()):
+        if _is_slow(item.path):
             item.add_marker("slow")
 
 

@@ -517,6 +517,7 @@ def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
     assert num_chars <= most * rate_limit.TOTAL_CHARS
 
 
+@pytest.mark.slow
 def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_served(
     client: ControlClient, live_engine: Any
 ) -> None:

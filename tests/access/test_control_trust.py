@@ -490,7 +490,7 @@ def test_a_flood_is_audited_under_the_client_name_even_after_the_client_left(
     assert entry.detail.endswith("of this machine; its last request was called 'chat-7')")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
 )
@@ -555,8 +555,7 @@ _DOCUMENTS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 @given(

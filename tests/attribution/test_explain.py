@@ -374,7 +374,7 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
     return engine.messages
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(sessions())
 def test_the_times_of_all_causes_of_a_wait_add_up_to_its_length(
     messages: list[tuple[int, Telemetry]],
@@ -391,7 +391,7 @@ def test_the_times_of_all_causes_of_a_wait_add_up_to_its_length(
     assert firsts == sum(late.gap_ns for late in waits if not late.token_idx)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(sessions(), st.integers(0, 2**16))
 def test_with_lost_messages_the_times_of_all_causes_still_add_up_to_the_wait(
     messages: list[tuple[int, Telemetry]], seed: int
@@ -406,7 +406,7 @@ def test_with_lost_messages_the_times_of_all_causes_still_add_up_to_the_wait(
     assert_adds_up(explainer.late)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sessions())
 def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
     messages: list[tuple[int, Telemetry]],
@@ -425,7 +425,7 @@ def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
         assert sum(p.ns for p in life.pieces) >= sum(late.gap_ns for late in mine)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sessions(), st.integers(1, 60))
 def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
     messages: list[tuple[int, Telemetry]], max_steps: int

@@ -139,7 +139,7 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(
     assert checked > 5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=200), st.data())
 def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_steps(
     prefills: list[int], data: st.DataObject
@@ -168,7 +168,7 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300))
 def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     counts = Distribution(10**9, max_values=100)
@@ -185,7 +185,7 @@ def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     assert counts.num_within == sum(value <= 10**9 for value in values)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 500)), min_size=1, max_size=60))
 def test_token_counts_over_time_stay_exact_however_long_the_run(
     gaps: list[tuple[int, int]],
