@@ -15,6 +15,8 @@ from hypothesis import settings
 from textual.app import App
 from textual.pilot import Pilot
 
+from stepscope.engine.adapters.metrics import local_servers
+from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
@@ -28,6 +30,7 @@ from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
 from tests.support.sessions.received import Received
 from tests.support.sessions.still_source import StillSource, busy_session
+from tests.support.waiting import WAIT_S
 
 # The time of an example depends on the machine, and a run is to find what the one before it found.
 settings.register_profile("stepscope", deadline=None, derandomize=True, max_examples=40)
@@ -43,6 +46,8 @@ os.environ.setdefault("STEPSCOPE_SERVE_DEVICE", "cpu")
 
 App._press_keys = press_keys  # type: ignore[method-assign]  # what `Pilot.press` calls
 Pilot.pause = pause  # type: ignore[method-assign]
+# An engine on a busy machine may need longer than an operator would wait.
+ControlClient.__init__.__defaults__ = (WAIT_S,)
 
 
 # Files of what needs real time, kills, floods, compilers, terminals of other processes or whole
@@ -136,7 +141,7 @@ def stepscope(
 
 @pytest.fixture
 def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LiveEngine]:
-    """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens.
+    """Steps of about 5 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens.
 
     Its parameter, if it has one, is options of `EngineCore`.
     """
@@ -152,10 +157,18 @@ def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep logs and the list of recent files in the tests' own folder, also in child processes."""
-    with pytest.MonkeyPatch.context() as patch:
+def _a_machine_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs, recent files and sockets of the tests, and of what they start, in folders of theirs.
+
+    And no server is looked for at the ports where others on this machine may have one.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="step-") as runtime,
+    ):
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
+        patch.setattr(local_servers, "listening_ports", lambda: ())
         yield
 
 

@@ -53,7 +53,7 @@ from tests.support.waiting import wait_for
 
 @pytest.fixture
 def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+    with ControlClient(live_engine.endpoint) as client:
         yield client
 
 

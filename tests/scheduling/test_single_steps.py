@@ -103,7 +103,7 @@ def test_a_running_engine_reports_itself_paused_after_a_single_step(
 
 
 def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: Any) -> None:
-    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+    with ControlClient(live_engine.endpoint) as client:
         with pytest.raises(CommandRefused, match="there is nothing to run") as refused:
             client.ask(StepOnce(who="anna"))
         assert refused.value.code == "nothing_to_run"
