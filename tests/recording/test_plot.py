@@ -107,28 +107,6 @@ def read(path: Path, num_columns: int, first: int | None = None, last: int | Non
         )
 
 
-@pytest.mark.parametrize("num_columns", [1, 40, 1400])
-def test_percentiles_of_a_plot_are_those_of_the_dashboard(
-    session: tuple[History, Path], num_columns: int
-) -> None:
-    history, path = session
-    report = history.latency(window_s=None)
-    series = read(path, num_columns)
-    assert series.num_steps == history.num_steps == NUM_STEPS - len(LOST)
-    for measured, expected in (
-        (series.waits.of["itl"], report.itl),
-        (series.waits.of["ttft"], report.ttft),
-        (series.waits.of["step"], report.step),
-    ):
-        assert measured.count == expected.num_samples > 0
-        found = [value / 1e6 for value in (*measured.percentiles(50, 95, 99), measured.largest)]
-        assert found == [expected.p50_ms, expected.p95_ms, expected.p99_ms, expected.max_ms]
-        assert measured.within_slo == expected.within_slo
-    # The operator's pause is in no latency and is shown as a pause.
-    assert series.waits.of["itl"].largest < PAUSE_NS
-    assert [round((end - start) / 1e9) for start, end in series.pauses] == [3]
-
-
 def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
     tmp_path: Path,
 ) -> None:
