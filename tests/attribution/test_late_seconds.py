@@ -30,7 +30,7 @@ def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
     return [max(second, key=lambda each: each[2]) for _, second in seconds]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_the_worst_wait_of_each_second_is_exact_however_steps_are_added(data: Any) -> None:
     longest = Longest()

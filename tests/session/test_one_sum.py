@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ LEVELS = SLO(ttft_ms=500.0, itl_ms=50.0)
 CHATS = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=60)
 
 
+@cache
 def simulated(**knobs: object) -> Messages:
     given_knobs = Knobs(**{"max_num_batched_tokens": 512, "reserve": "none", **knobs})  # type: ignore[arg-type]
     return simulate(
@@ -316,7 +318,7 @@ def test_what_an_engine_does_not_publish_is_unknown_and_not_zero(
         assert {name for name in unknown if figures[name] is not None} == set(), way
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 500), max_size=4))
 def test_the_sums_of_all_parts_add_up_to_those_of_the_whole(cuts: list[int]) -> None:
     table = table_of(preempting())
