@@ -14,7 +14,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, help_alone, option, with_options
+from stepscope.tui.cli.shared.options import command, command_group, option
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -26,17 +26,10 @@ if TYPE_CHECKING:
     from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
 
-commands = typer.Typer(
-    name="bench",
-    help="Measure an engine on this machine.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
-commands.callback(invoke_without_command=True)(help_alone)
 _GPU_SCRIPT = Path("tests/bench/bench_gpu.py")  # in a checkout
 
 
-@commands.command(
+@command(
     hidden=True,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -50,15 +43,13 @@ def gpu(context: typer.Context) -> None:
     os.execv(sys.executable, [sys.executable, str(_GPU_SCRIPT), *context.args])
 
 
-@commands.command(
-    epilog=example(
-        "stepscope bench throughput",
-        "stepscope bench throughput --num-requests 256 -o out.json",
-        "stepscope bench throughput --model smollm2 --num-requests 32",
-        "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
-    )
+@command(
+    "stepscope bench throughput",
+    "stepscope bench throughput --num-requests 256 -o out.json",
+    "stepscope bench throughput --model smollm2 --num-requests 32",
+    "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
+    sections=("serve", "knobs"),
 )
-@with_options("serve", "knobs")
 def throughput(
     num_requests: Annotated[
         int | None, option("INT", "number of requests  [default: 256, on a CPU 32]")
@@ -277,3 +268,6 @@ def _percentiles(sample: "Percentiles | None") -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+commands = command_group("bench", "Measure an engine on this machine.", throughput, gpu)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align
@@ -23,7 +22,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
-from stepscope.tui.cli.shared.options import AsJson, example, option, with_options
+from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -33,25 +32,17 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
 from stepscope.tui.views.frame.compare_choices import Split
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    epilog=example(
-        "stepscope compare freeze chunked",
-        "stepscope compare freeze chunked --align request --table",
-        "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
-        "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
-    )
+@command(
+    "stepscope compare freeze chunked",
+    "stepscope compare freeze chunked --align request --table",
+    "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
+    "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def compare(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
-    ],
-    b: Annotated[
-        str | None, typer.Argument(metavar="B", help="a recording or sample to compare with A")
-    ] = None,
+    a: Annotated[str, argument("A", "a recording, a shipped sample, or a live engine")],
+    b: Annotated[str | None, argument("B", "a recording or sample to compare with A")] = None,
     mark: Annotated[
         str | None,
         option(
@@ -67,9 +58,7 @@ def compare(
             "how to align the two runs; the table then also shows what both did there",
         ),
     ] = None,
-    as_table: Annotated[
-        bool, typer.Option("--table", help="print a table, even on a terminal")
-    ] = False,
+    as_table: Annotated[bool, flag("print a table, even on a terminal", "--table")] = False,
     as_json: AsJson = False,
     limit: Annotated[int, option("INT", "number of requests in the table, 0 for all")] = 20,
     output: Annotated[

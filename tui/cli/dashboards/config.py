@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import msgspec
 import tomlkit
-import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import Like, example, with_options
+from stepscope.tui.cli.shared.options import Like, argument, command, flag
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
@@ -32,29 +31,22 @@ from stepscope.tui.settings.settings import (
     unknown_variables,
 )
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
-@commands.command(
-    epilog=example(
-        "stepscope config",
-        "stepscope config dashboard",
-        "stepscope config --path",
-        "stepscope config --like vllm",
-    )
+@command(
+    "stepscope config",
+    "stepscope config dashboard",
+    "stepscope config --path",
+    "stepscope config --like vllm",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def config(
     section: Annotated[
-        str | None, typer.Argument(metavar="SECTION", help="show only this section (default: all)")
+        str | None, argument("SECTION", "show only this section (default: all)")
     ] = None,
-    path_only: Annotated[
-        bool, typer.Option("--path", help="print only the path of the config file")
-    ] = False,
+    path_only: Annotated[bool, flag("print only the path of the config file", "--path")] = False,
     like: Like = None,
     *,
     flags: dict[str, Any],

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from msgspec.structs import replace
 
 from stepscope.engine.client.client import ControlClient
@@ -36,7 +35,7 @@ from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import check_seconds, example, option, with_options
+from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output_path import check_suffix
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
@@ -46,24 +45,20 @@ from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 HEADLESS_SECONDS = 20.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
 
 
-@commands.command(
-    epilog=example(
-        "stepscope demo",
-        "stepscope demo --model smollm2",
-        "stepscope demo --rate 0.5",
-        "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
-        "stepscope demo --headless --record out.mcap --screenshot out.svg",
-    )
+@command(
+    "stepscope demo",
+    "stepscope demo --model smollm2",
+    "stepscope demo --rate 0.5",
+    "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
+    "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    sections=("dashboard",),
+    defaults=SERVICE_LEVELS,
 )
-@with_options("dashboard", defaults=SERVICE_LEVELS)
 def demo(
     model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
     rate: Annotated[
@@ -72,7 +67,7 @@ def demo(
     ] = None,
     headless: Annotated[
         bool,
-        typer.Option("--headless", help="run without a terminal and print a summary at the end"),
+        flag("run without a terminal and print a summary at the end", "--headless"),
     ] = False,
     seconds: Annotated[
         float | None, option("NUMBER", "with --headless: how long to run (default: 20)")
@@ -82,7 +77,7 @@ def demo(
         Path | None, option("FILE", "with --headless: draw the last screen (.svg or .txt)")
     ] = None,
     with_tokens: Annotated[
-        bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
+        bool, flag("show and record prompts and outputs too", "--with-tokens")
     ] = False,
     gpu: Annotated[
         str | None,

@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
@@ -15,20 +13,19 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.options import RecordingFile, example, option, with_options
+from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+@command(
+    "stepscope replay session.mcap --speed 4",
+    "stepscope replay chunked --at 120",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def replay(
     file: RecordingFile,
     speed: Annotated[float | None, option("NUMBER", "2 is twice as fast  [default: 1]")] = None,

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
-from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, example, option
+from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, command, flag, option
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
 from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -22,9 +20,6 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.
 _PAGE_NAMES: Mapping[str, Page] = {
@@ -33,13 +28,10 @@ _PAGE_NAMES: Mapping[str, Page] = {
 }
 
 
-@commands.command(
-    "screenshot",
-    epilog=example(
-        "stepscope screenshot session.mcap --at 1200 -o stall.svg",
-        "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
-        "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
-    ),
+@command(
+    "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+    "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
+    "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
 )
 def screenshot_file(
     file: RecordingFile,
@@ -62,9 +54,7 @@ def screenshot_file(
     ] = None,
     zoom: Annotated[int, option("N", "steps in a column; on the time axis N x 10 ms")] = 1,
     theme: Annotated[str | None, option("dark|light", "colours  [default: dark]")] = None,
-    ascii: Annotated[
-        bool | None, typer.Option("--ascii/--no-ascii", help="ASCII characters only")
-    ] = None,
+    ascii: Annotated[bool | None, flag("ASCII characters only", "--ascii/--no-ascii")] = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
 ) -> None:

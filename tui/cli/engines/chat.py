@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Annotated
 
-import typer
-
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.models.cache import smollm2
@@ -29,15 +27,12 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import EngineName, example, option, with_key
+from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 MODEL = "smollm2"  # the model of an engine that is started for the chat
 _LOOK_S = 0.1
@@ -45,14 +40,12 @@ _TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
-@commands.command(
-    epilog=example(
-        "stepscope chat",
-        "stepscope chat engine-0 --temperature 0",
-        "stepscope chat --model FILE.gguf",
-    )
+@command(
+    "stepscope chat",
+    "stepscope chat engine-0 --temperature 0",
+    "stepscope chat --model FILE.gguf",
+    takes_key=True,
 )
-@with_key
 def chat(
     endpoint: EngineName = None,
     model: Annotated[

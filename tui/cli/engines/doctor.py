@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import platformdirs
-import typer
 
 from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
@@ -22,12 +21,9 @@ from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example
+from stepscope.tui.cli.shared.options import command
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
@@ -84,7 +80,7 @@ EXTRAS = (
 )
 
 
-@commands.command(epilog=example("stepscope doctor"))
+@command("stepscope doctor")
 def doctor() -> None:
     """Show what is installed, what will be used and what is missing.
 

@@ -27,21 +27,16 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import EngineName, with_key, with_options
+from stepscope.tui.cli.shared.options import EngineName, command
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
-@commands.command("http-server")
-@with_key
-@with_options("http", defaults=_DEFAULTS)
+@command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
 def serve_http_for(
     endpoint: EngineName = None,
     inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,

@@ -5,22 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, help_alone, option
+from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
 from stepscope.tui.settings.cli_errors import WrongUsage
-
-commands = typer.Typer(
-    name="keys",
-    help="Make, list and revoke the keys that engines let in.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
-commands.callback(invoke_without_command=True)(help_alone)
 
 _Folder = Annotated[
     Path | None,
@@ -30,14 +21,12 @@ _Folder = Annotated[
         "--keys",
     ),
 ]
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")]
+_Name = Annotated[str, argument("NAME", "who the key is for")]
 
 
-@commands.command(
-    epilog=example(
-        "stepscope keys new alice --role viewer",
-        "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
-    )
+@command(
+    "stepscope keys new alice --role viewer",
+    "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
 )
 def new(
     name: _Name,
@@ -87,10 +76,10 @@ def new(
         )
 
 
-@commands.command("list", epilog=example("stepscope keys list", "stepscope keys list --json"))
+@command("stepscope keys list", "stepscope keys list --json", name="list")
 def list_keys(
     folder: _Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+    as_json: Annotated[bool, flag("as one JSON document", "--json")] = False,
 ) -> None:
     """List the keys that are authorised."""
     keys = KeyFolder(folder)
@@ -113,7 +102,7 @@ def list_keys(
     )
 
 
-@commands.command(epilog=example("stepscope keys revoke alice"))
+@command("stepscope keys revoke alice")
 def revoke(name: _Name, folder: _Folder = None) -> None:
     """Revoke a key; running engines cut its connections off at once."""
     keys = KeyFolder(folder)
@@ -122,3 +111,8 @@ def revoke(name: _Name, folder: _Folder = None) -> None:
         f"{name} has no access any more; running engines cut off its connections",
         "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
     )
+
+
+commands = command_group(
+    "keys", "Make, list and revoke the keys that engines let in.", new, list_keys, revoke
+)

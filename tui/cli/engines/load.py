@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import typer
-
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
@@ -39,19 +37,15 @@ from stepscope.tui.cli.shared.options import (
     AsJson,
     EngineName,
     check_seconds,
-    example,
+    command,
+    flag,
     option,
-    with_key,
-    with_options,
 )
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _CHARS_PER_TOKEN = 4.0  # assumed if the engine does not report it
 _KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
@@ -66,15 +60,13 @@ class LoadLimits(NamedTuple):
     patience_s: float = PATIENCE_S
 
 
-@commands.command(
-    epilog=example(
-        "stepscope load --rate 2 --document-share 0.2 --seconds 60",
-        "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
-        "stepscope load --num-requests 200 --reset-prefix-cache",
-    )
+@command(
+    "stepscope load --rate 2 --document-share 0.2 --seconds 60",
+    "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+    "stepscope load --num-requests 200 --reset-prefix-cache",
+    takes_key=True,
+    sections=("load",),
 )
-@with_key
-@with_options("load")
 def load(
     endpoint: EngineName = None,
     trace: Annotated[
@@ -99,10 +91,10 @@ def load(
     ] = 30.0,
     reset_prefix_cache: Annotated[
         bool,
-        typer.Option(
-            "--reset-prefix-cache",
-            help="first empty the engine's prefix cache, so that the same requests are the same "
+        flag(
+            "first empty the engine's prefix cache, so that the same requests are the same "
             "work again",
+            "--reset-prefix-cache",
         ),
     ] = False,
     name: As = None,

@@ -19,27 +19,23 @@ from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
-from stepscope.tui.cli.shared.options import Like, example, option, with_key, with_options
+from stepscope.tui.cli.shared.options import Like, command, option
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _GRACE_S = 5.0
 
 
-@commands.command(
-    epilog=example(
-        "stepscope serve --model demo --max-num-batched-tokens 512",
-        "stepscope serve --http 127.0.0.1:8000",
-        "stepscope serve --http-for engine-0",
-        "stepscope serve --like vllm",
-    )
+@command(
+    "stepscope serve --model demo --max-num-batched-tokens 512",
+    "stepscope serve --http 127.0.0.1:8000",
+    "stepscope serve --http-for engine-0",
+    "stepscope serve --like vllm",
+    takes_key=True,
+    sections=("serve", "knobs", "http"),
+    names={"bind": "--http"},
 )
-@with_key
-@with_options("serve", "knobs", "http", names={"bind": "--http"})
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     like: Like = None,

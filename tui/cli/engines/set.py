@@ -3,8 +3,6 @@
 import contextlib
 from typing import Annotated
 
-import typer
-
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
@@ -17,38 +15,32 @@ from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
-from stepscope.tui.cli.shared.options import As, example, option, with_key
+from stepscope.tui.cli.shared.options import As, argument, command, flag, option
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _TRIES = 5
 _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
-@commands.command(
-    "set",
-    epilog=example(
-        "stepscope set max_num_batched_tokens=512 order=arrival",
-        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
-    ),
+@command(
+    "stepscope set max_num_batched_tokens=512 order=arrival",
+    "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    takes_key=True,
 )
-@with_key
 def set_knobs(
     assignments: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[ENDPOINT] KNOB=VALUE",
-            help="one change of one or more knobs; put the engine first if there are several",
+        argument(
+            "[ENDPOINT] KNOB=VALUE",
+            "one change of one or more knobs; put the engine first if there are several",
         ),
     ],
     endpoint: Annotated[
         str | None, option("ENDPOINT", "the engine, if it is not the first argument")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
+        bool, flag("only check whether the engine would accept it", "--dry-run")
     ] = False,
     expect_version: Annotated[
         int | None, option("INT", "fail if the knobs no longer have this version")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol import wire
@@ -18,45 +17,37 @@ from stepscope.recordings.state.audit_text import change_text, typed_text, who_t
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.options import example, with_key
+from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording, is_recorded
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
 
 
-@commands.command(
-    epilog=example(
-        "stepscope snapshot --json | jq .kv",
-        "stepscope snapshot --audit",
-        "stepscope snapshot session.mcap --audit --json | jq '.[] | .who'",
-    )
+@command(
+    "stepscope snapshot --json | jq .kv",
+    "stepscope snapshot --audit",
+    "stepscope snapshot session.mcap --audit --json | jq '.[] | .who'",
+    takes_key=True,
 )
-@with_key
 def snapshot(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="ENDPOINT|FILE",
-            help="name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
+        argument(
+            "ENDPOINT|FILE",
+            "name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
             "--audit also a recording or sample (default: the only local engine)",
         ),
     ] = None,
     shows_audit: Annotated[
         bool,
-        typer.Option(
-            "--audit", help="who changed the engine, and which changes it refused, oldest first"
-        ),
+        flag("who changed the engine, and which changes it refused, oldest first", "--audit"),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json",
-            help="the whole snapshot and the figures of the last minute, or the audit, as JSON",
+        flag(
+            "the whole snapshot and the figures of the last minute, or the audit, as JSON", "--json"
         ),
     ] = False,
 ) -> None:

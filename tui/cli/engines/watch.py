@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
@@ -25,25 +23,20 @@ from stepscope.tui.cli.engines.alert_metrics import (
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
-from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
+from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.settings import load_alerts
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 TOO_LITTLE = 3  # exit code: no rule fires, and the state of a rule is unknown
 _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 
 
-@commands.command(
-    epilog=example(
-        "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
-        "stepscope watch engine-0 --once --json",
-    )
+@command(
+    "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
+    "stepscope watch engine-0 --once --json",
+    takes_key=True,
 )
-@with_key
 def watch(
     endpoint: EngineName = None,
     *,
@@ -57,7 +50,7 @@ def watch(
     ] = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="print the state of each rule once, as soon as it is known"),
+        flag("print the state of each rule once, as soon as it is known", "--once"),
     ] = False,
     seconds: Annotated[float | None, option("NUMBER", "how long (default: until Ctrl-C)")] = None,
     slo_itl: Annotated[
@@ -70,7 +63,7 @@ def watch(
         str | None, option("HOST:PORT", "answer Prometheus here with how the rules stand")
     ] = None,
     wait: Wait = True,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
+    as_json: Annotated[bool, flag("a JSON document a line", "--json")] = False,
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
 

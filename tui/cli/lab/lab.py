@@ -21,7 +21,7 @@ from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, option
+from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -31,40 +31,16 @@ _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_se
 # depend on the chunks, even on a CPU with matrix instructions.
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
-commands = typer.Typer(
-    name="lab",
-    help="Try what the literature claims on this machine.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
 
-
-@commands.callback(
-    invoke_without_command=True, epilog=example("stepscope lab", "stepscope lab run freeze")
-)
-def lab(context: typer.Context) -> None:
-    """List the experiments: what is claimed, and by whom."""
-    if context.invoked_subcommand is None:
-        for each in EXPERIMENTS:
-            say(
-                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
-            )
-        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
-
-
-@commands.command(
-    epilog=example(
-        "stepscope lab run freeze",
-        "stepscope lab run prefix freeze --model smollm2",
-        "stepscope lab run knee --engine engine-0",
-        "stepscope lab run --all -o lab/",
-    )
+@command(
+    "stepscope lab run freeze",
+    "stepscope lab run prefix freeze --model smollm2",
+    "stepscope lab run knee --engine engine-0",
+    "stepscope lab run --all -o lab/",
 )
 def run(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="the experiments")
-    ] = None,
-    runs_all: Annotated[bool, typer.Option("--all", help="run all of them")] = False,
+    names: Annotated[list[str] | None, argument("NAME...", "the experiments")] = None,
+    runs_all: Annotated[bool, flag("run all of them", "--all")] = False,
     model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
     engine: Annotated[
         str | None,
@@ -189,3 +165,22 @@ def _machine(info: EngineInfo) -> str:
     what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
     known = ", ".join(each for each in what if each)
     return f"Measured on {day}: {known}; {platform.machine()}, {_num_cores()} cores."
+
+
+def lab(context: typer.Context) -> None:
+    """List the experiments: what is claimed, and by whom."""
+    if context.invoked_subcommand is None:
+        for each in EXPERIMENTS:
+            say(
+                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
+            )
+        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
+
+
+commands = command_group(
+    "lab",
+    "Try what the literature claims on this machine.",
+    run,
+    alone=lab,
+    epilog=example("stepscope lab", "stepscope lab run freeze"),
+)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
-import typer
-
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
@@ -27,16 +25,12 @@ from stepscope.tui.cli.shared.options import (
     SloItl,
     SloTtft,
     Target,
-    example,
+    command,
     option,
-    with_key,
 )
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 TOO_LITTLE_DATA = 3
 DEFAULT_REGRESSION = "10%"
@@ -67,13 +61,11 @@ class _TooLittleData(CommandFailed):
     exit_code = TOO_LITTLE_DATA
 
 
-@commands.command(
-    epilog=example(
-        "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
-        "stepscope check run.mcap --baseline main.mcap --junit check.xml",
-    )
+@command(
+    "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
+    "stepscope check run.mcap --baseline main.mcap --junit check.xml",
+    takes_key=True,
 )
-@with_key
 def check(
     target: Target = None,
     *,

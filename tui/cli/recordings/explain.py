@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.compare.side.advice import advice
@@ -34,42 +32,29 @@ from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
 from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.options import (
-    AsJson,
-    Target,
-    check_seconds,
-    example,
-    option,
-    with_key,
-)
+from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
 from stepscope.tui.cli.shared.recording_path import find_recording, request_number
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
-@commands.command(
-    epilog=example(
-        "stepscope explain session.mcap --slo-itl 50ms",
-        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
-        "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
-    )
+@command(
+    "stepscope explain session.mcap --slo-itl 50ms",
+    "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+    "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
+    takes_key=True,
 )
-@with_key
 def explain(
     target: Target = None,
     *,
     shows_queue: Annotated[
         bool,
-        typer.Option(
-            "--queue",
-            help="instead: which requests wait for what, and which preemption cost how much",
+        flag(
+            "instead: which requests wait for what, and which preemption cost how much", "--queue"
         ),
     ] = False,
     seconds: Annotated[

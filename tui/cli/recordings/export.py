@@ -4,23 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, example, option
+from stepscope.tui.cli.shared.options import (
+    FirstStep,
+    LastStep,
+    RecordingFile,
+    command,
+    flag,
+    option,
+)
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 # A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
 _ENDINGS: Mapping[str, Format] = {
@@ -31,13 +33,10 @@ _ENDINGS: Mapping[str, Format] = {
 }
 
 
-@commands.command(
-    "export",
-    epilog=example(
-        "stepscope export session.mcap -o session.pftrace",
-        "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
-        "stepscope export session.mcap -o work.jsonl --format mooncake",
-    ),
+@command(
+    "stepscope export session.mcap -o session.pftrace",
+    "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
+    "stepscope export session.mcap -o work.jsonl --format mooncake",
 )
 def export_file(
     file: RecordingFile,
@@ -60,10 +59,7 @@ def export_file(
     ] = "steps",
     with_tokens: Annotated[
         bool,
-        typer.Option(
-            "--with-tokens",
-            help="also write prompts and outputs, if the recording has them (jsonl)",
-        ),
+        flag("also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"),
     ] = False,
 ) -> None:
     """Convert a recording to the format of another program."""

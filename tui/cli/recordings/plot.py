@@ -4,8 +4,6 @@ import re
 import time
 from typing import Annotated
 
-import typer
-
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.plot.figure import figure, num_columns
@@ -21,7 +19,7 @@ from stepscope.tui.cli.shared.options import (
     RecordingFile,
     SloItl,
     SloTtft,
-    example,
+    command,
     option,
 )
 from stepscope.tui.cli.shared.output_path import picture_path
@@ -30,18 +28,12 @@ from stepscope.tui.cli.shared.recording_path import find_recording, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
 
-@commands.command(
-    "plot",
-    epilog=example(
-        "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
-        "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
-    ),
+@command(
+    "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
+    "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
 )
 def plot_file(
     file: RecordingFile,

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import Levels
@@ -25,14 +23,7 @@ from stepscope.tui.cli.recordings.incidents import IncidentOptions
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
-from stepscope.tui.cli.shared.options import (
-    EngineName,
-    Wait,
-    check_seconds,
-    example,
-    option,
-    with_key,
-)
+from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -41,22 +32,17 @@ from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongU
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for longer counts as gone
 
 
-@commands.command(
-    epilog=example(
-        "stepscope record -o session.mcap --seconds 60",
-        "stepscope record -o incident.mcap --past 300 --seconds 1",
-        "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
-        "stepscope record engine-0 --incidents kept --keep 2GB",
-    )
+@command(
+    "stepscope record -o session.mcap --seconds 60",
+    "stepscope record -o incident.mcap --past 300 --seconds 1",
+    "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+    "stepscope record engine-0 --incidents kept --keep 2GB",
+    takes_key=True,
 )
-@with_key
 def record(
     endpoint: EngineName = None,
     *,

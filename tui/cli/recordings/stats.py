@@ -1,7 +1,5 @@
 """`stepscope stats`: prints all figures of a recording or an engine, as a table or as JSON."""
 
-import typer
-
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
@@ -10,28 +8,16 @@ from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
 from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.limits_text import advice_lines
-from stepscope.tui.cli.shared.options import (
-    AsJson,
-    LastSeconds,
-    SloItl,
-    SloTtft,
-    Target,
-    example,
-    with_key,
-)
+from stepscope.tui.cli.shared.options import AsJson, LastSeconds, SloItl, SloTtft, Target, command
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.views import format as fmt
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    epilog=example(
-        "stepscope stats freeze",
-        "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
-    )
+@command(
+    "stepscope stats freeze",
+    "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
+    takes_key=True,
 )
-@with_key
 def stats(
     target: Target = None,
     *,

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from stepscope.recordings.check.repair import RepairReport, default_output, repair, what_is_wrong
 from stepscope.recordings.check.strip import strip
@@ -14,38 +13,29 @@ from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import RecordingFile, example, option
+from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    "verify",
-    epilog=example(
-        "stepscope verify session.mcap",
-        "stepscope verify f.mcap --json",
-        "stepscope verify session.mcap.part --repair",
-        "stepscope verify session.mcap --strip-tokens -o shared.mcap",
-    ),
+@command(
+    "stepscope verify session.mcap",
+    "stepscope verify f.mcap --json",
+    "stepscope verify session.mcap.part --repair",
+    "stepscope verify session.mcap --strip-tokens -o shared.mcap",
 )
 def verify_file(
     file: RecordingFile,
     repair: Annotated[
         bool,
-        typer.Option(
-            "--repair", help="write a whole recording from one that is cut or damaged, if it is"
-        ),
+        flag("write a whole recording from one that is cut or damaged, if it is", "--repair"),
     ] = False,
     strip_tokens: Annotated[
         bool,
-        typer.Option(
-            "--strip-tokens", help="write a recording without the prompts and outputs of this one"
-        ),
+        flag("write a recording without the prompts and outputs of this one", "--strip-tokens"),
     ] = False,
     output: Annotated[
         str | None,
@@ -56,7 +46,7 @@ def verify_file(
             "-o",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+    as_json: Annotated[bool, flag("as one JSON document", "--json")] = False,
 ) -> int:
     """Check a recording from its bytes to its KV accounting.
 

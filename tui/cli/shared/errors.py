@@ -113,6 +113,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     # Look for the module instead of importing it, which takes time: an exception of a module that
     # is not imported cannot have been raised.
     client = sys.modules.get("stepscope.engine.client.errors")
+    output = sys.modules.get("stepscope.recordings.export.output")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):
@@ -121,6 +122,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
+    if output is not None and isinstance(error, output.MissingPackage):
+        return FAILED, str(error)
     if isinstance(error, RecordingError):
         is_asked_wrong = isinstance(error, NotInRecording)
         return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
@@ -136,22 +139,24 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message.
+    """Return typer's error message as our own begin: no capital letter, no full stop.
 
     For a value that is no number, word it as our own options do.
     """
-    said = error.format_message()
+    said = error.format_message().removesuffix(".")
     errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}
-    expected = _EXPECTED.get(first.get("type", "").partition("_")[0])
-    if expected is None:
-        option = getattr(error, "option_name", None)
-        return f"{option} is no more: {_GONE[option]}" if option in _GONE else said
-    option = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
-    return f"{option}: expected {expected}, got {first['input']!r}"
+    if expected := _EXPECTED.get(first.get("type", "").partition("_")[0]):
+        named = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
+        return f"{named}: expected {expected}, got {first['input']!r}"
+    option = getattr(error, "option_name", None)
+    return (
+        f"{option} is no more: {_GONE[option]}" if option in _GONE else said[:1].lower() + said[1:]
+    )
 
 
 def _where_to_look(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "stepscope"
+    named = [word for word in sys.argv[1:2] if not word.startswith("-")]  # an error of its parser
+    command = context.command_path if context is not None else " ".join(["stepscope", *named])
     return f" (see '{command} --help')"

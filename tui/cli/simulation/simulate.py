@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.cluster import run_cluster
@@ -19,7 +18,7 @@ from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import AsJson, Like, example, option, with_options
+from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -39,31 +38,27 @@ from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _TICK_S = 0.1
 
 
-@commands.command(
-    epilog=example(
-        "stepscope simulate --gpu h100",
-        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
-        "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-        "stepscope simulate trace.csv --gpu h100 --modes all",
-        "stepscope simulate session.mcap -o again.mcap",
-        "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
-        "stepscope simulate workload.json --steps | head",
-    )
+@command(
+    "stepscope simulate --gpu h100",
+    "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
+    "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
+    "stepscope simulate trace.csv --gpu h100 --modes all",
+    "stepscope simulate session.mcap -o again.mcap",
+    "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
+    "stepscope simulate workload.json --steps | head",
+    sections=("knobs", "load"),
+    defaults=_DEFAULTS,
 )
-@with_options("knobs", "load", defaults=_DEFAULTS)
 def simulate(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TRACE|FILE|mix",
-            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
+        argument(
+            "TRACE|FILE|mix",
+            "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
             "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
             "[default: mix]",
         ),
@@ -116,9 +111,9 @@ def simulate(
     ] = 1.0,
     prints_steps: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "of a workload that counts in steps: one JSON line a step, no summary",
             "--steps/--summary",
-            help="of a workload that counts in steps: one JSON line a step, no summary",
         ),
     ] = False,
     modes: Annotated[str | None, option("all|MODE,...", "a table of these batching modes")] = None,

@@ -12,19 +12,15 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.engines.engine import prepare_process
 from stepscope.tui.cli.engines.serve import end_with_stdin
 from stepscope.tui.cli.shared.levels import level_flags
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.simulation.runs import choose_step_times
 from stepscope.tui.settings.setting_values import convert_flags
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 BLOCK_SIZE = 16
 _MAX_LEN = 32_768
 
 
-@commands.command("simulated-engine", hidden=True)
-@with_options("knobs")
+@command(sections=("knobs",), hidden=True)
 def run(
     endpoint: Annotated[str, typer.Option()],
     gpu: Annotated[str | None, typer.Option()] = None,

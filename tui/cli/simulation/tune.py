@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
-
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.diagnosis import diagnose
 from stepscope.recordings.simulation.suspects import Seen
@@ -19,7 +17,7 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, example, option, with_key
+from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, command, flag, option
 from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES
 from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.autopilot import hold
@@ -27,9 +25,6 @@ from stepscope.tui.cli.simulation.diagnose import diagnosis_document, diagnosis_
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.service_levels import said
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
@@ -42,17 +37,14 @@ _SHOWN = (
 )
 
 
-@commands.command(
-    "tune",
-    epilog=example(
-        "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
-        "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
-        "stepscope tune freeze --bottleneck",
-        "stepscope tune engine-0 --hold itl=50ms --as night-shift",
-    ),
+@command(
+    "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
+    "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
+    "stepscope tune freeze --bottleneck",
+    "stepscope tune engine-0 --hold itl=50ms --as night-shift",
+    takes_key=True,
 )
-@with_key
-def run(
+def tune(
     target: Target = None,
     *,
     seconds: Annotated[
@@ -65,7 +57,7 @@ def run(
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
     bottleneck: Annotated[
-        bool, typer.Option("--bottleneck", help="only name the bottleneck, and prove it")
+        bool, flag("only name the bottleneck, and prove it", "--bottleneck")
     ] = False,
     held: Annotated[
         str | None,
@@ -76,12 +68,10 @@ def run(
             "--hold",
         ),
     ] = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="with --hold: only say what it would do")
-    ] = False,
+    shadow: Annotated[bool, flag("with --hold: only say what it would do", "--shadow")] = False,
     name: As = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON document, with --hold one a line")
+        bool, flag("print one JSON document, with --hold one a line", "--json")
     ] = False,
 ) -> int:
     """Find the knobs that keep the service levels best.

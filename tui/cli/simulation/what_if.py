@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
@@ -21,7 +20,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
-from stepscope.tui.cli.shared.options import AsJson, RecordingFile, example, option
+from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output_path import output_path, picture_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.recording_path import find_recording
@@ -31,26 +30,18 @@ from stepscope.tui.cli.simulation.report import levels_of_options
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    "what-if",
-    epilog=example(
-        "stepscope what-if session.mcap max_num_batched_tokens=1024",
-        "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
-        "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
-        "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
-    ),
+@command(
+    "stepscope what-if session.mcap max_num_batched_tokens=1024",
+    "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
+    "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
+    "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
 )
 def run(
     file: RecordingFile,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KNOB=VALUE,...",
-            help="the knobs of one change; commas try several values of a knob",
-        ),
+        argument("KNOB=VALUE,...", "the knobs of one change; commas try several values of a knob"),
     ] = None,
     sweep: Annotated[
         str | None, option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio")
