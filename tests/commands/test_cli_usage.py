@@ -224,7 +224,7 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
     (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
     for name in ("freeze", "chunked.mcap", "mine"):
         done = run("snapshot", "--audit", name)
-        assert (done.exit_code, done.stdout) == (0, "no changes yet\n"), done.stderr
+        assert (done.exit_code, done.stdout) == (0, "no change is recorded in it\n"), done.stderr
     done = run("snapshot", "--audit", str(tmp_path))
     assert done.exit_code == 1  # a folder is neither
 

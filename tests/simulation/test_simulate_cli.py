@@ -37,6 +37,9 @@ def test_simulated_figures_of_several_seeds_have_a_lowest_median_and_highest_val
     p99s = sorted(each["ttft_ms"]["p99"] for each in found["runs"])
     interval = found["figures"]["ttft_p99_ms"]
     assert [interval["low"], interval["median"], interval["high"]] == p99s
+    for each in found["runs"]:
+        assert each["itl_ms"]["p99"] <= each["itl_ms"]["max"]
+    assert found["figures"]["itl_max_ms"]["high"] == max(x["itl_ms"]["max"] for x in found["runs"])
     assert all(0 < each["goodput_per_s"][0] < each["requests_per_s"] for each in found["runs"])
 
 

@@ -38,7 +38,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
         "explain": (
             "recordings.explain",
-            "Say why tokens were late, cause by cause, and who waits for what.",
+            "Say which tokens came late, and why; with --queue, who waits.",
         ),
         "stats": ("recordings.stats", "Print all figures of a recording, an engine or /metrics."),
         "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
@@ -55,7 +55,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Predict": {
         "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
         "what-if": (
-            "simulation.what_if:run",
+            "simulation.what_if",
             "Say what a recorded session would have been with other knobs.",
         ),
         "tune": ("simulation.tune", "Find the knobs that keep the service levels best."),

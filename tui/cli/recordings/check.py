@@ -39,17 +39,14 @@ Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
-    """The result for one bound, or for one figure compared with the baseline.
+    """The result for one bound, or for one figure compared with the baseline; values as text.
 
     Attributes:
-        name: of the figure.
-        asked: what was required, as text.
-        measured: the value found, as text.
         outcome: unknown if the session has no value to check.
         is_bound: True for a bound from an option, False for a comparison with the baseline.
     """
 
-    name: str
+    name: str  # of the figure
     asked: str
     measured: str
     outcome: Outcome
@@ -112,8 +109,7 @@ def check(
         found = measure(target, seconds, flags, "check")
         checks = bound_checks(found.figures, bounds, lower)
         if baseline is not None:
-            same_levels = {**levels_of(found.slo)}
-            old = measure(baseline, None, same_levels, "check")
+            old = measure(baseline, None, levels_of(found.slo), "check")
             checks += regression_checks(compare(old.side, found.side), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error
@@ -121,7 +117,8 @@ def check(
     if report is not None:
         report.write_bytes(junit_xml(found.name, checks))
     if as_json:
-        write_json(_document(found, checks, code))
+        rows = [each._asdict() for each in checks]
+        write_json({**found.document(), "checks": rows, "exit_code": code})
     else:
         say(*_lines(found, checks))
     return code
@@ -233,16 +230,11 @@ def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
     listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
     rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
     num_alike = len(checks) - len(listed)
-    seconds, steps = found.figures["seconds"] or 0.0, found.figures["steps"] or 0
     return [
-        f"{found.name}: {steps:,.0f} steps in {seconds:,.1f} s",
+        found.text,
         *text_table(["", "figure", "is", "asked", ""], rows, "<<>><"),
         *([f"{num_alike} other figures are no worse than in the baseline"] if num_alike else []),
     ]
-
-
-def _document(found: MeasuredSession, checks: Sequence[CheckRow], code: int) -> dict[str, object]:
-    return {**found.document(), "checks": [each._asdict() for each in checks], "exit_code": code}
 
 
 def _bound(option: str, text: str) -> FigureBound:

@@ -8,6 +8,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
@@ -28,6 +29,7 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
@@ -46,7 +48,6 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
     """Return the endpoint that the user named, or that of the only engine on this machine.
 
     Args:
-        endpoint: as the user gave it; None if not given.
         usage: the command as it should be typed, with {} for the endpoint, to show in an error.
 
     Raises:
@@ -69,6 +70,41 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
             f"{len(found)} engines run here ({names}); name one: '{usage.format(first)}'"
         )
     return found[0]
+
+
+def recording_or_engine(target: str | None, usage: str) -> Path | Endpoint:
+    """Return the recording or sample that the user named, else the engine, as `choose` does."""
+    if target is not None and is_recording(target):
+        return find_recording(target)
+    return choose(target, usage)
+
+
+def is_recording(target: str, *, engine_first: bool = False) -> bool:
+    """Whether a target is a file or a sample recording, not an engine.
+
+    Args:
+        engine_first: whether a running engine goes before a file or a sample of the same name.
+
+    Raises:
+        CommandFailed: it is neither.
+    """
+
+    def runs() -> bool:
+        return any(each.name == target for each in find_local())
+
+    if target.startswith(("ipc://", "tcp://")):
+        return False
+    if target.endswith(RECORDING_SUFFIXES):
+        return True
+    if engine_first and runs():
+        return False
+    try:
+        path = find_recording(target)
+    except CommandFailed:
+        if runs():
+            return False
+        raise
+    return not path.is_dir() and not path.is_socket()
 
 
 def called_text(endpoint: Endpoint) -> str:

@@ -3,8 +3,10 @@
 import codecs
 import errno
 import io
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +81,18 @@ def say(*lines: str) -> None:
     with writing_output():
         for line in lines:
             print(line)
+
+
+def note(text: str | None, begin: str = "note: ") -> None:
+    """Print a note on stderr, beside the output; None: nothing."""
+    if text is not None and sys.stderr is not None:
+        print(f"stepscope: {begin}{text}", file=sys.stderr)
+
+
+def write_json_line(**fields: object) -> None:
+    """Write a line of JSON that begins with the time, for a program that reads line by line."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    say(json.dumps({"time": now, **fields}))  # ASCII: JSON in any encoding of the output
 
 
 def write_json(document: object) -> None:

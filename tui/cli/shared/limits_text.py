@@ -1,5 +1,7 @@
 """Texts on what limited the steps of a session, and what to change."""
 
+from typing import Any
+
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.limits import LIMITS, Limit
@@ -32,3 +34,12 @@ def limits_text(side: Side) -> str:
 def advice_lines(side: Side) -> list[str]:
     """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
+
+
+def limits_document(side: Side) -> dict[str, Any]:
+    """Return the shares of the limits, and the advice, for JSON."""
+    figures = side.figures()
+    return {
+        "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
+        "advice": [each._asdict() for each in advice(side)],
+    }

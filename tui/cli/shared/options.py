@@ -143,7 +143,7 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
         if words and self.get_command(context, words[0]) is None:
-            known = [name for name in self.list_commands(context) if not self._is_hidden(name)]
+            known = [name for name in self.commands if not self._is_hidden(name)]
             path = context.command_path
             near = known if len(known) == 1 else get_close_matches(words[0], known, 1, 0.5)
             rest = f" {words[0]}" if len(known) == 1 else ""

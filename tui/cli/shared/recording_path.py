@@ -36,11 +36,6 @@ def sample_named(name: str) -> Path | None:
     return samples.shipped().get(name.removesuffix(".mcap"))
 
 
-def is_recorded(path: Path) -> bool:
-    """Whether a path may be a recording: not an engine's socket, and not a folder."""
-    return not path.is_dir() and not path.is_socket()
-
-
 def step_range(first: int | None, last: int | None) -> "StepRange":
     """Return the range of --from and --until.
 

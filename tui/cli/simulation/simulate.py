@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,9 +11,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import say
@@ -22,14 +19,15 @@ from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, fl
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
     EngineOptions,
     RunOptions,
-    SimulatedSource,
+    figure_lines,
+    intervals,
     is_recording_name,
+    levels_of_options,
     open_work,
     run_once,
 )
@@ -150,46 +148,31 @@ def simulate(
     it, but its budget changes in mid-run still happen.
     """
     engine = EngineOptions(
-        gpu,
-        model,
-        step_time,
-        tensor_parallel,
-        like,
-        num_blocks,
-        block_size,
-        max_model_len,
+        gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
         None if overlap is None else overlap == "on",
-    )
+    )  # fmt: skip
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    counts_steps = source is not None and (
-        prints_steps or source == STDIN or source.endswith(".json")
-    )
+    counts_steps = prints_steps or source == STDIN or (source or "").endswith(".json")
     cases = cases_of(modes, sweep)
     if output is not None and (counts_steps or cases):
         raise WrongUsage("--output: not with --modes, --sweep or a workload that counts in steps")
-    if counts_steps:
-        if source is None:
-            raise WrongUsage("--steps: name a workload that counts in steps")
+    if counts_steps and source is None:
+        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
+    if counts_steps and source is not None:
         dry_run(source, cases, prints_steps, engine, options, flags, as_json)
         return
-    if prints_steps:
-        raise WrongUsage("--steps: name a workload that counts in steps")
-    if (
-        source is not None
-        and engine.gpu is None
-        and engine.step_time is None
-        and is_recording_name(source)
-    ):
+    is_alone = engine.gpu is None and engine.step_time is None
+    if source is not None and is_alone and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     levels = levels_of_options(slo or ()) or [SLO()]
     if cases:
         compare_cases(source or MIX, cases, engine, options, spec, levels, flags, as_json)
     else:
-        run_workload(source, engine, options, output, spec, levels, as_json, flags)
+        _run(source, engine, options, output, spec, levels, as_json, flags)
 
 
-def run_workload(
+def _run(
     source: str | None,
     engine: EngineOptions,
     options: RunOptions,
@@ -199,11 +182,7 @@ def run_workload(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Simulate the runs and print their figures.
-
-    Args:
-        source: a trace, a recording, or `mix`; None: the default mix, and the output says so.
-        output: also write the first run as a recording.
+    """Simulate the runs and print their figures; also write the first run to `output`.
 
     Raises:
         WrongUsage: an option is not valid.
@@ -215,29 +194,50 @@ def run_workload(
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
     work, setup = open_work(source or MIX, engine, options, spec, flags)
     seeds = [spec.seed + number for number in range(options.num_runs)]
-    runs: list[RunFigures] = []
+    runs = []
     num_extrapolated = 0
-    written: str | None = None
+    written = ""
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress:
+
+        def watch(what: str) -> Callable[[int], bool]:
+            return _shown(progress, what, work.num_requests, stop)
+
         for seed in seeds:
-            watch = _Watch(progress, f"simulating, seed {seed}", work.num_requests, stop)
             model = DrawnStepTimes(setup.model, seed)
-            run = run_once(setup, model, work.requests(seed), levels, options, watch)
+            on_request = watch(f"simulating, seed {seed}")
+            run = run_once(setup, model, work.requests(seed), levels, options, on_request)
             if stop:
                 break
             runs.append(run)
             num_extrapolated += model.num_extrapolated
         if path is not None and not stop:
-            watch = _Watch(progress, f"recording seed {seeds[0]}", work.num_requests, stop)
-            written = _record(path, setup, seeds[0], work, levels[0], watch)
+            with RecordingSink(path, levels_of(levels[0])) as sink:
+                session = SimulatedSession(setup, seeds[0], sink)
+                sink.begin(session.snapshot())
+                on_request = watch(f"recording seed {seeds[0]}")
+                run_cluster([session], work.requests(seeds[0]), on_request=on_request)
+            written = f"{path} ({sink.num_steps:,} steps, {file_size(sink.num_bytes)})"
     if not runs:
         raise Interrupted("interrupted before a run was done")
     if as_json:
-        say(_document(setup, work, seeds[: len(runs)], runs, levels))
+        document = {
+            "simulated": setup.simulated,
+            "model": setup.model_name,
+            "work": work.text,
+            "knobs": setup.knobs.as_dict(),
+            "num_blocks": setup.num_blocks,
+            "block_size": setup.block_size,
+            "overlap": setup.overlap,
+            "levels": [each._asdict() for each in levels],
+            "seeds": seeds[: len(runs)],
+            "runs": runs,
+            "figures": {name: each._asdict() for name, each in intervals(runs).items()},
+        }
+        say(msgspec.json.encode(document).decode())
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
-        say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
+        say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(runs, levels))
         if source is None:
             has_model = engine.gpu is None or engine.model is not None
             default = "" if has_model else f", model {DEFAULT_MODEL} (--model)"
@@ -247,73 +247,24 @@ def run_workload(
             )
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
-    if written is not None and not as_json:
-        say(f"recording  {path} ({written})")
+        if written:
+            say(f"recording  {written}")
     if stop:
         raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
 
 
-def _record(
-    path: Path,
-    setup: SimulatedSetup,
-    seed: int,
-    work: SimulatedSource,
-    level: SLO,
-    on_request: Callable[[int], bool],
-) -> str:
-    """Simulate the run of one seed and write it to a file.
+def _shown(
+    progress: Progress, what: str, num_requests: int, stop: StopSignals
+) -> Callable[[int], bool]:
+    """Return a function for each request: it shows progress, and returns True after a signal."""
+    next_s = 0.0
 
-    Returns a text on what the file holds.
-    """
-    with RecordingSink(path, levels_of(level)) as sink:
-        session = SimulatedSession(setup, seed, sink)
-        sink.begin(session.snapshot())
-        run_cluster([session], work.requests(seed), on_request=on_request)
-    return f"{sink.num_steps:,} steps, {file_size(sink.num_bytes)}"
+    def on_request(number: int) -> bool:
+        nonlocal next_s
+        if (now_s := time.monotonic()) >= next_s:
+            next_s = now_s + _TICK_S
+            detail = f"{number:,} of {num_requests:,} requests"
+            progress(what, number / max(1, num_requests), detail)
+        return bool(stop)
 
-
-class _Watch:
-    """A function to call at each request.
-
-    It shows progress, and returns True if the run must stop.
-    """
-
-    def __init__(
-        self, progress: Progress, what: str, num_requests: int | None, stop: StopSignals
-    ) -> None:
-        self._progress = progress
-        self._what = what
-        self._num_requests = num_requests
-        self._stop = stop
-        self._next_s = 0.0
-
-    def __call__(self, number: int) -> bool:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _TICK_S
-            share = None if not self._num_requests else number / self._num_requests
-            self._progress(self._what, share, f"{number:,} requests")
-        return bool(self._stop)
-
-
-def _document(
-    setup: SimulatedSetup,
-    work: SimulatedSource,
-    seeds: Sequence[int],
-    runs: Sequence[RunFigures],
-    levels: Sequence[SLO],
-) -> str:
-    document = {
-        "simulated": setup.simulated,
-        "model": setup.model_name,
-        "work": work.text,
-        "knobs": setup.knobs.as_dict(),
-        "num_blocks": setup.num_blocks,
-        "block_size": setup.block_size,
-        "overlap": setup.overlap,
-        "levels": [each._asdict() for each in levels],
-        "seeds": list(seeds),
-        "runs": list(runs),
-        "figures": {name: each._asdict() for name, each in intervals(runs).items()},
-    }
-    return msgspec.json.encode(document).decode()
+    return on_request
