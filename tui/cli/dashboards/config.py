@@ -102,7 +102,10 @@ def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
     for name, (value, origin) in settled(kind, section, flags).items():
         about = origin or "default"
         if value is None:
-            yield _line(f"# {name}", about if origin else _described_default(fields[name]) or about)
+            described = re.search(
+                r"\((default: [^)]*)\)", base_and_meta(fields[name])[1].description or ""
+            )
+            yield _line(f"# {name}", described[1] if described and not origin else about)
         elif name in _SECRET:
             yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
         else:
@@ -137,10 +140,3 @@ def _toml(value: Any) -> str:
         table.update(plain)
         return table.as_string()
     return str(tomlkit.item(plain).as_string())
-
-
-def _described_default(field: msgspec.structs.FieldInfo) -> str:
-    """Return "default: ..." from the description of a field; empty if the description has none."""
-    _, meta = base_and_meta(field)
-    found = re.search(r"\((default: [^)]*)\)", meta.description or "")
-    return found[1] if found else ""

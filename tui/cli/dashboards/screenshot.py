@@ -1,14 +1,12 @@
 """`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.errors import note, say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
 from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, command, flag, option
 from stepscope.tui.cli.shared.output_path import picture_path, picture_size
@@ -89,46 +87,24 @@ def screenshot_file(
             source.seek(step)
             source.wait(60)
             source.file_events.search.wait(_FILE_EVENTS_S)
-            _draw(source, path, chosen, (num_columns, num_rows), zoom, request_id, settings)
+            from stepscope.tui.app.picture import screenshot  # loads Textual
+
+            screenshot(
+                source,
+                source.history,
+                path,
+                (num_columns, num_rows),
+                theme=settings.theme,
+                ascii=bool(settings.ascii),
+                page=chosen,
+                axis=settings.axis,
+                zoom=zoom,
+                request_id=request_id,
+            )
         finally:
             source.stop()
-        message = recording.message
+        note(recording.message)
     say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
-    if message is not None:
-        say(message)
-
-
-def _draw(
-    source: ReplaySource,
-    path: Path,
-    page: Page,
-    dimensions: tuple[int, int],
-    zoom: int,
-    request_id: int | None,
-    settings: DashboardSettings,
-) -> None:
-    from stepscope.tui.app.picture import (  # loads Textual
-        UnknownRequest,
-        screenshot,
-    )
-
-    try:
-        screenshot(
-            source,
-            source.history,
-            path,
-            dimensions,
-            theme=settings.theme,
-            ascii=bool(settings.ascii),
-            page=page,
-            axis=settings.axis,
-            zoom=zoom,
-            request_id=request_id,
-        )
-    except UnknownRequest as error:
-        raise WrongUsage(f"--request: {error}") from error
-    except MissingPackage as error:
-        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
 
 
 def _page(name: str | None, request_id: int | None) -> Page:
