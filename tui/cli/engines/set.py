@@ -42,9 +42,6 @@ def set_knobs(
     dry_run: Annotated[
         bool, flag("only check whether the engine would accept it", "--dry-run")
     ] = False,
-    expect_version: Annotated[
-        int | None, option("INT", "fail if the knobs no longer have this version")
-    ] = None,
     name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
@@ -55,12 +52,12 @@ def set_knobs(
     texts = _texts(assignments)
     target = named or endpoint
     if target is not None and len(ranks := ranks_of(target)) > 1:
-        _set_group(ranks, texts, dry_run, expect_version)
+        _set_group(ranks, texts, dry_run)
         return
     with connect(choose(target, "stepscope set {} KNOB=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
-        old, ack = _apply(client, changes, dry_run, expect_version)
+        old, ack = _apply(client, changes, dry_run)
     for name, value in changes.items():
         say(f"{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
     if dry_run:
@@ -71,18 +68,14 @@ def set_knobs(
         say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
 
-def _set_group(
-    ranks: list[Endpoint], texts: dict[str, str], dry_run: bool, expect_version: int | None
-) -> None:
+def _set_group(ranks: list[Endpoint], texts: dict[str, str], dry_run: bool) -> None:
     """Change the knobs of all data-parallel ranks, or of none if one refuses.
 
     Prints the first step with the new values of each rank.
     """
-    if dry_run or expect_version is not None:
-        raise WrongUsage(
-            "--dry-run and --expect-version are for one engine; name one rank: "
-            f"{', '.join(rank.name for rank in ranks)}"
-        )
+    if dry_run:
+        names = ", ".join(rank.name for rank in ranks)
+        raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(rank)) for rank in ranks]
         specs = {spec.name: spec for spec in clients[0].info().knobs}
@@ -95,20 +88,20 @@ def _set_group(
 
 
 def _apply(
-    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool, expect_version: int | None
+    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool
 ) -> tuple[dict[str, KnobValue], Ack]:
     """Change the knobs; return their values just before the change, and the engine's answer."""
     for _ in range(_TRIES):
         snapshot = client.snapshot()
         # The expected version ties the change to the values just read, so "old -> new" is true.
-        expected = snapshot.knobs_version if expect_version is None else expect_version
+        version = snapshot.knobs_version
         try:
-            ack = client.set_knobs(changes, who(), expected_version=expected, dry_run=dry_run)
+            ack = client.set_knobs(changes, who(), expected_version=version, dry_run=dry_run)
         except CommandRefused as error:
-            if error.code == "conflict" and expect_version is None:
-                continue
-            raise
-        return snapshot.knobs, ack
+            if error.code != "conflict":
+                raise
+        else:
+            return snapshot.knobs, ack
     raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
 
 

@@ -30,9 +30,14 @@ from stepscope.tui.cli.shared.options import (
 )
 from stepscope.tui.cli.shared.output_path import output_path
 from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import (
+    DONE,
+    FAILED,
+    TOO_LITTLE_DATA,
+    CommandFailed,
+    WrongUsage,
+)
 
-TOO_LITTLE_DATA = 3
 DEFAULT_REGRESSION = "10%"
 
 Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
@@ -137,17 +142,15 @@ def bound_checks(
 ) -> list[CheckRow]:
     """Return a row for each bound. A value equal to its bound passes."""
     found = []
-    for bounds, sign in ((most, "<="), (least, ">=")):
-        for bound in bounds:
-            value = figures[bound.figure.name]
-            outcome: Outcome = "unknown"
-            if value is not None:
-                is_kept = value <= bound.value if sign == "<=" else value >= bound.value
-                outcome = "ok" if is_kept else "failed"
-            asked = f"{sign} {value_text(bound.figure, bound.value)}"
-            measured = value_text(bound.figure, value)
-            detail = "" if value is not None else "the session has no sample of it"
-            found.append(CheckRow(bound.figure.name, asked, measured, outcome, detail))
+    for bound, sign in [*((each, "<=") for each in most), *((each, ">=") for each in least)]:
+        figure, value = bound.figure, figures[bound.figure.name]
+        asked, measured = f"{sign} {value_text(figure, bound.value)}", value_text(figure, value)
+        if value is None:
+            detail = "the session has no sample of it"
+            found.append(CheckRow(figure.name, asked, measured, "unknown", detail))
+            continue
+        is_kept = value <= bound.value if sign == "<=" else value >= bound.value
+        found.append(CheckRow(figure.name, asked, measured, "ok" if is_kept else "failed"))
     return found
 
 

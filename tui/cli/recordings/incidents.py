@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.alerts.rule import Rule, parse_rule
+from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.figures.bounds import BoundError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
@@ -22,12 +21,12 @@ from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.errors import say
+from stepscope.tui.cli.shared.levels import chosen_rules
 from stepscope.tui.cli.shared.progress import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.settings import load_alerts
 from stepscope.tui.views.format import plural
 
 _TICK_S = 0.25
@@ -58,7 +57,7 @@ def keep_incidents(
         WrongUsage: an option or a rule is not valid.
         CommandFailed: the folder cannot be made, or the last incident could not be written.
     """
-    rules = _rules(options.when)
+    rules = chosen_rules(options.when) or tuple(parse_rule(text) for text in DEFAULT_RULES)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
     try:
         folder = IncidentFolder(Path(options.folder), _keep_bytes(options.keep))
@@ -87,15 +86,6 @@ def keep_incidents(
     say(f"{reporter.text} in {folder.path}{left_out}")
     if reporter.error is not None:
         raise CommandFailed(reporter.error)
-
-
-def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else of the config file, else the default rules."""
-    try:
-        given = tuple(parse_rule(text) for text in when)
-    except BoundError as error:
-        raise WrongUsage(f"--when: {error}") from error
-    return given or load_alerts() or tuple(parse_rule(text) for text in DEFAULT_RULES)
 
 
 def _seconds(option: str, text: str) -> float:

@@ -1,8 +1,7 @@
-"""Chooses the service levels by which a command judges: `service_levels` has the rule."""
+"""Chooses the service levels and the alert rules by which a command judges."""
 
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,9 +16,14 @@ from stepscope.recordings.file.service_levels import (
     slo_of,
 )
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.errors import note
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings, from_environment
+from stepscope.tui.settings.settings import DashboardSettings, from_environment, load_alerts
+
+if TYPE_CHECKING:
+    from stepscope.recordings.alerts.rule import Rule
 
 
 def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
@@ -56,7 +60,7 @@ def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
 def note_own(chosen: Levels, said: Levels) -> None:
     """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
     if text := own_text(chosen, said):
-        print(f"stepscope: service levels: {levels_text(chosen)}, {text}", file=sys.stderr)
+        note(f"{levels_text(chosen)}, {text}", "service levels: ")
 
 
 def own_levels(settings: DashboardSettings) -> Levels:
@@ -79,3 +83,14 @@ def judged_as(
         if name not in flags and from_environment("dashboard", name) is None
     }
     return msgspec.structs.replace(settings, **none)
+
+
+def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
+    """Return the alert rules of `--when`, else those of the config file."""
+    from stepscope.recordings.alerts.rule import parse_rule  # loads every figure
+    from stepscope.recordings.figures.bounds import BoundError
+
+    try:
+        return tuple(parse_rule(text) for text in when) or load_alerts()
+    except BoundError as error:
+        raise WrongUsage(f"--when: {error}") from error
