@@ -17,7 +17,7 @@ from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.theme import TO_ASCII
 

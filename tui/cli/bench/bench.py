@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -13,9 +13,8 @@ import typer
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import command, command_group, option
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
@@ -51,25 +50,22 @@ def gpu(context: typer.Context) -> None:
     sections=("serve", "knobs"),
 )
 def throughput(
-    num_requests: Annotated[
-        int | None, option("INT", "number of requests  [default: 256, on a CPU 32]")
-    ] = None,
-    input_len: Annotated[
-        str,
-        option("LOW:HIGH", "prompt length in tokens: a range to draw from evenly, or one number"),
-    ] = "100:1024",
-    output_len: Annotated[
-        str,
-        option("LOW:HIGH", "output length in tokens: a range to draw from evenly, or one number"),
-    ] = "100:1024",
-    temperature: Annotated[float, option("NUMBER", "sampling temperature; 0 is greedy")] = 0.0,
-    warmup: Annotated[int, option("INT", "requests before the clock starts")] = 2,
-    json_file: Annotated[
-        str | None,
-        option(
-            "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
-        ),
-    ] = None,
+    num_requests: int | None = option("INT", "number of requests  [default: 256, on a CPU 32]"),
+    input_len: str = option(
+        "LOW:HIGH",
+        "prompt length in tokens: a range to draw from evenly, or one number",
+        default="100:1024",
+    ),
+    output_len: str = option(
+        "LOW:HIGH",
+        "output length in tokens: a range to draw from evenly, or one number",
+        default="100:1024",
+    ),
+    temperature: float = option("NUMBER", "sampling temperature; 0 is greedy", default=0.0),
+    warmup: int = option("INT", "requests before the clock starts", default=2),
+    json_file: str | None = option(
+        "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,12 +23,10 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.shared.connect import connect, is_recording
-from stepscope.tui.cli.shared.errors import note, say, write_json
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
 from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
-from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import Progress, note, say, write_json
+from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
@@ -48,22 +46,17 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     sections=("dashboard",),
 )
 def compare(
-    a: Annotated[str, argument("A", "a recording, a shipped sample, or a live engine")],
-    b: Annotated[str | None, argument("B", "a recording or sample to compare with A")] = None,
-    mark: Annotated[
-        str | None,
-        option(
-            "MARK",
-            "instead of B: compare A before and after a mark or knob change (back to the "
-            "change before it, on to the next), or all of A before and after a step",
-        ),
-    ] = None,
-    as_table: Annotated[bool, flag("print a table, even on a terminal", "--table")] = False,
+    a: str = argument("A", "a recording, a shipped sample, or a live engine", default=...),
+    b: str | None = argument("B", "a recording or sample to compare with A"),
+    mark: str | None = option(
+        "MARK",
+        "instead of B: compare A before and after a mark or knob change (back to the "
+        "change before it, on to the next), or all of A before and after a step",
+    ),
+    as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,
-    output: Annotated[
-        str | None, option("FILE", "draw the screen into a .svg or .txt", "--output", "-o")
-    ] = None,
-    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
+    output: str | None = option("FILE", "draw the screen into a .svg or .txt", "--output", "-o"),
+    size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
     *,
     flags: dict[str, Any],
 ) -> None:

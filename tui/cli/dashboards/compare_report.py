@@ -10,8 +10,8 @@ from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
-from stepscope.tui.cli.shared.limits_text import advice_lines, limits_document, limits_text
-from stepscope.tui.cli.shared.text_table import in_ms, text_table
+from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
+from stepscope.tui.cli.shared.output import in_ms, text_table
 from stepscope.tui.views.frame import compare_sides as sides_text
 from stepscope.tui.views.frame import compare_text as words
 

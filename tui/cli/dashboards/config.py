@@ -5,7 +5,7 @@ The output is itself a valid config file.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import tomlkit
@@ -13,9 +13,8 @@ import tomlkit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import Like, argument, command, flag
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
 from stepscope.tui.settings.setting_values import base_and_meta, settled
@@ -43,10 +42,8 @@ _COMMENT_COLUMN = 44
     sections=("dashboard",),
 )
 def config(
-    section: Annotated[
-        str | None, argument("SECTION", "show only this section (default: all)")
-    ] = None,
-    path_only: Annotated[bool, flag("print only the path of the config file", "--path")] = False,
+    section: str | None = argument("SECTION", "show only this section (default: all)"),
+    path_only: bool = flag("print only the path of the config file", "--path"),
     like: Like = None,
     *,
     flags: dict[str, Any],

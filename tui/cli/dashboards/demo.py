@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.models.cache import smollm2
@@ -29,11 +29,10 @@ from stepscope.tui.cli.dashboards.demo_engine import (
 )
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
-from stepscope.tui.cli.shared.output_path import check_suffix
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import check_suffix
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -56,34 +55,23 @@ _TICK_S = 0.2
     defaults=SERVICE_LEVELS,
 )
 def demo(
-    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
-    rate: Annotated[
-        str | None,
-        option("NUMBER", "requests a second at most (default: the next comes when one ends)"),
-    ] = None,
-    headless: Annotated[
-        bool,
-        flag("run without a terminal and print a summary at the end", "--headless"),
-    ] = False,
-    seconds: Annotated[
-        float | None, option("NUMBER", "with --headless: how long to run (default: 20)")
-    ] = None,
-    record: Annotated[Path | None, option("FILE", "record the session (MCAP)")] = None,
-    screenshot: Annotated[
-        Path | None, option("FILE", "with --headless: draw the last screen (.svg or .txt)")
-    ] = None,
-    with_tokens: Annotated[
-        bool, flag("show and record prompts and outputs too", "--with-tokens")
-    ] = False,
-    gpu: Annotated[
-        str | None,
-        option(
-            "GPU",
-            "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
-            "--simulate",
-        ),
-    ] = None,
-    speed: Annotated[float, option("NUMBER", "with --simulate: 10 is ten times as fast")] = 1.0,
+    model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
+    rate: str | None = option(
+        "NUMBER", "requests a second at most (default: the next comes when one ends)"
+    ),
+    headless: bool = flag("run without a terminal and print a summary at the end", "--headless"),
+    seconds: float | None = option("NUMBER", "with --headless: how long to run (default: 20)"),
+    record: Path | None = option("FILE", "record the session (MCAP)"),
+    screenshot: Path | None = option(
+        "FILE", "with --headless: draw the last screen (.svg or .txt)"
+    ),
+    with_tokens: bool = flag("show and record prompts and outputs too", "--with-tokens"),
+    gpu: str | None = option(
+        "GPU",
+        "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
+        "--simulate",
+    ),
+    speed: float = option("NUMBER", "with --simulate: 10 is ten times as fast", default=1.0),
     *,
     flags: dict[str, Any],
 ) -> None:

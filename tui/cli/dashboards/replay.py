@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
@@ -10,10 +10,10 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.errors import note, say
 from stepscope.tui.cli.shared.levels import judged_as
 from stepscope.tui.cli.shared.options import RecordingFile, command, option
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import note, say
+from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
@@ -27,8 +27,8 @@ from stepscope.tui.settings.settings import DashboardSettings
 )
 def replay(
     file: RecordingFile,
-    speed: Annotated[float | None, option("NUMBER", "2 is twice as fast  [default: 1]")] = None,
-    at: Annotated[int | None, option("STEP", "open paused at this step")] = None,
+    speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
+    at: int | None = option("STEP", "open paused at this step"),
     *,
     flags: dict[str, Any],
 ) -> None:

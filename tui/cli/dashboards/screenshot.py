@@ -1,16 +1,20 @@
 """`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.errors import note, say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
 from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, command, flag, option
-from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.recording_path import find_recording, request_number
+from stepscope.tui.cli.shared.output import note, say
+from stepscope.tui.cli.shared.paths import (
+    find_recording,
+    picture_path,
+    picture_size,
+    request_number,
+)
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.settings.setting_values import resolve
@@ -34,25 +38,21 @@ _PAGE_NAMES: Mapping[str, Page] = {
 def screenshot_file(
     file: RecordingFile,
     *,
-    output: Annotated[str, option("FILE", "the picture to write: .svg or .txt", "--output", "-o")],
-    at: Annotated[int | None, option("STEP", "the step to show  [default: the last]")] = None,
-    page: Annotated[
-        str | None,
-        option(
-            "SCREEN",
-            "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
-        ),
-    ] = None,
-    request: Annotated[
-        str | None, option("ID", "select this request, such as r12, and show its screen")
-    ] = None,
-    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
-    axis: Annotated[
-        str | None, option("step|time", "what a column of the charts stands for  [default: step]")
-    ] = None,
-    zoom: Annotated[int, option("N", "steps in a column; on the time axis N x 10 ms")] = 1,
-    theme: Annotated[str | None, option("dark|light", "colours  [default: dark]")] = None,
-    ascii: Annotated[bool | None, flag("ASCII characters only", "--ascii/--no-ascii")] = None,
+    output: str = option(
+        "FILE", "the picture to write: .svg or .txt", "--output", "-o", default=...
+    ),
+    at: int | None = option("STEP", "the step to show  [default: the last]"),
+    page: str | None = option(
+        "SCREEN", "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]"
+    ),
+    request: str | None = option("ID", "select this request, such as r12, and show its screen"),
+    size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
+    axis: str | None = option(
+        "step|time", "what a column of the charts stands for  [default: step]"
+    ),
+    zoom: int = option("N", "steps in a column; on the time axis N x 10 ms", default=1),
+    theme: str | None = option("dark|light", "colours  [default: dark]"),
+    ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
 ) -> None:

@@ -93,7 +93,7 @@ def _try(choice: StartChoice) -> None:
         check_any(engines_to_show(choice.names))
     elif choice.kind == "file":
         from stepscope.recordings.file.reader import Recording
-        from stepscope.tui.cli.shared.recording_path import find_recording
+        from stepscope.tui.cli.shared.paths import find_recording
 
         Recording(find_recording(choice.names[0])).close()
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -37,23 +37,18 @@ _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all b
     sections=("dashboard",),
 )
 def top(
-    endpoints: Annotated[
-        list[str] | None,
-        argument(
-            "ENDPOINT",
-            "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
-            "server with /metrics, a JSON file that lists servers; several are shown side by side "
-            "(default: [fleet] engines of the config file, else those of this machine)",
-        ),
-    ] = None,
+    endpoints: list[str] | None = argument(
+        "ENDPOINT",
+        "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
+        "server with /metrics, a JSON file that lists servers; several are shown side by side "
+        "(default: [fleet] engines of the config file, else those of this machine)",
+    ),
     *,
-    past: Annotated[
-        float,
-        option(
-            "SECONDS",
-            "begin with this much of the engine's past, as far as it keeps it; 0 for none",
-        ),
-    ] = 60.0,
+    past: float = option(
+        "SECONDS",
+        "begin with this much of the engine's past, as far as it keeps it; 0 for none",
+        default=60.0,
+    ),
     name: As = None,
     wait: Wait = True,
     flags: dict[str, Any],

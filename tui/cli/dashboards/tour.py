@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
@@ -14,7 +14,7 @@ from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import argument, command, flag
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
@@ -41,22 +41,17 @@ _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682
     defaults=_LEVELS,
 )
 def tour(
-    chapter: Annotated[
-        int | None,
-        argument(
-            "CHAPTER",
-            "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
-            "hits, preemption, a late token: 1 to 10 (default: where you left it)",
-        ),
-    ] = None,
+    chapter: int | None = argument(
+        "CHAPTER",
+        "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
+        "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+    ),
     *,
-    simulate: Annotated[
-        bool | None,
-        flag(
-            "simulate the engine instead of running one (default: only where torch is missing)",
-            "--simulate/--no-simulate",
-        ),
-    ] = None,
+    simulate: bool | None = flag(
+        "simulate the engine instead of running one (default: only where torch is missing)",
+        "--simulate/--no-simulate",
+        default=None,
+    ),
     flags: dict[str, Any],
 ) -> None:
     """Learn how serving works, on a live engine."""

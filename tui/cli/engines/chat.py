@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Annotated
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -26,9 +25,8 @@ from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import EngineName, command, option
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
@@ -48,16 +46,13 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 )
 def chat(
     endpoint: EngineName = None,
-    model: Annotated[
-        str | None,
-        option(
-            "TEXT",
-            "start an engine with this model, as in 'stepscope serve' (default: talk to the "
-            "one that runs, or start one with smollm2)",
-        ),
-    ] = None,
-    temperature: Annotated[float, option("NUMBER", "0 is greedy")] = 0.7,
-    max_tokens: Annotated[int, option("INT", "tokens of an answer")] = 512,
+    model: str | None = option(
+        "TEXT",
+        "start an engine with this model, as in 'stepscope serve' (default: talk to the "
+        "one that runs, or start one with smollm2)",
+    ),
+    temperature: float = option("NUMBER", "0 is greedy", default=0.7),
+    max_tokens: int = option("INT", "tokens of an answer", default=512),
 ) -> None:
     """Talk to a model, and see what its tokens waited for.
 

@@ -20,8 +20,8 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_d
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import command
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
 

@@ -28,8 +28,8 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.engines.engine import log_warnings, when_parent_ends
 from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.errors import note, say
 from stepscope.tui.cli.shared.options import EngineName, command
+from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts

@@ -2,26 +2,22 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import WrongUsage
 
-_Folder = Annotated[
-    Path | None,
-    option(
-        "DIR",
-        "folder of the authorised keys, as for 'stepscope serve' (default: in the config folder)",
-        "--keys",
-    ),
-]
-_Name = Annotated[str, argument("NAME", "who the key is for")]
+_FOLDER = option(
+    "DIR",
+    "folder of the authorised keys, as for 'stepscope serve' (default: in the config folder)",
+    "--keys",
+)
+_NAME = argument("NAME", "who the key is for", default=...)
 
 
 @command(
@@ -29,22 +25,17 @@ _Name = Annotated[str, argument("NAME", "who the key is for")]
     "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
 )
 def new(
-    name: _Name,
-    role: Annotated[
-        str, option("viewer|operator", "a viewer only watches, an operator may do everything")
-    ],
-    output: Annotated[
-        Path | None,
-        option("FILE", "the key file to write (default: NAME.key here)", "--output", "-o"),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        option(
-            "tcp://HOST:PORT",
-            "the engine's address for the key's holder; the key then needs no --key",
-        ),
-    ] = None,
-    folder: _Folder = None,
+    name: str = _NAME,
+    role: str = option(
+        "viewer|operator", "a viewer only watches, an operator may do everything", default=...
+    ),
+    output: Path | None = option(
+        "FILE", "the key file to write (default: NAME.key here)", "--output", "-o"
+    ),
+    endpoint: str | None = option(
+        "tcp://HOST:PORT", "the engine's address for the key's holder; the key then needs no --key"
+    ),
+    folder: Path | None = _FOLDER,
 ) -> None:
     """Authorise a new key, and write the one file that its holder needs."""
     chosen = next((each for each in ROLES if each == role), None)
@@ -78,8 +69,8 @@ def new(
 
 @command("stepscope keys list", "stepscope keys list --json", name="list")
 def list_keys(
-    folder: _Folder = None,
-    as_json: Annotated[bool, flag("as one JSON document", "--json")] = False,
+    folder: Path | None = _FOLDER,
+    as_json: bool = flag("as one JSON document", "--json"),
 ) -> None:
     """List the keys that are authorised."""
     keys = KeyFolder(folder)
@@ -103,7 +94,7 @@ def list_keys(
 
 
 @command("stepscope keys revoke alice")
-def revoke(name: _Name, folder: _Folder = None) -> None:
+def revoke(name: str = _NAME, folder: Path | None = _FOLDER) -> None:
     """Revoke a key; running engines cut its connections off at once."""
     keys = KeyFolder(folder)
     keys.revoke(name)

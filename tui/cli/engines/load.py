@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import ResetPrefixCache
@@ -22,7 +22,6 @@ from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import note, say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
     As,
@@ -33,7 +32,7 @@ from stepscope.tui.cli.shared.options import (
     flag,
     option,
 )
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, note, say, write_json
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -53,34 +52,22 @@ _WITH_TRACE = {"seed", "max_concurrency"}  # options of a synthetic mix that als
 )
 def load(
     endpoint: EngineName = None,
-    trace: Annotated[
-        Path | None, option("FILE", "replay a trace: Azure CSV or Mooncake JSONL")
-    ] = None,
-    time_scale: Annotated[
-        float | None, option("NUMBER", "multiply the trace's times: 0.1 is ten times as fast")
-    ] = None,
-    limit: Annotated[
-        int | None, option("INT", "number of requests to take from the start of the trace")
-    ] = None,
-    seconds: Annotated[
-        float | None, option("NUMBER", "send for this long, then wait for the rest")
-    ] = None,
-    patience: Annotated[
-        float,
-        option(
-            "NUMBER",
-            "seconds to wait for an engine that does not answer (stopped or cut off); a "
-            "killed engine ends the command at once",
-        ),
-    ] = PATIENCE_S,
-    reset_prefix_cache: Annotated[
-        bool,
-        flag(
-            "first empty the engine's prefix cache, so that the same requests are the same "
-            "work again",
-            "--reset-prefix-cache",
-        ),
-    ] = False,
+    trace: Path | None = option("FILE", "replay a trace: Azure CSV or Mooncake JSONL"),
+    time_scale: float | None = option(
+        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast"
+    ),
+    limit: int | None = option("INT", "number of requests to take from the start of the trace"),
+    seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
+    patience: float = option(
+        "NUMBER",
+        "seconds to wait for an engine that does not answer (stopped or cut off); a "
+        "killed engine ends the command at once",
+        default=PATIENCE_S,
+    ),
+    reset_prefix_cache: bool = flag(
+        "first empty the engine's prefix cache, so that the same requests are the same work again",
+        "--reset-prefix-cache",
+    ),
     name: As = None,
     as_json: AsJson = False,
     *,

@@ -20,7 +20,7 @@ from stepscope.tui.cli.engines.engine import (
 )
 from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
 from stepscope.tui.cli.shared.options import Like, command, option
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
@@ -37,14 +37,11 @@ from stepscope.tui.settings.setting_values import flag_of, resolve
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     like: Like = None,
-    http_for: Annotated[
-        str | None,
-        option(
-            "ENDPOINT",
-            "run no engine: serve the OpenAI API for this one, now or later, at --http "
-            "(default: 127.0.0.1:8000)",
-        ),
-    ] = None,
+    http_for: str | None = option(
+        "ENDPOINT",
+        "run no engine: serve the OpenAI API for this one, now or later, at --http "
+        "(default: 127.0.0.1:8000)",
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:

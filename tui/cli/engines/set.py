@@ -1,7 +1,6 @@
 """`stepscope set`: changes knobs of a running engine."""
 
 import contextlib
-from typing import Annotated
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -13,9 +12,9 @@ from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
 from stepscope.tui.cli.shared.options import As, argument, command, flag, option
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -29,19 +28,13 @@ _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
     takes_key=True,
 )
 def set_knobs(
-    assignments: Annotated[
-        list[str],
-        argument(
-            "[ENDPOINT] KNOB=VALUE",
-            "one change of one or more knobs; put the engine first if there are several",
-        ),
-    ],
-    endpoint: Annotated[
-        str | None, option("ENDPOINT", "the engine, if it is not the first argument")
-    ] = None,
-    dry_run: Annotated[
-        bool, flag("only check whether the engine would accept it", "--dry-run")
-    ] = False,
+    assignments: list[str] = argument(
+        "[ENDPOINT] KNOB=VALUE",
+        "one change of one or more knobs; put the engine first if there are several",
+        default=...,
+    ),
+    endpoint: str | None = option("ENDPOINT", "the engine, if it is not the first argument"),
+    dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
     name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""

@@ -1,7 +1,6 @@
 """`stepscope snapshot`: prints once what an engine is doing now, or who changed it."""
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
@@ -15,9 +14,9 @@ from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.shared.connect import choose, connect, is_recording
-from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.options import argument, command, flag
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import say, write_json
+from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
 
@@ -31,24 +30,17 @@ _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed 
     takes_key=True,
 )
 def snapshot(
-    target: Annotated[
-        str | None,
-        argument(
-            "ENDPOINT|FILE",
-            "name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
-            "--audit also a recording or sample (default: the only local engine)",
-        ),
-    ] = None,
-    shows_audit: Annotated[
-        bool,
-        flag("who changed the engine, and which changes it refused, oldest first", "--audit"),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        flag(
-            "the whole snapshot and the figures of the last minute, or the audit, as JSON", "--json"
-        ),
-    ] = False,
+    target: str | None = argument(
+        "ENDPOINT|FILE",
+        "name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
+        "--audit also a recording or sample (default: the only local engine)",
+    ),
+    shows_audit: bool = flag(
+        "who changed the engine, and which changes it refused, oldest first", "--audit"
+    ),
+    as_json: bool = flag(
+        "the whole snapshot and the figures of the last minute, or the audit, as JSON", "--json"
+    ),
 ) -> None:
     """Show what an engine or a /metrics page says now.
 

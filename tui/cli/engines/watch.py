@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Sequence
-from typing import Annotated
 
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
@@ -20,9 +19,9 @@ from stepscope.tui.cli.engines.alert_metrics import (
     serve_alert_metrics,
 )
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import say, write_json_line
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, level_flags, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
+from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import DONE, FAILED, TOO_LITTLE_DATA, WrongUsage
 
@@ -37,30 +36,18 @@ _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 def watch(
     endpoint: EngineName = None,
     *,
-    when: Annotated[
-        list[str] | None,
-        option(
-            "RULE",
-            "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
-            "[[alerts]] of the config file)",
-        ),
-    ] = None,
-    once: Annotated[
-        bool,
-        flag("print the state of each rule once, as soon as it is known", "--once"),
-    ] = False,
-    seconds: Annotated[float | None, option("NUMBER", "how long (default: until Ctrl-C)")] = None,
-    slo_itl: Annotated[
-        str | None, option("TIME", "ITL level, for figures that judge by it")
-    ] = None,
-    slo_ttft: Annotated[
-        str | None, option("TIME", "TTFT level, for figures that judge by it")
-    ] = None,
-    metrics: Annotated[
-        str | None, option("HOST:PORT", "answer Prometheus here with how the rules stand")
-    ] = None,
+    when: list[str] | None = option(
+        "RULE",
+        "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
+        "[[alerts]] of the config file)",
+    ),
+    once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
+    seconds: float | None = option("NUMBER", "how long (default: until Ctrl-C)"),
+    slo_itl: str | None = option("TIME", "ITL level, for figures that judge by it"),
+    slo_ttft: str | None = option("TIME", "TTFT level, for figures that judge by it"),
+    metrics: str | None = option("HOST:PORT", "answer Prometheus here with how the rules stand"),
     wait: Wait = True,
-    as_json: Annotated[bool, flag("a JSON document a line", "--json")] = False,
+    as_json: bool = flag("a JSON document a line", "--json"),
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -20,9 +19,8 @@ from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # The largest prompts must fit into one step.
@@ -39,25 +37,19 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
     "stepscope lab run --all -o lab/",
 )
 def run(
-    names: Annotated[list[str] | None, argument("NAME...", "the experiments")] = None,
-    runs_all: Annotated[bool, flag("run all of them", "--all")] = False,
-    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
-    engine: Annotated[
-        str | None,
-        option(
-            "ENDPOINT",
-            "use an engine that runs and has nothing else to do, in place of one of its own",
-        ),
-    ] = None,
-    folder: Annotated[
-        str,
-        option(
-            "FOLDER",
-            "keep the recordings, a report (Markdown) and a picture of each claim",
-            "--output",
-            "-o",
-        ),
-    ] = "",
+    names: list[str] | None = argument("NAME...", "the experiments"),
+    runs_all: bool = flag("run all of them", "--all"),
+    model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
+    engine: str | None = option(
+        "ENDPOINT", "use an engine that runs and has nothing else to do, in place of one of its own"
+    ),
+    folder: str = option(
+        "FOLDER",
+        "keep the recordings, a report (Markdown) and a picture of each claim",
+        "--output",
+        "-o",
+        default="",
+    ),
 ) -> None:
     """Run experiments: record each arm, and say whether the claim holds here.
 

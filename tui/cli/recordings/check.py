@@ -7,7 +7,7 @@ allowed.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
 from stepscope.recordings.compare.comparison import Comparison, compare
@@ -17,7 +17,6 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.options import (
     AsJson,
@@ -28,8 +27,8 @@ from stepscope.tui.cli.shared.options import (
     command,
     option,
 )
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import say, text_table, write_json
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import (
     DONE,
     FAILED,
@@ -72,28 +71,20 @@ def check(
     target: Target = None,
     *,
     seconds: LastSeconds = None,
-    most: Annotated[
-        list[str] | None, option("FIGURE=VALUE", "fail above it; may be repeated", "--max")
-    ] = None,
-    least: Annotated[
-        list[str] | None, option("FIGURE=VALUE", "fail below it; may be repeated", "--min")
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "fail where a figure is worse than in this recording, and 'stepscope compare' "
-            "says that it is significant",
-        ),
-    ] = None,
-    max_regression: Annotated[
-        str | None,
-        option("PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"),
-    ] = None,
+    most: list[str] | None = option("FIGURE=VALUE", "fail above it; may be repeated", "--max"),
+    least: list[str] | None = option("FIGURE=VALUE", "fail below it; may be repeated", "--min"),
+    baseline: str | None = option(
+        "FILE",
+        "fail where a figure is worse than in this recording, and 'stepscope compare' "
+        "says that it is significant",
+    ),
+    max_regression: str | None = option(
+        "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"
+    ),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
-    junit: Annotated[str | None, option("FILE", "also write a JUnit report")] = None,
+    junit: str | None = option("FILE", "also write a JUnit report"),
 ) -> int:
     """Check that a session keeps its bounds, for CI.
 

@@ -1,6 +1,6 @@
 """`stepscope explain`: prints why tokens of a recording were late, as a table or as JSON."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
@@ -13,12 +13,16 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.errors import note, say, write_json
-from stepscope.tui.cli.shared.levels import level_flags, level_of
-from stepscope.tui.cli.shared.limits_text import advice_lines, limits_document, limits_text
+from stepscope.tui.cli.shared.levels import (
+    advice_lines,
+    level_flags,
+    level_of,
+    limits_document,
+    limits_text,
+)
 from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
-from stepscope.tui.cli.shared.recording_path import request_number
-from stepscope.tui.cli.shared.text_table import clock_ms, in_ms, ms, text_table
+from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
+from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
@@ -35,38 +39,27 @@ _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late 
 def explain(
     target: Target = None,
     *,
-    shows_queue: Annotated[
-        bool,
-        flag(
-            "instead: which requests wait for what, and which preemption cost how much; without "
-            "--request and the levels",
-            "--queue",
-        ),
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        option(
-            "NUMBER",
-            "only the last seconds: of an engine (default: a minute), with --queue of a "
-            "recording too",
-        ),
-    ] = None,
-    slo_itl: Annotated[
-        str | None,
-        option(
-            "TIME",
-            "a longer gap between two tokens is late; 'median': longer than twice the median "
-            "(default: the recording's, else [dashboard] in the config file)",
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        str | None,
-        option("TIME", "a later first token is late; 'median': later than twice the median"),
-    ] = None,
-    request: Annotated[str | None, option("ID", "only this request, such as r12")] = None,
-    limit: Annotated[
-        int, option("INT", "number of rows of each table, the longest waits first; 0 for all")
-    ] = 20,
+    shows_queue: bool = flag(
+        "instead: which requests wait for what, and which preemption cost how much; without "
+        "--request and the levels",
+        "--queue",
+    ),
+    seconds: float | None = option(
+        "NUMBER",
+        "only the last seconds: of an engine (default: a minute), with --queue of a recording too",
+    ),
+    slo_itl: str | None = option(
+        "TIME",
+        "a longer gap between two tokens is late; 'median': longer than twice the median "
+        "(default: the recording's, else [dashboard] in the config file)",
+    ),
+    slo_ttft: str | None = option(
+        "TIME", "a later first token is late; 'median': later than twice the median"
+    ),
+    request: str | None = option("ID", "only this request, such as r12"),
+    limit: int = option(
+        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Say which tokens came late, and why; with --queue, who waits."""

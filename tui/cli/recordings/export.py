@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import (
     FirstStep,
     LastStep,
@@ -18,9 +16,8 @@ from stepscope.tui.cli.shared.options import (
     flag,
     option,
 )
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording, step_range
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import find_recording, output_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
@@ -40,27 +37,21 @@ _ENDINGS: Mapping[str, Format] = {
 )
 def export_file(
     file: RecordingFile,
-    target: Annotated[
-        str | None,
-        option(
-            "FORMAT",
-            "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
-            ".pftrace, .parquet, .csv or .jsonl)",
-            "--format",
-            "--to",
-        ),
-    ] = None,
+    target: str | None = option(
+        "FORMAT",
+        "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+        ".pftrace, .parquet, .csv or .jsonl)",
+        "--format",
+        "--to",
+    ),
     *,
-    output: Annotated[str, option("FILE", "the file to write", "--output", "-o")],
+    output: str = option("FILE", "the file to write", "--output", "-o", default=...),
     first: FirstStep = None,
     last: LastStep = None,
-    table: Annotated[
-        str, option("TABLE", "for csv and parquet: steps, rows or requests")
-    ] = "steps",
-    with_tokens: Annotated[
-        bool,
-        flag("also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"),
-    ] = False,
+    table: str = option("TABLE", "for csv and parquet: steps, rows or requests", default="steps"),
+    with_tokens: bool = flag(
+        "also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"
+    ),
 ) -> None:
     """Convert a recording to the format of another program."""
     chosen = _format_of(target, output)

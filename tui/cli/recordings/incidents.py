@@ -20,9 +20,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_rules
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.durations import milliseconds

@@ -11,9 +11,16 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import NothingMeasured
-from stepscope.tui.cli.shared.errors import note, say, write_json
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.text_table import clock_ms, in_ms, ms, text_table
+from stepscope.tui.cli.shared.output import (
+    Progress,
+    clock_ms,
+    in_ms,
+    ms,
+    note,
+    say,
+    text_table,
+    write_json,
+)
 from stepscope.tui.views import format as fmt
 
 _NAMED = 3  # requests to name behind another one in the queue

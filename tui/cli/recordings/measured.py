@@ -21,10 +21,9 @@ from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
-from stepscope.tui.cli.shared.errors import note
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.options import check_seconds
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, note
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default

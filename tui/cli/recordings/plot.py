@@ -2,7 +2,6 @@
 
 import re
 import time
-from typing import Annotated
 
 from stepscope.recordings.export.output import MissingPackage, writing
 from stepscope.recordings.file.reader import Recording
@@ -11,7 +10,6 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,
@@ -22,9 +20,8 @@ from stepscope.tui.cli.shared.options import (
     command,
     option,
 )
-from stepscope.tui.cli.shared.output_path import picture_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording, step_range
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
@@ -38,16 +35,16 @@ _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 def plot_file(
     file: RecordingFile,
     *,
-    output: Annotated[
-        str, option("FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o")
-    ],
+    output: str = option(
+        "FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o", default=...
+    ),
     first: FirstStep = None,
     last: LastStep = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    size: Annotated[str, option("WIDTHxHEIGHT", "in inches")] = "9x9",
-    theme: Annotated[str, option("light|dark", "for paper, or for slides")] = ("light"),
-    title: Annotated[str | None, option("TEXT", "heading  [default: the recording's name]")] = None,
+    size: str = option("WIDTHxHEIGHT", "in inches", default="9x9"),
+    theme: str = option("light|dark", "for paper, or for slides", default="light"),
+    title: str | None = option("TEXT", "heading  [default: the recording's name]"),
 ) -> None:
     """Draw a figure of a recording for a report.
 

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
@@ -21,11 +20,10 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings import incidents as incidents_command
 from stepscope.tui.cli.recordings.incidents import IncidentOptions
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -46,70 +44,46 @@ _GONE_S = 10.0  # an engine that is silent for longer counts as gone
 def record(
     endpoint: EngineName = None,
     *,
-    output: Annotated[
-        str | None, option("FILE", "the file to write (MCAP)", "--output", "-o")
-    ] = None,
-    seconds: Annotated[
-        float | None, option("NUMBER", "how long to record (default: until Ctrl-C)")
-    ] = None,
-    past: Annotated[
-        float, option("SECONDS", "begin with this much of the engine's past, as far as it keeps it")
-    ] = 0.0,
-    rotate: Annotated[
-        str | None,
-        option(
-            "SIZE,AGE",
-            "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
-            "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        option(
-            "SIZE,AGE",
-            "with --rotate: delete this recorder's files beyond this age or total size: 48h, "
-            "100GB; with --incidents a size: the last 5 stay",
-        ),
-    ] = None,
-    incidents: Annotated[
-        str | None,
-        option(
-            "DIR",
-            "hold the newest steps in memory, and write a file into DIR only when a rule "
-            "fires; without prompts and outputs",
-        ),
-    ] = None,
-    when: Annotated[
-        list[str] | None,
-        option(
-            "RULE",
-            "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
-            "(default: [[alerts]] of the config file, else a built-in set)",
-        ),
-    ] = None,
-    before: Annotated[
-        str, option("TIME", "with --incidents: time to keep before the rule fires")
-    ] = "30s",
-    after: Annotated[str, option("TIME", "with --incidents: time to keep after it ends")] = "10s",
-    on_incident: Annotated[
-        str | None,
-        option(
-            "COMMAND",
-            "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
-            "standard input",
-        ),
-    ] = None,
-    slo_itl: Annotated[
-        str | None,
-        option(
-            "TIME",
-            "service level to store in the file: a longer gap between two tokens is a breach",
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        str | None,
-        option("TIME", "service level to store in the file: a later first token is a breach"),
-    ] = None,
+    output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
+    seconds: float | None = option("NUMBER", "how long to record (default: until Ctrl-C)"),
+    past: float = option(
+        "SECONDS", "begin with this much of the engine's past, as far as it keeps it", default=0.0
+    ),
+    rotate: str | None = option(
+        "SIZE,AGE",
+        "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
+        "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
+    ),
+    keep: str | None = option(
+        "SIZE,AGE",
+        "with --rotate: delete this recorder's files beyond this age or total size: 48h, "
+        "100GB; with --incidents a size: the last 5 stay",
+    ),
+    incidents: str | None = option(
+        "DIR",
+        "hold the newest steps in memory, and write a file into DIR only when a rule "
+        "fires; without prompts and outputs",
+    ),
+    when: list[str] | None = option(
+        "RULE",
+        "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
+        "(default: [[alerts]] of the config file, else a built-in set)",
+    ),
+    before: str = option(
+        "TIME", "with --incidents: time to keep before the rule fires", default="30s"
+    ),
+    after: str = option("TIME", "with --incidents: time to keep after it ends", default="10s"),
+    on_incident: str | None = option(
+        "COMMAND",
+        "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
+        "standard input",
+    ),
+    slo_itl: str | None = option(
+        "TIME", "service level to store in the file: a longer gap between two tokens is a breach"
+    ),
+    slo_ttft: str | None = option(
+        "TIME", "service level to store in the file: a later first token is a breach"
+    ),
     wait: Wait = True,
 ) -> None:
     """Record every step of an engine to a file, without a screen.

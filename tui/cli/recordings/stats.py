@@ -4,11 +4,9 @@ from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import measure
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import level_flags
-from stepscope.tui.cli.shared.limits_text import advice_lines, limits_document
+from stepscope.tui.cli.shared.levels import advice_lines, level_flags, limits_document
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, SloItl, SloTtft, Target, command
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.views import format as fmt
 
 

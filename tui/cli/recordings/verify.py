@@ -1,7 +1,7 @@
 """`stepscope verify`: checks a recording from its bytes to its KV accounting, and repairs it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -12,11 +12,9 @@ from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size
 
@@ -29,24 +27,16 @@ from stepscope.tui.views.format import file_size
 )
 def verify_file(
     file: RecordingFile,
-    repair: Annotated[
-        bool,
-        flag("write a whole recording from one that is cut or damaged, if it is", "--repair"),
-    ] = False,
-    strip_tokens: Annotated[
-        bool,
-        flag("write a recording without the prompts and outputs of this one", "--strip-tokens"),
-    ] = False,
-    output: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "with these: the file to write (default: named after the old one)",
-            "--output",
-            "-o",
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("as one JSON document", "--json")] = False,
+    repair: bool = flag(
+        "write a whole recording from one that is cut or damaged, if it is", "--repair"
+    ),
+    strip_tokens: bool = flag(
+        "write a recording without the prompts and outputs of this one", "--strip-tokens"
+    ),
+    output: str | None = option(
+        "FILE", "with these: the file to write (default: named after the old one)", "--output", "-o"
+    ),
+    as_json: bool = flag("as one JSON document", "--json"),
 ) -> int:
     """Check a recording from its bytes to its KV accounting.
 

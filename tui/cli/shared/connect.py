@@ -28,8 +28,8 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.output import Progress
+from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage

@@ -1,22 +1,18 @@
-"""Prints the output of commands, and one line about an error."""
+"""Prints one line about an error, and what the encoding of the output lacks."""
 
 import codecs
 import errno
 import io
-import json
 import os
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import typer
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
+from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
 from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
@@ -53,55 +49,6 @@ def _in_ascii(others: str, error: UnicodeError) -> tuple[bytes | str, int]:
 
     encoded = error.object[error.start : error.end].translate(TO_ASCII).encode(others, "replace")
     return encoded.decode() if others == "ascii" else encoded, error.end
-
-
-@contextmanager
-def writing_output() -> Iterator[None]:
-    """A context for writing to standard output. Turns a failure to write into a known error.
-
-    Raises:
-        CommandFailed: standard output cannot be written.
-        typer.Exit: the reader closed the pipe ('| head'); this is not an error.
-    """
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Caught here, because typer would end the process with exit code 1.
-        sys.stdout = None
-        raise typer.Exit(DONE) from None
-    except OSError as error:
-        sys.stdout = None  # else Python tries and complains again at exit
-        raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
-
-
-def say(*lines: str) -> None:
-    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
-    with writing_output():
-        for line in lines:
-            print(line)
-
-
-def note(text: str | None, begin: str = "note: ") -> None:
-    """Print a note on stderr, beside the output; None: nothing."""
-    if text is not None and sys.stderr is not None:
-        print(f"stepscope: {begin}{text}", file=sys.stderr)
-
-
-def write_json_line(**fields: object) -> None:
-    """Write a line of JSON that begins with the time, for a program that reads line by line."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    say(json.dumps({"time": now, **fields}))  # ASCII: JSON in any encoding of the output
-
-
-def write_json(document: object) -> None:
-    """Write a JSON document to standard output. Raises CommandFailed if it cannot be written."""
-    import msgspec  # imported here: some commands do not need it
-
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
-    with writing_output():
-        sys.stdout.buffer.write(encoded + b"\n")
 
 
 def report(error: BaseException) -> int:

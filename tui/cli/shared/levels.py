@@ -1,10 +1,12 @@
-"""Chooses the service levels and the alert rules by which a command judges."""
+"""The service levels and alert rules by which a command judges, and what limited the steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.recordings.compare.side.advice import advice
+from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import (
     LEVEL_NAMES,
@@ -16,7 +18,8 @@ from stepscope.recordings.file.service_levels import (
     slo_of,
 )
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import note
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.setting_values import resolve
@@ -94,3 +97,44 @@ def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
         return tuple(parse_rule(text) for text in when) or load_alerts()
     except BoundError as error:
         raise WrongUsage(f"--when: {error}") from error
+
+
+# What limited the steps
+
+_NAMES: dict[Limit, str] = {
+    "budget": "token budget",
+    "seats": "seats",
+    "kv": "KV blocks",
+    "mode": "batching mode",
+    "threshold": "long-prefill threshold",
+    "paused": "paused by the operator",
+    "work": "no setting",
+}
+_SHOWN = 0.005  # smaller shares are left out
+
+
+def limits_text(side: Side) -> str:
+    """Return a line with each limit and the share of steps that it limited, the largest first."""
+    figures = side.figures()
+    names = dict(_NAMES)
+    if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
+        names["work"] += ", but prompts were prefilled whole"
+    shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
+    parts = [
+        f"{names[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
+    ]
+    return ", ".join(parts) or "unknown"
+
+
+def advice_lines(side: Side) -> list[str]:
+    """Return a line for each change of knobs that the steps of a session suggest."""
+    return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
+
+
+def limits_document(side: Side) -> dict[str, Any]:
+    """Return the shares of the limits, and the advice, for JSON."""
+    figures = side.figures()
+    return {
+        "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
+        "advice": [each._asdict() for each in advice(side)],
+    }

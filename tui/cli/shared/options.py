@@ -14,6 +14,7 @@ import msgspec
 import typer
 from msgspec.structs import FieldInfo
 from typer.core import TyperGroup
+from typer.models import ArgumentInfo, OptionInfo
 
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
@@ -59,7 +60,11 @@ class CliCommand:
         self._rest = {"name": name, "epilog": example(*examples) if examples else None, **rest}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.body(*arguments, **named)
+        given = inspect.signature(self.body).bind_partial(*arguments, **named)
+        for name, each in given.signature.parameters.items():
+            if isinstance(each.default, OptionInfo | ArgumentInfo):
+                given.arguments.setdefault(name, each.default.default)
+        return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
         """Add it to a group of commands, with all its options, and return the group."""
@@ -203,30 +208,49 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
 
 
-def argument(metavar: str, help: str) -> Any:
+def argument(metavar: str, help: str, *, default: Any = None) -> Any:
+    """Return an argument, as the default of a parameter; `...` if it must be given."""
+    return typer.Argument(default, metavar=metavar, help=help)
+
+
+def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
+    """Return an option that takes a value, as the default of a parameter.
+
+    Args:
+        names: if it is not named after its parameter.
+        default: `...` if it must be given.
+    """
+    return typer.Option(default, *names, metavar=metavar, help=help, **rest)
+
+
+def flag(help: str, *names: str, default: bool | None = False) -> Any:
+    """Return an option without a value; `names` if it is not named after its parameter."""
+    return typer.Option(default, *names, help=help)
+
+
+def _argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help)
 
 
-def option(metavar: str, help: str, *names: str, **rest: Any) -> Any:
-    """Return an option that takes a value; `names` if it is not named after its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, **rest)
+def _option(metavar: str, help: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help)
 
 
-def flag(help: str, *names: str) -> Any:
-    """Return an option without a value; `names` if it is not named after its parameter."""
+def _flag(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
+# Types of parameters that several commands have.
 EngineName = Annotated[
     str | None,
-    argument(
+    _argument(
         "ENDPOINT",
         "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
     ),
 ]
 Like = Annotated[
     str | None,
-    option(
+    _option(
         "ENGINE",
         "begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
         "of a version (vllm@0.20) and a class of GPU (vllm/b200)",
@@ -234,47 +258,47 @@ Like = Annotated[
 ]
 As = Annotated[
     str | None,
-    option(
+    _option(
         "NAME",
         "your name in the audit, unproved unlike a key (default: [client] name, else "
         "account, terminal and machine)",
         "--as",
     ),
 ]
-Wait = Annotated[bool, flag("wait for an engine that is not there yet", "--wait/--no-wait")]
-RecordingFile = Annotated[str, argument("FILE", "a recording, or the name of a shipped sample")]
-FirstStep = Annotated[int | None, option("STEP", "the first step to take", "--from")]
-LastStep = Annotated[int | None, option("STEP", "the last step to take", "--until")]
+Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
+RecordingFile = Annotated[str, _argument("FILE", "a recording, or the name of a shipped sample")]
+FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from")]
+LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until")]
 Target = Annotated[
     str | None,
-    argument(
+    _argument(
         "FILE|ENDPOINT", "a recording, a sample or an engine (default: the only local engine)"
     ),
 ]
 LastSeconds = Annotated[
     float | None,
-    option(
+    _option(
         "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
     ),
 ]
 SloItl = Annotated[
     str | None,
-    option(
+    _option(
         "TIME",
         "a longer gap between two tokens is late (default: the recording's, else [dashboard] "
         "in the config file)",
     ),
 ]
-SloTtft = Annotated[str | None, option("TIME", "a later first token is late")]
-AsJson = Annotated[bool, flag("print everything as one JSON document", "--json")]
+SloTtft = Annotated[str | None, _option("TIME", "a later first token is late")]
+AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
 
 _KEY_OPTIONS = {
-    "key": option(
+    "key": _option(
         "FILE",
         "key file, for an engine that asks for one (default: the one in the config folder's "
         "keys/ that fits)",
     ),
-    "server_key": option("KEY", "the engine's public key, if not the one in the key file"),
+    "server_key": _option("KEY", "the engine's public key, if not the one in the key file"),
 }
 
 

@@ -36,7 +36,7 @@ from stepscope.recordings.simulation.figures import RANKS, RunFigures, RunSums, 
 from stepscope.recordings.simulation.fitting import fit_recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.service_levels import parse_levels, said
 from stepscope.tui.settings.setting_values import convert_flags

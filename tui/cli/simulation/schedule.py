@@ -22,11 +22,9 @@ from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import say, writing_output
 from stepscope.tui.cli.shared.knob_words import variants_of
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, sample_named
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import Progress, say, text_table, writing_output
+from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, sample_named
 from stepscope.tui.cli.simulation.runs import (
     MIX,
     EngineOptions,

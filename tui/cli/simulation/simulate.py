@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,10 +14,9 @@ from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
@@ -52,88 +51,54 @@ _TICK_S = 0.1
     defaults=_DEFAULTS,
 )
 def simulate(
-    source: Annotated[
-        str | None,
-        argument(
-            "TRACE|FILE|mix",
-            "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
-            "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
-            "[default: mix]",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None, option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ...")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
-        ),
-    ] = None,
-    step_time: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-            "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
-        ),
-    ] = None,
-    tensor_parallel: Annotated[int, option("INT", "GPUs that share the model", min=1)] = 1,
+    source: str | None = argument(
+        "TRACE|FILE|mix",
+        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
+        "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
+        "[default: mix]",
+    ),
+    gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+    model: str | None = option(
+        "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
+    ),
+    step_time: str | None = option(
+        "FILE",
+        "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+        "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
+    ),
+    tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
-    num_blocks: Annotated[
-        int | None,
-        option("INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1),
-    ] = None,
-    block_size: Annotated[
-        int | None, option("INT", "tokens in a KV block  [default: 16]", min=1)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, option("INT", "longest request; longer ones are cut", min=2)
-    ] = None,
-    overlap: Annotated[
-        Literal["on", "off"] | None,
-        option(
-            "on|off",
-            "schedule each step while the one before it runs (default: as recorded; on with "
-            "--like)",
-        ),
-    ] = None,
-    runs: Annotated[int, option("INT", "runs, with seeds from --seed on", min=1)] = 1,
-    replicas: Annotated[int, option("INT", "engines side by side", min=1)] = 1,
-    routing: Annotated[
-        Literal["round-robin", "least-loaded"],
-        option("round-robin|least-loaded", "how requests are spread over the engines"),
-    ] = "round-robin",
-    time_scale: Annotated[
-        float, option("NUMBER", "multiply the arrivals' times: 0.5 doubles the load")
-    ] = 1.0,
-    prints_steps: Annotated[
-        bool,
-        flag(
-            "of a workload that counts in steps: one JSON line a step, no summary",
-            "--steps/--summary",
-        ),
-    ] = False,
-    modes: Annotated[str | None, option("all|MODE,...", "a table of these batching modes")] = None,
-    sweep: Annotated[
-        str | None,
-        option(
-            "KNOB=FIRST..LAST|KNOB=VALUE,...",
-            "a table of these values of a knob, in each of the modes",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, option("INT", "take only so many requests from the start", min=1)
-    ] = None,
-    output: Annotated[
-        str | None, option("FILE", "write the first run as a recording", "--output", "-o")
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
-        ),
-    ] = None,
+    num_blocks: int | None = option(
+        "INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1
+    ),
+    block_size: int | None = option("INT", "tokens in a KV block  [default: 16]", min=1),
+    max_model_len: int | None = option("INT", "longest request; longer ones are cut", min=2),
+    overlap: Literal["on", "off"] | None = option(
+        "on|off",
+        "schedule each step while the one before it runs (default: as recorded; on with --like)",
+    ),
+    runs: int = option("INT", "runs, with seeds from --seed on", min=1, default=1),
+    replicas: int = option("INT", "engines side by side", min=1, default=1),
+    routing: Literal["round-robin", "least-loaded"] = option(
+        "round-robin|least-loaded",
+        "how requests are spread over the engines",
+        default="round-robin",
+    ),
+    time_scale: float = option(
+        "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
+    ),
+    prints_steps: bool = flag(
+        "of a workload that counts in steps: one JSON line a step, no summary", "--steps/--summary"
+    ),
+    modes: str | None = option("all|MODE,...", "a table of these batching modes"),
+    sweep: str | None = option(
+        "KNOB=FIRST..LAST|KNOB=VALUE,...", "a table of these values of a knob, in each of the modes"
+    ),
+    limit: int | None = option("INT", "take only so many requests from the start", min=1),
+    output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
+    slo: list[str] | None = option(
+        "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
+    ),
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],

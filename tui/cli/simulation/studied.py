@@ -21,7 +21,7 @@ from stepscope.tui.cli.recordings.measured import side_of
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.options import check_seconds
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 

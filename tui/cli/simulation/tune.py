@@ -1,7 +1,7 @@
 """`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
@@ -19,9 +19,8 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, command, flag, option
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
@@ -48,32 +47,21 @@ _SHOWN = (
 def tune(
     target: Target = None,
     *,
-    seconds: Annotated[
-        float | None,
-        option(
-            "NUMBER",
-            "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)",
-        ),
-    ] = None,
+    seconds: float | None = option(
+        "NUMBER", "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)"
+    ),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    bottleneck: Annotated[
-        bool, flag("only name the bottleneck, and prove it", "--bottleneck")
-    ] = False,
-    held: Annotated[
-        str | None,
-        option(
-            "itl[=TIME]",
-            "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
-            "its token budget, until Ctrl-C",
-            "--hold",
-        ),
-    ] = None,
-    shadow: Annotated[bool, flag("with --hold: only say what it would do", "--shadow")] = False,
+    bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
+    held: str | None = option(
+        "itl[=TIME]",
+        "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
+        "its token budget, until Ctrl-C",
+        "--hold",
+    ),
+    shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     name: As = None,
-    as_json: Annotated[
-        bool, flag("print one JSON document, with --hold one a line", "--json")
-    ] = False,
+    as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
 ) -> int:
     """Find the knobs that keep the service levels best.
 

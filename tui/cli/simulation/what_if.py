@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,15 +20,12 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import note, say
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
-from stepscope.tui.cli.shared.output_path import output_path, picture_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import Progress, note, say, text_table
+from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.shared.text_table import text_table
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
@@ -51,31 +48,21 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
 )
 def what_if(
     file: RecordingFile,
-    words: Annotated[
-        list[str] | None,
-        argument("KNOB=VALUE,...", "the knobs of one change; commas try several values of a knob"),
-    ] = None,
-    sweep: Annotated[
-        str | None, option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio")
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "LEVELS",
-            "service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
-            "recording)",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
-            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
-            "--output",
-            "-o",
-        ),
-    ] = None,
+    words: list[str] | None = argument(
+        "KNOB=VALUE,...", "the knobs of one change; commas try several values of a knob"
+    ),
+    sweep: str | None = option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio"),
+    slo: list[str] | None = option(
+        "LEVELS",
+        "service levels to count goodput by ('ttft=500 itl=50'; default: those of the recording)",
+    ),
+    output: str | None = option(
+        "FILE",
+        "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
+        "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
+        "--output",
+        "-o",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Say what a recorded session would have been with other knobs.

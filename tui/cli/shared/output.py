@@ -1,0 +1,177 @@
+"""What commands print: lines, notes, JSON, tables and times, and the progress of long work."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from stepscope.tui.settings.cli_errors import DONE, CommandFailed
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii, said_environment
+from stepscope.tui.views import format as fmt
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """A context for writing to standard output. Turns a failure to write into a known error.
+
+    Raises:
+        CommandFailed: standard output cannot be written.
+        typer.Exit: the reader closed the pipe ('| head'); this is not an error.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Caught here, because typer would end the process with exit code 1.
+        sys.stdout = None
+        raise typer.Exit(DONE) from None
+    except OSError as error:
+        sys.stdout = None  # else Python tries and complains again at exit
+        raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
+
+
+def say(*lines: str) -> None:
+    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
+    with writing_output():
+        for line in lines:
+            print(line)
+
+
+def note(text: str | None, begin: str = "note: ") -> None:
+    """Print a note on stderr, beside the output; None: nothing."""
+    if text is not None and sys.stderr is not None:
+        print(f"stepscope: {begin}{text}", file=sys.stderr)
+
+
+def write_json_line(**fields: object) -> None:
+    """Write a line of JSON that begins with the time, for a program that reads line by line."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    say(json.dumps({"time": now, **fields}))  # ASCII: JSON in any encoding of the output
+
+
+def write_json(document: object) -> None:
+    """Write a JSON document to standard output. Raises CommandFailed if it cannot be written."""
+    import msgspec  # imported here: some commands do not need it
+
+    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    with writing_output():
+        sys.stdout.buffer.write(encoded + b"\n")
+
+
+# Tables
+
+
+def text_table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str | None = None
+) -> list[str]:
+    """Return a table as lines of text with aligned columns.
+
+    Args:
+        sides: for each column < (left) or > (right); by default only the first one is left.
+    """
+    sides = sides or "<" + ">" * (len(heading) - 1)
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heading, *rows]
+    ]
+
+
+def ms(ns: float | None) -> str:
+    """Return 1,234.5 ms; a dash if it is unknown."""
+    return "—" if ns is None else f"{ns / 1e6:,.1f} ms"
+
+
+def in_ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def clock_ms(wall_ns: int | None) -> str:
+    """Return a time of day with its milliseconds; a dash if it is unknown."""
+    return "—" if wall_ns is None else f"{fmt.clock(wall_ns)}.{wall_ns // 1_000_000 % 1000:03d}"
+
+
+# Progress
+
+_LINE_INTERVAL_S = 5.0
+
+
+class Progress:
+    """Shows the progress of long work. Call it with the name of the work and the share done.
+
+    On a terminal it redraws one line, which disappears at the end. Elsewhere it prints a line when
+    the name changes, and every few seconds.
+    """
+
+    def __init__(self) -> None:
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._is_terminal = is_terminal and cannot_be_drawn_on(os.environ) is None
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._last_what = ""
+        self._last_line_s = float("-inf")
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, what: str, share: float | None, detail: str = "") -> None:
+        """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
+        if self._is_terminal:
+            self._draw(what, share, detail)
+        else:
+            self._print(what, share, detail)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _draw(self, what: str, share: float | None, detail: str) -> None:
+        if self._bar is None or self._task is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            has_blocks = only_ascii(said_environment()) is None
+            self._bar = RichProgress(
+                TextColumn("{task.description}", markup=False),
+                *((BarColumn(bar_width=24),) if has_blocks else ()),
+                TextColumn("{task.fields[detail]}", markup=False),
+                console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None, detail="")
+            self._bar.start()
+        shown = detail or ("" if share is None else f"{share:.0%}")
+        self._bar.update(
+            self._task,
+            description=what,
+            total=None if share is None else 1.0,
+            completed=share or 0.0,
+            detail=shown,
+        )
+
+    def _print(self, what: str, share: float | None, detail: str) -> None:
+        now_s = time.monotonic()
+        is_new = what != self._last_what
+        is_due = now_s - self._last_line_s >= _LINE_INTERVAL_S
+        if (not is_new and not is_due) or sys.stderr is None:
+            return
+        self._last_what, self._last_line_s = what, now_s
+        shown = detail or ("" if share is None or is_new else f"{share:.0%}")
+        print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)
