@@ -198,11 +198,7 @@ def command_tree() -> Any:
 
 
 def run() -> int:
-    """Run the command named by this process's arguments; return the exit code.
-
-    Raises:
-        KeyboardInterrupt: the command did not handle it.
-    """
+    """Run the command named by this process's arguments; return the exit code."""
     write_what_encodings_lack()
     try:
         result = command_tree()(prog_name="stepscope", standalone_mode=False)

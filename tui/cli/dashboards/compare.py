@@ -133,9 +133,6 @@ def _compared_as(
     These are the levels stored in the first recording that has any, unless an option or the
     environment overrides them. If the other recording has other levels, a line on stderr says which
     recording counts.
-
-    Raises:
-        CommandFailed, RecordingError: a file is not a recording.
     """
     carried: dict[str, Levels] = {}
     own: dict[str, Levels] = {}
@@ -186,12 +183,7 @@ def _print(comparer: Comparer, as_json: bool) -> None:
 def open_feeds(
     a: str, b: str | None, mark: str | None, slo: SLO
 ) -> tuple[RecordingFeed, RecordingFeed]:
-    """Open two recordings, or the two parts of one recording before and after a mark.
-
-    Raises:
-        RecordingError: a file is not a recording.
-        WrongUsage: there is no such mark.
-    """
+    """Open two recordings, or the two parts of one recording before and after a mark."""
     path = find_recording(a)
     if b is not None:
         other = find_recording(b)
@@ -247,11 +239,7 @@ def _on_screen(
     settings: DashboardSettings,
     live: Mapping[str, Endpoint],
 ) -> Iterator[_Compared]:
-    """Start the source that the dashboard shows, and stop it at the end of the block.
-
-    Yields:
-        (the source, (where to read run A from, where to read run B from))
-    """
+    """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
     split = None
     if mark is not None:
         with Recording(find_recording(a)) as recording:

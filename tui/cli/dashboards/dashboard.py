@@ -32,11 +32,7 @@ def new_history(
 
 
 def need_terminal(otherwise: str) -> None:
-    """Raise WrongUsage if there is no terminal to draw on.
-
-    Args:
-        otherwise: what the user can do instead, for the message.
-    """
+    """Raise WrongUsage, which says what to do `otherwise`, if there is no terminal to draw on."""
     if (stream := no_terminal()) is not None:
         raise WrongUsage(f"the dashboard needs a terminal, and {stream} is not one; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
@@ -58,7 +54,6 @@ def run_live(
         source: already started.
         keeps_levels: whether service levels changed in the dashboard are saved for next time.
         news: called in every frame; returns a notice for the operator, or None.
-        tour: a guided tour, shown above the screen.
     """
     # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
@@ -77,11 +72,7 @@ def run_live(
 
 
 def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> dict[str, Any]:
-    """Return the arguments of `run_dashboard` that come from the settings and the config file.
-
-    Args:
-        keeps_levels: whether service levels changed in the dashboard are saved for next time.
-    """
+    """Return the arguments of `run_dashboard` that come from the settings and the config file."""
     path, why_not = None, "--readonly"
     if not settings.keep:
         why_not = "--no-keep"

@@ -163,9 +163,6 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
     """Wait until the source receives telemetry. A signal ends the wait.
 
     The workload starts afterwards, so that its first request is seen.
-
-    Raises:
-        CommandFailed: the engine ended, or sent no telemetry in time.
     """
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
@@ -177,10 +174,7 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
 
 
 class EngineNews:
-    """A function that the dashboard calls in every frame, for a notice to show.
-
-    It returns a notice once, when the engine has ended; otherwise None.
-    """
+    """Called in every frame: returns a notice, once, when the engine has ended."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine

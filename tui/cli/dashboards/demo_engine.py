@@ -60,11 +60,7 @@ class SimulatedGpu(NamedTuple):
 
 
 def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """Return the GPU and speed of `--simulate` and `--speed`; None if nothing is to be simulated.
-
-    Raises:
-        WrongUsage: the speed is out of bounds, or given without `--simulate`.
-    """
+    """Return the GPU and speed of `--simulate` and `--speed`; None without a simulation."""
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
     if not 0 < speed <= MAX_SPEED:
@@ -79,11 +75,7 @@ def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
 def workload_of(
     rate: str | None, model: str = "demo", simulated: SimulatedGpu | None = None
 ) -> WorkloadSpec:
-    """Return the workload of the demo, with the rate of `--rate` if that was given.
-
-    Raises:
-        WrongUsage: a workload cannot have this rate.
-    """
+    """Return the workload of the demo, with the rate of `--rate` if that was given."""
     default = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
     default = SPEAKING_WORKLOAD if speaks(model, simulated) else default
     if rate is None:

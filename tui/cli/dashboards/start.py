@@ -99,11 +99,7 @@ def _try(choice: StartChoice) -> None:
 
 
 def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
-    """Run the chosen session until the operator leaves it.
-
-    Returns:
-        Why the session failed, as a notice for the start screen; None if it did not.
-    """
+    """Run the chosen session until the operator leaves it. Returns why it failed, if it did."""
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command

@@ -72,15 +72,7 @@ def named_engines(named: Sequence[str]) -> list[str]:
 
 
 def engines_to_show(named: Sequence[str]) -> list[Address]:
-    """Return the addresses of the named engines; without names, of all engines on this machine.
-
-    Args:
-        named: engines named on the command line; empty: see `named_engines`.
-
-    Raises:
-        ConfigError: a name is not an endpoint.
-        CommandFailed: there is no engine at all.
-    """
+    """Return the addresses of the named engines; without names, of all engines on this machine."""
     names = named_engines(named)
     if names:
         return _addresses(names)

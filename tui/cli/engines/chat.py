@@ -76,10 +76,7 @@ def chat(
 
 
 def _wait_until_live(source: Subscriber) -> None:
-    """Wait until telemetry arrives, so that no step of the first answer is missed.
-
-    Gives up after some seconds.
-    """
+    """Wait some seconds for telemetry, so that no step of the first answer is missed."""
     deadline_s = time.monotonic() + _TELEMETRY_S
     while source.status != "live" and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
@@ -137,11 +134,7 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Send the conversation to the engine and print the answer as it arrives.
-
-        Returns:
-            (id of the request, text of the answer)
-        """
+        """Send the conversation, print the answer as it comes; return the request's id and the text."""
         asked = client.send(
             Submit(
                 client_id="chat",
@@ -200,10 +193,7 @@ class _Conversation:
 
 
 def figures_line(life: Life, room: int) -> str:
-    """Return a text with an answer's TTFT, ITL and slowest token, and why that token was late.
-
-    It has at most `room` characters if possible.
-    """
+    """Return an answer's TTFT, ITL and slowest token, and why it was late, in `room` characters."""
     first, *later = life.waits
     parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
     slowest = first

@@ -65,12 +65,7 @@ def serve_http_for(
 
 
 def _open_listener(bind: str) -> tuple[socket.socket, str]:
-    """Bind a listening socket. Returns it and its address as HOST:PORT.
-
-    Raises:
-        CommandFailed: a package is missing.
-        ConfigError: the address cannot be bound.
-    """
+    """Bind a listening socket. Returns it and its address as HOST:PORT."""
     with _server_packages():
         from stepscope.engine.http.server.server import bound_address, listen
     listener = listen(parse_address(bind))
@@ -138,17 +133,7 @@ _POLL_S = 0.1
 
 
 class HttpProcess:
-    """The HTTP server of an engine.
-
-    The port is bound at once; the child runs from `start` to `stop`.
-
-    Args:
-        settings: of the server; `bind` must be set.
-
-    Raises:
-        ConfigError: the address cannot be bound, or is open to others without an API key.
-        CommandFailed: a package is missing.
-    """
+    """The HTTP server of an engine. It has its port at once, and its child from `start` to `stop`."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -246,11 +231,7 @@ def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
 
 
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether the address will soon be free.
-
-    That is so if nothing listens there any more, or if one of our own HTTP servers does and reports
-    that its engine is gone.
-    """
+    """Whether nothing listens there any more, or a server of ours that says its engine is gone."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:
         connection.request("GET", "/health")

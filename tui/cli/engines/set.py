@@ -62,10 +62,7 @@ def set_knobs(
 
 
 def _set_group(ranks: list[Endpoint], texts: dict[str, str], dry_run: bool) -> None:
-    """Change the knobs of all data-parallel ranks, or of none if one refuses.
-
-    Prints the first step with the new values of each rank.
-    """
+    """Change the knobs of all data-parallel ranks, or of none if one refuses."""
     if dry_run:
         names = ", ".join(rank.name for rank in ranks)
         raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")
@@ -139,10 +136,7 @@ def _as_knob(word: str) -> str | None:
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
-    """Convert text to the type of the knob.
-
-    Text that does not fit is kept: the engine will refuse it.
-    """
+    """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
     kind = spec.kind if spec is not None else "choice"
     try:
         if kind == "int":

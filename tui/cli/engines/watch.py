@@ -91,10 +91,7 @@ def watch(
 
 
 def _is_decided(judge: Judge, elapsed_s: float) -> bool:
-    """Whether the states of all rules can be printed: each fires or does not.
-
-    A rule may stay unknown, but only after `_UNKNOWN_S`.
-    """
+    """Whether the states of all rules can be printed. One may be unknown, after `_UNKNOWN_S`."""
     states = [each.state for each in judge.watches]
     return "pending" not in states and ("unknown" not in states or elapsed_s > _UNKNOWN_S)
 

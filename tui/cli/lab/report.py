@@ -45,9 +45,6 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     """Draw an SVG with a bar for each arm, for every figure of the finding that is `is_drawn`.
 
     Draws nothing if no figure is.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
     """
     try:
         import matplotlib

@@ -148,8 +148,7 @@ def bound_checks(
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
     """Return a row for each figure of which higher or lower is better.
 
-    Returns one row with outcome unknown if the two runs had different work, or no such figure in
-    common.
+    One row with outcome unknown if the two runs had different work, or no such figure in common.
 
     Args:
         found: the comparison of the baseline (A) with the session (B).

@@ -92,11 +92,7 @@ def export_file(
 
 
 def _format_of(target: str | None, output: str) -> Format:
-    """Return the format of this name; None: that of a file with this ending.
-
-    Raises:
-        WrongUsage: there is no such format, or the ending does not tell.
-    """
+    """Return the format of this name; None: that of a file with this ending."""
     if target == "chrome":
         raise WrongUsage("--format: chrome is no more: --format perfetto, at a quarter of the size")
     for name in FORMATS:

@@ -51,10 +51,6 @@ def keep_incidents(
     """Watch an engine and keep a file of each incident, until a signal arrives or for `seconds`.
 
     The engine may restart meanwhile.
-
-    Raises:
-        WrongUsage: an option or a rule is not valid.
-        CommandFailed: the folder cannot be made, or the last incident could not be written.
     """
     rules = chosen_rules(options.when) or tuple(parse_rule(text) for text in DEFAULT_RULES)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
@@ -107,11 +103,7 @@ def _keep_bytes(text: str | None) -> int | None:
 
 
 class _Reporter:
-    """Prints a line for each incident kept, and starts the operator's command for it.
-
-    Attributes:
-        error: why the last incident could not be written; None if it was.
-    """
+    """Prints a line for each incident kept, and starts the operator's command for it."""
 
     def __init__(self, command: str | None) -> None:
         self.error: str | None = None

@@ -29,11 +29,7 @@ _NAMED = 3  # requests to name behind another one in the queue
 def print_ledger(
     name: str, recording: Recording, seconds: float | None, limit: int, as_json: bool
 ) -> None:
-    """Print the waits and preemptions of a recording, or of its last seconds.
-
-    Raises:
-        NothingMeasured: the session holds no step.
-    """
+    """Print the waits and preemptions of a recording, or of its last seconds."""
     begin = Position(0, 0)
     if seconds is not None:
         begin = recording.find_time(recording.end_ns - round(seconds * 1e9))

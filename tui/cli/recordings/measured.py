@@ -59,17 +59,11 @@ def measure(
     """Measure a recording, or the last seconds of a recording or of a running engine.
 
     Args:
-        target: a recording or sample, else an engine, or the address of a server with /metrics;
-            None: the only engine on this machine.
+        target: a recording or sample, else an engine or an address with /metrics; None: the only
+            engine on this machine.
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
         command: the stepscope command that an error suggests.
-
-    Raises:
-        WrongUsage: `seconds` is not above 0.
-        CommandFailed: there is no such recording or engine.
-        NothingMeasured: the session holds no step.
-        EngineUnreachable: nothing listens at the address.
     """
     check_seconds(seconds)
     if target is not None and is_metrics_url(target):
@@ -97,11 +91,7 @@ def side_of(path: Path, name: str, slo: SLO, stretch: Stretch | None = None) -> 
 
 
 def read_side(feed: Feed) -> Side:
-    """Read a run to its end and return its sums. Of a running engine, read all messages up to now.
-
-    Raises:
-        NothingMeasured: the run holds no step.
-    """
+    """Read a run to its end, or a running engine up to now, and return its sums."""
     try:
         with Progress() as progress:
             while not feed.is_done and feed.share != 1.0:
@@ -137,15 +127,7 @@ def recorded(
 
 
 def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
-    """Fetch the last seconds of a running engine, as far as the engine keeps them.
-
-    Args:
-        levels: the service levels that the viewer chose; the others are the engine's.
-
-    Raises:
-        CommandFailed: the engine publishes nothing, or does not answer in time.
-        EngineUnreachable: nothing listens at the endpoint.
-    """
+    """Fetch the last seconds of a running engine, as far as it keeps them."""
     name = endpoint.name
     with connect(endpoint) as client:
         if not publishes(client.info()):
@@ -170,11 +152,7 @@ def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
 
 
 def scraped(address: MetricsAddress, seconds: float, levels: Levels) -> History:
-    """Read a server's metrics for some seconds, and at least twice.
-
-    Raises:
-        CommandFailed: the server does not answer.
-    """
+    """Read a server's metrics for some seconds, and at least twice."""
     from stepscope.recordings.live.scraper import Scraper  # imports a parser
 
     source = Scraper(address, history := History(levels))

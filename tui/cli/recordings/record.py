@@ -163,12 +163,7 @@ class _RecordedEngine:
         source.start()
 
     def look(self, now_s: float, is_series: bool) -> None:
-        """Update `is_over` and `problem`.
-
-        Args:
-            is_series: whether a series of files is written. It is not over when the engine ends,
-                but waits for the next engine.
-        """
+        """Update `is_over` and `problem`. A series of files waits for the next engine."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:

@@ -153,10 +153,6 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
     """Write a repaired copy of a recording, if anything is wrong with it.
 
     With `strip_tokens`, write a copy without prompts and outputs instead.
-
-    Raises:
-        CommandFailed, RecordingError: nothing can be saved, the copy cannot be written, or the
-            recording is still being written.
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)

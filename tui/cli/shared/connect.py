@@ -49,11 +49,6 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
 
     Args:
         usage: the command as it should be typed, with {} for the endpoint, to show in an error.
-
-    Raises:
-        ConfigError: `endpoint` is not an endpoint.
-        CommandFailed: no endpoint is given, and no engine runs here.
-        WrongUsage: no endpoint is given, and several engines run here.
     """
     if endpoint is not None:
         return Endpoint.parse(endpoint)
@@ -80,13 +75,10 @@ def recording_or_engine(target: str | None, usage: str) -> Path | Endpoint:
 
 
 def is_recording(target: str, *, engine_first: bool = False) -> bool:
-    """Whether a target is a file or a sample recording, not an engine.
+    """Whether a target is a file or a sample recording, not an engine; CommandFailed if neither.
 
     Args:
         engine_first: whether a running engine goes before a file or a sample of the same name.
-
-    Raises:
-        CommandFailed: it is neither.
     """
 
     def runs() -> bool:
@@ -291,10 +283,6 @@ def check_metrics(address: MetricsAddress) -> None:
 
 
 def check_past(past_s: float) -> None:
-    """Check the value of --past.
-
-    Raises:
-        WrongUsage: it is negative, or no engine keeps steps for so many seconds.
-    """
+    """Check the value of --past."""
     if not 0 <= past_s <= MAX_PAST_S:
         raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

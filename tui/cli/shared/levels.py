@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
-    """Return the service levels given as options, in ms, under the names of their settings.
-
-    Raises:
-        WrongUsage: an option is not a duration.
-    """
+    """Return the service levels given as options, in ms, under the names of their settings."""
     given = {}
     if slo_itl is not None:
         given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
@@ -49,11 +45,7 @@ def chosen_levels(flags: Mapping[str, Any]) -> Levels:
 
 
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
-    """Return the service levels by which to judge a recording, and say if they are not its own.
-
-    Args:
-        flags: levels given as options.
-    """
+    """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
     chosen, said = own_levels(settings), levels_said(recording.info, recording.metadata)
     note_own(chosen, said)

@@ -164,12 +164,7 @@ class CommandGroup(TyperGroup):
 def command_group(
     name: str, help: str, *members: CliCommand, alone: Callable[..., Any] | None = None, **rest: Any
 ) -> typer.Typer:
-    """Return a command that has commands of its own.
-
-    Args:
-        alone: called for its name alone; without it that prints the help.
-        rest: what typer's callback takes.
-    """
+    """Return a command that has others; its name alone prints its help, or calls `alone`."""
     group = typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -214,12 +209,7 @@ def argument(metavar: str, help: str, *, default: Any = None) -> Any:
 
 
 def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
-    """Return an option that takes a value, as the default of a parameter.
-
-    Args:
-        names: if it is not named after its parameter.
-        default: `...` if it must be given.
-    """
+    """Return an option with a value, for a parameter's default; `...` if it must be given."""
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 

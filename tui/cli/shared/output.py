@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """A context for writing to standard output. Turns a failure to write into a known error.
-
-    Raises:
-        CommandFailed: standard output cannot be written.
-        typer.Exit: the reader closed the pipe ('| head'); this is not an error.
-    """
+    """A context for writing to standard output. That a reader closed the pipe is no failure."""
     try:
         yield
         if sys.stdout is not None:
@@ -74,11 +69,7 @@ def write_json(document: object) -> None:
 def text_table(
     heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str | None = None
 ) -> list[str]:
-    """Return a table as lines of text with aligned columns.
-
-    Args:
-        sides: for each column < (left) or > (right); by default only the first one is left.
-    """
+    """Return a table as aligned lines; `sides` has < or > for each column, by default <>>>."""
     sides = sides or "<" + ">" * (len(heading) - 1)
     widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
     return [

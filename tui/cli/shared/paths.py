@@ -39,11 +39,7 @@ def sample_named(name: str) -> Path | None:
 
 
 def step_range(first: int | None, last: int | None) -> "StepRange":
-    """Return the range of --from and --until.
-
-    Raises:
-        WrongUsage: the range is empty, or an end is negative.
-    """
+    """Return the range of --from and --until."""
     for option, step in (("--from", first), ("--until", last)):
         if step is not None and step < 0:
             raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
@@ -55,11 +51,7 @@ def step_range(first: int | None, last: int | None) -> "StepRange":
 
 
 def request_number(text: str) -> int:
-    """Return the number of the request that --request names.
-
-    Raises:
-        WrongUsage: the text does not name a request.
-    """
+    """Return the number of the request that --request names."""
     number = text.strip().removeprefix("r")
     if not number.isdecimal():
         raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
@@ -71,16 +63,7 @@ PICTURE_SUFFIXES = (".svg", ".txt")
 
 
 def output_path(text: str, *, is_new: bool = False) -> Path:
-    """Return the path to write to, after a check that it can be written.
-
-    Args:
-        is_new: whether to refuse a file that exists.
-
-    Raises:
-        WrongUsage: the text does not name a file.
-        CommandFailed: the path is a folder, its folder does not exist, or (`is_new`) the file
-            exists.
-    """
+    """Return the path to write to, after a check that it can be written, and `is_new`."""
     if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
         raise WrongUsage(f"--output: expected the name of a file, got {text!r}")
     path = Path(text)
@@ -94,12 +77,7 @@ def output_path(text: str, *, is_new: bool = False) -> Path:
 
 
 def picture_path(output: str, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> Path:
-    """Return the path to write to, after a check that it can be written.
-
-    Raises:
-        WrongUsage: the file does not have one of the suffixes.
-        CommandFailed: the path is a folder, or its folder does not exist.
-    """
+    """Return the path to write to, after a check of its suffix and that it can be written."""
     path = output_path(output)
     check_suffix("--output", path, suffixes)
     return path

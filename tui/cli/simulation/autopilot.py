@@ -31,16 +31,11 @@ def hold(
 ) -> int:
     """Run the autopilot and print each change of knobs until a signal, then restore the knobs.
 
+    Returns the exit code: 1 if it ended by itself, because another client set a knob or the
+    telemetry was lost.
+
     Args:
         itl: the level, as typed by the user; None: that of the engine.
-
-    Returns:
-        The exit code: 0, or 1 if the autopilot ended by itself, because another client set a knob
-            or the telemetry was lost.
-
-    Raises:
-        ConfigError: the engine has no budget to change, or another autopilot holds its knobs.
-        WrongUsage: an option is not valid.
     """
     call_me(name)
     check_seconds(seconds)

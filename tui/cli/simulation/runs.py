@@ -99,12 +99,7 @@ def is_recording_name(source: str) -> bool:
 def open_source(
     source: str, spec: WorkloadSpec, max_model_len: int, options: RunOptions
 ) -> SimulatedSource:
-    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample.
-
-    Raises:
-        WrongUsage: an option cannot be used with the mix.
-        TraceError, RecordingError, CommandFailed: the file cannot be read.
-    """
+    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample."""
     limit, time_scale = options.limit, options.time_scale
     if source == MIX:
         if spec.max_concurrency is not None:
@@ -134,12 +129,7 @@ def open_source(
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
-
-    Raises:
-        WrongUsage: neither or both of `--gpu` and `--step-time` are given.
-        ConfigError: the GPU or the model is unknown, or the file has no valid points.
-    """
+    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for."""
     if (gpu is None) == (step_time is None):
         raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
     if gpu is not None:
@@ -171,12 +161,7 @@ def open_work(
     spec: WorkloadSpec,
     flags: Mapping[str, Any],
 ) -> tuple[SimulatedSource, SimulatedSetup]:
-    """Return the requests and the engine to simulate, from the options.
-
-    Raises:
-        WrongUsage: an option is not valid, or is missing.
-        TraceError, RecordingError, CommandFailed: the file cannot be read.
-    """
+    """Return the requests and the engine to simulate, from the options."""
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)

@@ -80,12 +80,7 @@ def dry_run(
     flags: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    """Run the scheduler, and print a JSON line for each step, or a summary of each case.
-
-    Args:
-        file: path of a workload; '-' reads it from standard input.
-        flags: knobs as the user typed them.
-    """
+    """Run the scheduler, and print a JSON line for each step, or a summary of each case."""
     if prints_steps and (cases or as_json):
         raise WrongUsage("--steps: each step is a line of JSON; leave out --json, --modes, --sweep")
     has_times = engine.gpu is not None or engine.step_time is not None
@@ -146,10 +141,7 @@ def compare_cases(
 
 
 def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
-    """Print the figures of all cases, as a table with a row for each case, or as JSON.
-
-    A figure of several runs is its median with the lowest and the highest value.
-    """
+    """Print the figures of all cases, as a table with a row for each case, or as JSON."""
     if as_json:
         plain = {
             name: {
@@ -262,8 +254,7 @@ _COUNTS = ("num_requests", "num_steps", "num_prefill_tokens", "num_decode_tokens
 def summarized(workload: ScheduleWorkload, model: StepTimeModel | None = None) -> Summary:
     """Run the scheduler to the end of the workload, and return a summary.
 
-    Args:
-        model: gives the time of each step; a step without work takes no time, and does not count.
+    With a model, steps take time. A step without work takes none, and does not count.
     """
     replay = ScheduleReplay(workload)
     scheduler, counts = replay.scheduler, Counter(dict.fromkeys(_COUNTS, 0))

@@ -147,13 +147,7 @@ def _run(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Simulate the runs and print their figures; also write the first run to `output`.
-
-    Raises:
-        WrongUsage: an option is not valid.
-        Interrupted: a signal ended the command early. The figures cover the complete runs, and a
-            recording that was begun holds what came before.
-    """
+    """Simulate the runs and print their figures; also write the first run to `output`."""
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")

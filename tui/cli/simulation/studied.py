@@ -31,12 +31,7 @@ _TICK_S = 0.1
 
 
 class Studied(NamedTuple):
-    """A recording, its service level, and what forecasts need of it.
-
-    Attributes:
-        on_run: to be called by forecasts with a text and the share done, to show progress. It
-            returns True after a signal.
-    """
+    """A recording, its level, and what forecasts need of it; `on_run` may stop them."""
 
     recording: Recording
     level: SLO
@@ -57,18 +52,7 @@ def studied(
     slo_itl: str | None,
     slo_ttft: str | None,
 ) -> Iterator[Studied]:
-    """Read what forecasts need from a recording, or first record a running engine for a while.
-
-    Args:
-        seconds: how long to record an engine; None: a minute.
-        command: name of the command, for errors.
-        slo_itl, slo_ttft: service levels given as options; None: the levels of the recording.
-
-    Raises:
-        CommandFailed: there is no such recording or engine, or the engine vanished.
-        RecordingError: the recording is too short, or its steps are too much alike.
-        Interrupted: a signal arrived while the engine was recorded, or while forecasts ran.
-    """
+    """Read what forecasts need from a recording, or first record a running engine for a while."""
     flags = level_flags(slo_itl, slo_ttft)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with (

@@ -208,11 +208,7 @@ def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
 
 
 def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
-    """Return the points of a plot of TTFT against ITL.
-
-    Returns:
-        (a point for each variant, the recorded (ITL, TTFT) at p50 and at p99)
-    """
+    """Return the points of a plot of TTFT against ITL, and the recorded (ITL, TTFT)."""
     best = {id(case) for case in best_of(found.variants)}
     points = [
         FrontierPoint(
