@@ -134,7 +134,7 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Send the conversation, print the answer as it comes; return the request's id and the text."""
+        """Send the conversation and print the answer as it comes; return request id and text."""
         asked = client.send(
             Submit(
                 client_id="chat",

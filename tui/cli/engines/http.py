@@ -133,7 +133,7 @@ _POLL_S = 0.1
 
 
 class HttpProcess:
-    """The HTTP server of an engine. It has its port at once, and its child from `start` to `stop`."""
+    """The HTTP server of an engine. Its port is bound at once, its child runs from `start` on."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings

@@ -27,6 +27,7 @@ from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
+    check_at_least,
     check_seconds,
     command,
     flag,
@@ -169,11 +170,9 @@ def _check_usage(
                 raise WrongUsage(f"{name} belongs to --trace FILE")
     elif wrong := [flag_of(name) for name in flags if name not in _WITH_TRACE]:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    for name, value in (("--time-scale", time_scale), ("--patience", patience)):
-        if value is not None and not 0 <= value < float("inf"):
-            raise WrongUsage(f"{name}: expected a number of at least 0, got {value}")
-    if limit is not None and limit < 1:
-        raise WrongUsage(f"--limit: expected a whole number of at least 1, got {limit}")
+    check_at_least("--time-scale", time_scale, 0)
+    check_at_least("--patience", patience, 0)
+    check_at_least("--limit", limit, 1)
     check_seconds(seconds)
 
 

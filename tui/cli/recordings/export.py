@@ -5,7 +5,6 @@ from pathlib import Path
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared.options import (
@@ -16,7 +15,7 @@ from stepscope.tui.cli.shared.options import (
     flag,
     option,
 )
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, output_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
@@ -72,23 +71,18 @@ def export_file(
             if was_stripped(recording.metadata):
                 why = "they were removed from it"
             raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
-        try:
-            done = export(
-                recording,
-                path,
-                chosen,
-                steps,
-                which,
-                lambda share: progress(f"exporting to {chosen}", share),
-                with_tokens=with_tokens,
-            )
-        except MissingPackage as error:
-            raise CommandFailed(str(error)) from error
-        message = recording.message
+        done = export(
+            recording,
+            path,
+            chosen,
+            steps,
+            which,
+            lambda share: progress(f"exporting to {chosen}", share),
+            with_tokens=with_tokens,
+        )
+        note(recording.message)
     say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)
-    if message is not None:
-        say(message)
 
 
 def _format_of(target: str | None, output: str) -> Format:

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import parse_rule
-from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
@@ -34,15 +34,15 @@ _MAX_STEPS = 500_000
 _MAX_BYTES = 256 * 1024 * 1024
 
 
-class IncidentOptions(msgspec.Struct, frozen=True):
+class IncidentOptions(NamedTuple):
     """The values of `--incidents` and of the other options about incidents."""
 
     folder: str
-    before: str = "30s"
-    after: str = "10s"
-    keep: str | None = None
-    when: Sequence[str] = ()
-    on_incident: str | None = None
+    before: str
+    after: str
+    keep: str | None
+    when: Sequence[str]
+    on_incident: str | None
 
 
 def keep_incidents(
@@ -54,10 +54,10 @@ def keep_incidents(
     """
     rules = chosen_rules(options.when) or tuple(parse_rule(text) for text in DEFAULT_RULES)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
-    try:
-        folder = IncidentFolder(Path(options.folder), _keep_bytes(options.keep))
-    except RecordingError as error:
-        raise CommandFailed(str(error)) from error
+    kept = series_limits("--keep", options.keep)
+    if kept is not None and kept.num_bytes is None:
+        raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {options.keep}")
+    folder = IncidentFolder(Path(options.folder), kept and kept.num_bytes)
     source = Subscriber(chosen, History(levels, _MAX_STEPS, _MAX_BYTES), past_s=before_s)
     keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
     reporter = _Reporter(options.on_incident)
@@ -90,16 +90,12 @@ def _seconds(option: str, text: str) -> float:
     return seconds
 
 
-def _keep_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
+def series_limits(option: str, text: str | None) -> SeriesLimits | None:
+    """Return the size and the age that an option sets."""
     try:
-        num_bytes = SeriesLimits.parse(text).num_bytes
+        return None if text is None else SeriesLimits.parse(text)
     except ValueError as error:
-        raise WrongUsage(f"--keep: {error}") from error
-    if num_bytes is None:
-        raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {text}")
-    return num_bytes
+        raise WrongUsage(f"{option}: {error}") from error
 
 
 class _Reporter:

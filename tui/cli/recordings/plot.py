@@ -3,7 +3,7 @@
 import re
 import time
 
-from stepscope.recordings.export.output import MissingPackage, writing
+from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
@@ -20,9 +20,9 @@ from stepscope.tui.cli.shared.options import (
     command,
     option,
 )
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views.format import file_size
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
@@ -67,21 +67,16 @@ def plot_file(
                 steps,
                 slo,
                 num_columns(inches[0]),
-                lambda share: progress("reading the recording", share),
+                lambda share: progress(f"reading {file}", share),
             )
         heading = title or recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
-        message = recording.message
-    try:
-        content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
-    except MissingPackage as error:
-        raise CommandFailed(str(error)) from error
+        note(recording.message)
+    content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
     with writing(path, replace=True) as stream:
         stream.write(content)
     shown = f"steps {series.first_step:,} to {series.last_step:,}"
     say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {file_size(len(content))}")
-    if message is not None:
-        say(message)
 
 
 def _details(recording: Recording, series: PlotSeries) -> list[str]:

@@ -1,7 +1,6 @@
 """`stepscope record`: records a session to a file or a series of files, without a screen."""
 
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +12,14 @@ from stepscope.recordings.file.writing.rotation import (
     MIN_ROTATE_BYTES,
     MIN_ROTATE_S,
     FileSeries,
-    SeriesLimits,
 )
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.tui.cli.recordings import incidents as incidents_command
-from stepscope.tui.cli.recordings.incidents import IncidentOptions
+from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
@@ -98,12 +95,8 @@ def record(
         _engines(endpoint, wait)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
-        incidents_command.keep_incidents(
-            chosen,
-            IncidentOptions(incidents, before, after, keep, when or (), on_incident),
-            chosen_levels(level_flags(slo_itl, slo_ttft)),
-            seconds,
-        )
+        options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
+        keep_incidents(chosen, options, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
@@ -111,8 +104,11 @@ def record(
         raise WrongUsage("--keep: only with --rotate or --incidents")
     check_past(past)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
-    limits = _limits("--rotate", rotate)
-    kept = _limits("--keep", keep)
+    limits, kept = series_limits("--rotate", rotate), series_limits("--keep", keep)
+    if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
+        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")
+    if limits is not None and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
+        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {rotate}")
     if wait:
         output_path(output, is_new=False)  # its folder is there, before a wait
     engines = _engines(endpoint, wait)
@@ -131,9 +127,9 @@ def record(
         finally:
             for session in sessions:
                 session.stop()
-    problems = [problem for session in sessions if (problem := session.report()) is not None]
-    if problems:
-        raise problems[0]
+    for problem in [session.report() for session in sessions]:
+        if problem is not None:
+            raise problem
 
 
 def _engines(endpoint: str | None, waits: bool) -> Sequence[Address]:
@@ -204,23 +200,9 @@ def _source(address: Address, past_s: float) -> LiveSource:
     if isinstance(address, Endpoint):
         with connect(address) as client:
             if not publishes(client.info()):
-                note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
-                print(f"stepscope: note: {address.name} {note}", file=sys.stderr)
+                why = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+                note(f"{address.name} {why}")
     return receive(address, Journal(), past_s)
-
-
-def _limits(option: str, text: str | None) -> SeriesLimits | None:
-    if text is None:
-        return None
-    try:
-        limits = SeriesLimits.parse(text)
-    except ValueError as error:
-        raise WrongUsage(f"{option}: {error}") from error
-    if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
-        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {text}")
-    if option == "--rotate" and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
-        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {text}")
-    return limits
 
 
 def _watch(

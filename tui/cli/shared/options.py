@@ -296,3 +296,10 @@ def check_seconds(seconds: float | None) -> None:
     """Raise WrongUsage if `--seconds` is given and not above 0."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
+
+
+def check_at_least(option: str, value: float | None, least: int) -> None:
+    """Raise WrongUsage if the value of an option is given and below `least`, or not finite."""
+    if value is not None and not least <= value < float("inf"):
+        kind = "a whole number" if isinstance(value, int) else "a number"
+        raise WrongUsage(f"{option}: expected {kind} of at least {least}, got {value}")
