@@ -69,8 +69,7 @@ def new(
 
 @command("stepscope keys list", "stepscope keys list --json", name="list")
 def list_keys(
-    folder: Path | None = _FOLDER,
-    as_json: bool = flag("as one JSON document", "--json"),
+    folder: Path | None = _FOLDER, as_json: bool = flag("as one JSON document", "--json")
 ) -> None:
     """List the keys that are authorised."""
     keys = KeyFolder(folder)

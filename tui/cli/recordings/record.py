@@ -8,11 +8,7 @@ from pathlib import Path
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.recordings.file.writing.rotation import (
-    MIN_ROTATE_BYTES,
-    MIN_ROTATE_S,
-    FileSeries,
-)
+from stepscope.recordings.file.writing.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
