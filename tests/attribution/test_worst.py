@@ -186,8 +186,8 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
         await worst(app, replay)
         assert "0% of the file searched" in notice(app)
         assert notice(app).endswith("w again in a moment")
-        assert searched.search.wait(30)
-        replay.file_latency = searched
+        assert searched.wait(30)
+        replay.file_index = searched
         await worst(app, replay)
         assert app.main.new_frame().cursor == 302
 
