@@ -7,7 +7,6 @@ Padding, which a static batch spends on no request, is drawn dashed on top of th
 """
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 
 from stepscope.recordings.state.series.limits import LIMITS
@@ -26,7 +25,8 @@ _LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<mark>‖+)|(?P<idle>·+)|(?P<tex
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
 _STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
-    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
+    r"(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>![\d.,]+ m?s|!+)"
+    "|(?P<muted>[^─┴◆▼✗!]+)"
 )
 
 
@@ -191,7 +191,7 @@ def _axis(frame: Frame) -> str:
     """Return the bottom line of the chart: ticks, and a glyph for the event in each column."""
     columns = frame.columns
     cells = ["─"] * len(columns)
-    _put_marks(cells, columns)
+    _put_marks(cells, frame)
     if frame.view.axis == "step":
         _put_step_ticks(cells, columns, frame.view.zoom)
     else:
@@ -199,12 +199,18 @@ def _axis(frame: Frame) -> str:
     return "".join(cells)
 
 
-def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
+def _put_marks(cells: list[str], frame: Frame) -> None:
+    """Write the glyphs of events, and how long a wide step took, where there is room."""
+    columns = frame.columns
     for x, column in enumerate(columns):
-        # On the time axis a long step fills several columns; only the first is marked.
+        # A long step fills several columns; only the first is marked.
         before = columns[x - 1] if x else None
-        if column is None or (before is not None and before[:2] == column[:2]):
+        if column is None or _is_same_step(before, column):
             continue
+        if column.is_wide:
+            took = fmt.with_ms(column.longest_ns / 1e6)
+            if all(_is_same_step(column, each) for each in columns[x : x + 1 + len(took)]):
+                cells[x + 1 : x + 1 + len(took)] = took
         if column.is_lost:
             cells[x] = "?"
         elif column.has_preemption:
@@ -215,6 +221,13 @@ def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
             cells[x] = "▼"
         elif column.has_breach:
             cells[x] = "!"
+
+
+def _is_same_step(before: ChartColumn | None, column: ChartColumn | None) -> bool:
+    if before is None or column is None:
+        return False
+    is_held = before.is_pending and column.is_pending and before.last == column.last
+    return is_held or before[:2] == column[:2]
 
 
 def _put_label(cells: list[str], x: int, label: str) -> None:
@@ -228,16 +241,16 @@ def _put_label(cells: list[str], x: int, label: str) -> None:
         cells[x] = "┴"
 
 
-def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
-    shown = [x for x, c in enumerate(columns) if c is not None and not c.is_open]
-    first, last = (columns[x] for x in (shown[0], shown[-1])) if shown else (None, None)
-    if first is None or last is None:
-        return
+def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: int) -> None:
     interval = 20 * zoom
-    for step in range(-(-first.first // interval) * interval, last.last + 1, interval):
-        x = shown[-1] - (last.first // zoom - step // zoom)
+    before = None
+    for x, column in enumerate(columns):
+        if column is None or column.is_open or column.last == before:
+            continue
+        before = column.last
+        step = -(-column.first // interval) * interval
         label = f"{step:,}"
-        if x + 1 + len(label) <= len(cells):
+        if step <= column.last and x + 1 + len(label) <= len(cells):
             _put_label(cells, x, label)
 
 

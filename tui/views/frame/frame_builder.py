@@ -10,12 +10,19 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
+from stepscope.tui.views.frame.chart_columns import (
+    COLUMN_NS,
+    ChartColumn,
+    ChartColumns,
+    cells_of,
+    usual_ns,
+)
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
@@ -123,9 +130,13 @@ class FrameBuilder:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
                 columns = self._columns.visible(view, num_columns, last_step)
                 cursor_column = _column_of(columns, view.cursor)
+            if cursor_column is None:  # wide steps right of it leave no room
+                view.right = view.cursor
+                columns = self._columns.visible(view, num_columns, last_step)
+                cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
-            columns, lanes = _with_open_column(columns, lanes, state.in_flight, state)
+            columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
@@ -282,6 +293,58 @@ class FrameBuilder:
             self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
         return self._landmarks[1]
 
+    # The step in flight
+
+    def _with_open_step(
+        self,
+        view: View,
+        columns: Sequence[ChartColumn | None],
+        lanes: Sequence[LaneRow],
+        step: StepInFlight,
+        state: SessionState,
+    ) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+        """Shift columns and lanes left, and add the step in flight, as wide as it is long so far.
+
+        That step has no record yet.
+        """
+        took_ns, width = round(seconds_of(step) * 1e9), len(columns)
+        if view.axis == "time":
+            num = max(1, min(width // 2, took_ns // (COLUMN_NS * view.zoom)))
+        else:
+            num = cells_of(took_ns, usual_ns(columns), width // 8)
+        is_slow = took_ns > self._history.slo.itl_ms * 1e6
+        column = ChartColumn(
+            step.step,
+            step.step,
+            step.since_ns,
+            step.num_prefill_tokens,
+            step.num_decodes,
+            step.token_budget,
+            None,
+            has_preemption=False,
+            has_knob_change=False,
+            has_mark=False,
+            has_breach=is_slow,
+            is_slow=is_slow,
+            is_lost=False,
+            is_open=True,
+            longest_ns=took_ns,
+            is_wide=is_slow and num > 1,
+        )
+        prefilling = {part.request_id for part in step.prefills}
+        shifted = []
+        for lane in lanes:
+            request = state.requests.get(lane.request_id)
+            cell = int(Cell.ABSENT)
+            if lane.request_id in prefilling:
+                cell = int(Cell.PREFILL)
+            elif request is not None and request.status == "waiting":
+                cell = int(Cell.WAITING)
+            elif request is not None and request.status == "running":
+                cell = len(Cell)  # the step of its next token still runs
+            shifted.append(lane._replace(cells=lane.cells[num:] + bytes((cell,)) * num))
+        return [*columns[num:], *[column] * num], shifted
+
 
 def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
     """Return the index of the last column that shows `step`; None if none does."""
@@ -292,44 +355,3 @@ def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | Non
         if column is not None and column.first <= step <= column.last:
             return x
     return None
-
-
-def _with_open_column(
-    columns: Sequence[ChartColumn | None],
-    lanes: Sequence[LaneRow],
-    step: StepInFlight,
-    state: SessionState,
-) -> tuple[list[ChartColumn | None], list[LaneRow]]:
-    """Shift the columns and lanes left by one, and add the step in flight as the last column.
-
-    That step has no record yet.
-    """
-    prefilling = {part.request_id for part in step.prefills}
-    column = ChartColumn(
-        step.step,
-        step.step,
-        step.since_ns,
-        step.num_prefill_tokens,
-        step.num_decodes,
-        step.token_budget,
-        None,
-        has_preemption=False,
-        has_knob_change=False,
-        has_mark=False,
-        has_breach=False,
-        is_slow=False,
-        is_lost=False,
-        is_open=True,
-    )
-    shifted = []
-    for lane in lanes:
-        view = state.requests.get(lane.request_id)
-        cell = int(Cell.ABSENT)
-        if lane.request_id in prefilling:
-            cell = int(Cell.PREFILL)
-        elif view is not None and view.status == "waiting":
-            cell = int(Cell.WAITING)
-        elif view is not None and view.status == "running":
-            cell = len(Cell)  # the step of its next token still runs
-        shifted.append(lane._replace(cells=lane.cells[1:] + bytes((cell,))))
-    return [*columns[1:], column], shifted
