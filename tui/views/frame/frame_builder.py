@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
+_MOST_REFRESH_S = 5.0  # of figures that cost very much
+_LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 
 
 class _Figures(NamedTuple):
@@ -46,6 +48,7 @@ class _Figures(NamedTuple):
     worst: Stalls
     waiting_trend: int
     verdict: Verdict
+    time_ns: int  # of the step that they are up to
 
 
 class _Cached(NamedTuple):
@@ -55,12 +58,39 @@ class _Cached(NamedTuple):
     due_s: float
 
 
+class _Lag:
+    """How much later than usual the steps of an engine come; only then is its clock looked at."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._newest: object = None
+        self._behind_s = 0.0
+        self._least: dict[int, float] = {}  # the least delay, by the minute; of the last two
+
+    def behind_s(self, state: SessionState, step: int | None) -> float:
+        """Return by how many seconds; 0 for an engine that has nothing to do, or no true clock."""
+        info = state.info
+        if info is None or info.simulated is not None or state.state == "idle":
+            return 0.0
+        if (info.engine_id, step) == self._newest:
+            return self._behind_s
+        self._newest = info.engine_id, step
+        now_s = self._clock()
+        delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
+        kept = {at: least for at, least in self._least.items() if at >= minute - 1}
+        self._least = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
+        self._behind_s = delay_s - min(self._least.values())
+        return self._behind_s
+
+
 class FrameBuilder:
     """Makes frames; caches what is expensive to compute. Use it only on the UI thread.
 
     Args:
         recorded: first and last step of the replayed file; None for a live source.
-        clock: returns seconds; only paces the updates.
+        clock: returns seconds; paces the updates, and tells how late messages come.
+        cpu_clock: returns the seconds of processor time that this thread has used; None: as told
+            by the system, or by `clock` if that is a test's.
         keys: action -> its first key as people write it, for actions without their default key.
         in_file: the landmarks of the whole replayed file; None for a live source.
         stands: returns true if the newest step changes only when the operator moves (a replay that
@@ -75,12 +105,15 @@ class FrameBuilder:
         keys: Mapping[str, str] | None = None,
         in_file: "FileEvents | None" = None,
         stands: Callable[[], bool] = lambda: False,
+        cpu_clock: Callable[[], float] | None = None,
     ) -> None:
         self._history = history
         self._stands = stands
         self._in_file = in_file
         self._recorded = recorded
         self._clock = clock
+        is_real = clock is time.monotonic
+        self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
         self._keys = keys or {}
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
@@ -92,6 +125,7 @@ class FrameBuilder:
         self._events_taken: _Cached | None = None
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
+        self._lag = _Lag(clock)
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -161,7 +195,9 @@ class FrameBuilder:
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
             verdict=figures.verdict,
+            figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
             age_s=self._age_s(),
+            behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -188,7 +224,7 @@ class FrameBuilder:
         """Return the slowly changing figures; compute them again if a second has passed.
 
         If computing takes long, because a minute has very many samples, more time passes between
-        two computations.
+        two computations. Processor time counts, not time: a busy machine must not age the figures.
 
         Args:
             minute: the report of the last minute, if it has already been made.
@@ -203,6 +239,7 @@ class FrameBuilder:
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
+            spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
             minute = minute or history.latency(end_ns, window_s)
             self._figures = _Figures(
@@ -214,11 +251,12 @@ class FrameBuilder:
                 history.stalls(),
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
+                state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor
-            now_s = self._clock()
-            took_s = now_s - start_s
-            self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
+            spent_s, now_s = spent_s + self._cpu_clock(), self._clock()
+            pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 150 * spent_s))
+            self._figures_due_s = now_s + (pause_s if view.live else now_s - start_s)
             self._figures_taken = _Cached(self._built_of, self._figures_due_s)
         return self._figures
 

@@ -42,6 +42,8 @@ def badge(frame: Frame, connection: SourceState) -> Run:
         return f"▐{status.upper()}▌", "badge_down"
     if status == "live" and frame.state.state == "paused":
         return "▐LIVE engine paused▌", "badge_paused"
+    if frame.is_behind:
+        return f"▐LIVE {fmt.span(frame.behind_s)} behind▌", "badge_paused"
     if status == "live":
         return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
