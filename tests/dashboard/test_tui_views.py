@@ -117,16 +117,20 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
     strip = line_texts(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
     assert strip[1:].lstrip().startswith(f"limit {LIMITS[history.summary(last).limit]}")
     steps = range(last - COLUMNS + 1, last + 1)
-    letters = "".join(LIMIT_LETTERS[LIMITS[history.summary(step).limit]] for step in steps)
-    assert strip[1 + GUTTER : -1] == letters
+    shown = ""
+    for limit, group in groupby(LIMITS[history.summary(step).limit] for step in steps):
+        band = LIMIT_LETTERS[limit] * len(list(group))
+        is_named = limit != "work" and len(band) >= len(limit) + 2
+        shown += f" {limit} ".ljust(len(band), "–") if is_named else band
+    assert strip[1 + GUTTER : -1] == shown
     first, letter = last // 50 * 50 - 50, LIMIT_LETTERS  # the last but one column
     counts = Counter(
         letter[LIMITS[history.summary(step).limit]] for step in range(first, first + 50)
     )
     view = View(zoom_idx=ZOOMS.index(50))
-    zoomed = line_texts(budget_chart.draw(frame_of(source, view), WIDTH, 13, GUTTER))[-3]
+    last_column = frame_of(source, view).columns[-2]
     assert len(counts) > 1
-    assert zoomed[-3] == counts.most_common(1)[0][0]
+    assert letter[last_column.limit] == counts.most_common(1)[0][0]
     low = line_texts(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
     assert not any("limit" in line for line in low)
 

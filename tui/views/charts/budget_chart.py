@@ -8,8 +8,9 @@ Padding, which a static batch spends on no request, is drawn dashed on top of th
 
 import re
 from functools import lru_cache
+from itertools import groupby
 
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
@@ -21,7 +22,14 @@ _RUNS = re.compile(
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
-_LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<mark>‖+)|(?P<idle>·+)|(?P<text> +)")
+_LIMIT_STYLES: dict[Limit | None, str] = {
+    None: "text",
+    "work": "idle",
+    "budget": "limit_budget",
+    "seats": "limit_seats",
+    "kv": "limit_kv",
+    "paused": "limit_paused",
+}
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
 _STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
@@ -62,9 +70,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     decodes = "".join([_decode_cell(column) for column in columns])
     body.append((*_gutter(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
-        limits = "".join([_limit_cell(column) for column in columns])
-        runs = _runs(limits, frame, _LIMIT_RUNS)
-        body.append((*_gutter(_limit_at_cursor(frame, gutter - 2), gutter), *runs))
+        body.append((*_gutter(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
     body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
@@ -77,10 +83,18 @@ def _decode_cell(column: ChartColumn | None) -> str:
     return "╍" if column.is_open else "━"
 
 
-def _limit_cell(column: ChartColumn | None) -> str:
-    if column is None or column.limit is None:
-        return " "
-    return LIMIT_LETTERS[column.limit]
+def _limits(frame: Frame) -> Line:
+    """Return the row of limits: a band with its name where a limit held for long, else letters."""
+    runs: list[Run] = []
+    limits = [None if column is None else column.limit for column in frame.columns]
+    for limit, group in groupby(limits):
+        num = len(list(group))
+        glyph = " " if limit is None else LIMIT_LETTERS[limit]
+        text, style = glyph * num, _LIMIT_STYLES.get(limit, "limit_other")
+        if limit is not None and limit != "work" and num >= len(limit) + 2:
+            text = f" {limit} ".ljust(num, "–")
+        runs.append((text, style))
+    return _with_cursor(tuple(runs), frame.cursor_column)
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
@@ -288,12 +302,21 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
     """Split a row into runs of one style; highlight the column of the cursor."""
-    at = frame.cursor_column
+    return _with_cursor(_split(text, pattern), frame.cursor_column)
+
+
+def _with_cursor(line: Line, at: int | None) -> Line:
+    """Return a line with its cell `at` highlighted."""
     if at is None:
-        return _split(text, pattern)
-    under = _split(text[at : at + 1], pattern)
-    raised = tuple((run, f"{style}+cursor") for run, style in under)
-    return (*_split(text[:at], pattern), *raised, *_split(text[at + 1 :], pattern))
+        return line
+    runs: list[Run] = []
+    for text, style in line:
+        if 0 <= at < len(text):
+            runs += [(text[:at], style), (text[at], f"{style}+cursor"), (text[at + 1 :], style)]
+        else:
+            runs.append((text, style))
+        at -= len(text)
+    return tuple(run for run in runs if run[0])
 
 
 def _split(text: str, pattern: "re.Pattern[str]") -> Line:

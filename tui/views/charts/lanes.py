@@ -21,7 +21,7 @@ _STATUS_STYLES = {
     "WAIT": "muted",
     "PRE": "prefill",
     "DEC": "decode",
-    "OUT": "breach",
+    "OUT": "caution",
     "END": "muted",
     "ABRT": "muted",
 }

@@ -46,7 +46,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     shown = max(0, body_height - 3 - num_about)
     title: Line = (
         ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
-        (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
+        (f"  version {frame.state.knobs_version}; * not the default" if names else "", "muted"),
     )
     keys = frame.key("inspect"), frame.key("undo")
     said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
@@ -103,7 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
         (_num_ahead(frame, ahead), "text"),
-        (_refused(frame), "breach"),
+        (_refused(frame), "caution"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
     return [*lines, *framed(log, width, rest, heading, hint)]
@@ -153,7 +153,7 @@ def _knob(
         _HELP: "" if spec is None else fmt.whole_words(spec.help, rooms.get(_HELP, 0)),
     }
     return [
-        ("◆" if differs else " ", "mark"),
+        ("*" if differs else " ", "mark"),
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),

@@ -39,7 +39,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     if not frame.view.live:
         return "▐PAUSED▌", "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
-        return f"▐{status.upper()}▌", "badge_down"
+        return f"▐{status.upper()}▌", "badge_down" if status == "down" else "badge_paused"
     if status == "live" and frame.state.state == "paused":
         return "▐LIVE engine paused▌", "badge_paused"
     if frame.is_behind:
