@@ -383,7 +383,7 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
         ("r12", "PRE", 4100, " r12 PRE 4.1k"),
         ("r123", "PRE", 4100, " r123 PRE  4k"),
         ("r123", "DEC", 128_400, " r123 DEC"),  # 128k would touch the status
-        ("r123", "DEC", 312, " r123 DEC .3k"),
+        ("r123", "DEC", 312, " r123 DEC"),  # nor is it cut
         ("r123", "DEC", 990, " r123 DEC  1k"),
         ("r123", "WAIT", 4100, " r123 WAIT 4k"),
         ("r123", "WAIT", 99, " r123 WAIT 99"),

@@ -66,14 +66,14 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale) if row else top_label
-        body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
+        body.append((*labelled(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     decodes = "".join([_decode_cell(column) for column in columns])
-    body.append((*_gutter(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
+    body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
-        body.append((*_gutter(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
+        body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
-    body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
+    body.append((*labelled(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _LEGEND)
 
 
@@ -94,7 +94,7 @@ def _limits(frame: Frame) -> Line:
         if limit is not None and limit != "work" and num >= len(limit) + 2:
             text = f" {limit} ".ljust(num, "–")
         runs.append((text, style))
-    return _with_cursor(tuple(runs), frame.cursor_column)
+    return with_cursor(tuple(runs), frame.cursor_column)
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
@@ -153,7 +153,7 @@ def _title(frame: Frame) -> Line:
     return (*title, (f"  step {flying.step:,} still runs ", "caution"))
 
 
-def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
+def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
     return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
 
 
@@ -302,10 +302,10 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
     """Split a row into runs of one style; highlight the column of the cursor."""
-    return _with_cursor(_split(text, pattern), frame.cursor_column)
+    return with_cursor(_split(text, pattern), frame.cursor_column)
 
 
-def _with_cursor(line: Line, at: int | None) -> Line:
+def with_cursor(line: Line, at: int | None) -> Line:
     """Return a line with its cell `at` highlighted."""
     if at is None:
         return line

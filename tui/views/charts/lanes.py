@@ -152,10 +152,10 @@ def _rough(tokens: int) -> str:
 
 
 def _rougher(tokens: int) -> str:
-    """Return a number in a shorter form, for use beside a long name: `4k`, `.3k`."""
-    if tokens < 100 or tokens >= 999_500:
+    """Return a number in a shorter form, for use beside a long name: `4k`, `0.3k`."""
+    if tokens < 950 or tokens >= 999_500:
         return _rough(tokens)
-    return f"{tokens / 1000:.0f}k" if tokens >= 950 else f".{(tokens + 50) // 100}k"
+    return f"{tokens / 1000:.0f}k"
 
 
 def _cells(text: str, cursor_column: int | None) -> Line:

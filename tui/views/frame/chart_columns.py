@@ -41,6 +41,7 @@ class ChartColumn(NamedTuple):
     is_lost: bool  # none of its steps was received
     is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
     longest_ns: int = 0  # of its steps
+    max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
     is_wide: bool = False  # it took far longer than the others on the screen
     num_padded_tokens: int = 0
     is_open: bool = False  # a step in flight, which has no record yet
@@ -159,6 +160,7 @@ class ChartColumns:
             num_padded_tokens=span.max_padded_tokens,
             limit=span.limit,
             longest_ns=span.longest_ns,
+            max_itl_ns=span.max_itl_ns,
         )
 
     def _forget_outdated(self) -> None:

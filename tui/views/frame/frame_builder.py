@@ -23,7 +23,13 @@ from stepscope.tui.views.frame.chart_columns import (
     cells_of,
     usual_ns,
 )
-from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
+from stepscope.tui.views.frame.frame import (
+    LATENCY_WINDOW_S,
+    NOTABLE,
+    OUTPUT_TREND_S,
+    RATES_WINDOW_S,
+    Frame,
+)
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.view import View
@@ -48,6 +54,7 @@ class _Figures(NamedTuple):
     worst: Stalls
     waiting_trend: int
     verdict: Verdict
+    output_trend: tuple[float | None, ...]
     time_ns: int  # of the step that they are up to
 
 
@@ -195,6 +202,7 @@ class FrameBuilder:
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
             verdict=figures.verdict,
+            output_trend=figures.output_trend,
             figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
             age_s=self._age_s(),
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
@@ -251,6 +259,7 @@ class FrameBuilder:
                 history.stalls(),
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
+                history.windows.output_trend(end_ns, OUTPUT_TREND_S),
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor

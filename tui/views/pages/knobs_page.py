@@ -127,10 +127,12 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     )
     if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
-    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 52)
+    bounds = Column(
+        _BOUNDS, 20 if width < 110 else 34 if width < 150 else 26 if width < 230 else 52
+    )
     if width < 150:
         return (*columns, bounds, Column(_LAST, 0))
-    return (*columns, bounds, Column(_LAST, 36), Column(_HELP, 0))
+    return (*columns, bounds, Column(_LAST, 24), Column(_HELP, 0))
 
 
 def _knob(
