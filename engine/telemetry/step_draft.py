@@ -21,7 +21,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
-from stepscope.engine.telemetry.batch_rows import keep_rows, with_num_tokens
+from stepscope.engine.telemetry.batch_rows import keep_rows, with_positions
 
 
 class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
@@ -105,8 +105,8 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
             rows: the rows as scheduled.
             bursts: the tokens that each row with drafts added, by row index.
         """
-        self.batch = with_num_tokens(
-            self.batch, {index: len(burst) for index, burst in bursts.items()}
+        self.batch = with_positions(
+            self.batch, {index: (rows[index].start, len(burst)) for index, burst in bursts.items()}
         )
         self.drafts = [
             DraftRow(

@@ -155,7 +155,9 @@ class PlayedScheduler:
         again = line.get("again", [])
         output = SimpleNamespace(
             num_scheduled_tokens=line.get("tokens", {}),
-            scheduled_spec_decode_tokens={},
+            scheduled_spec_decode_tokens={
+                name: [-1] * number for name, number in line.get("drafts", {}).items()
+            },
             total_num_scheduled_tokens=sum(line.get("tokens", {}).values()),
             scheduled_new_reqs=[
                 SimpleNamespace(

@@ -82,9 +82,9 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=CASES)
-def played(attach: Attach, version: str, request: pytest.FixtureRequest) -> Played:
-    return Played(attach, version, request.param)
+@pytest.fixture(params=sorted(path.stem for path in SCHEDULES.glob("*.jsonl")))
+def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
+    return Played(attach, *request.param.split("-"))
 
 
 def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
@@ -93,6 +93,8 @@ def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) 
     names = {each.request_id: each.client_id for each in played.events(Arrived)}
     for step, tokens, budget in zip(played.steps, played.scheduled, played.budgets, strict=True):
         rows = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
+        for each in step.drafts or ():  # a row has the tokens that its request got
+            rows[names[each.request_id]] += each.num_drafted - each.num_accepted
         assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
         assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
         assert rows.items() <= tokens.items()
@@ -202,6 +204,19 @@ def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     for number, message in played.messages:
         if isinstance(message, StepRecord):
             assert all(ended_at[row.request_id] >= number for row in message.batch or ())
+
+
+def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> None:
+    played = Played(attach, "0.32.0", "speculation")
+    drafts = [draft for step in played.steps for draft in step.drafts or ()]
+    assert any(0 < draft.num_accepted < draft.num_drafted for draft in drafts)
+    session = SessionState()
+    outcomes = [session.apply(message) for _, message in played.messages]
+    num_output = sum(outcome.num_output_tokens for outcome in outcomes if outcome is not None)
+    last = {}
+    for line in played.scheduler.calls:
+        last.update(line.get("requests", {}))
+    assert num_output == sum(state[2] for state in last.values())
 
 
 def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 
 from stepscope.engine.adapters.attached.rows import (
+    check_drafts,
     drop_lost,
     gives_first_token,
     gives_token,
@@ -160,8 +161,11 @@ class StepRecorder:
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
-        num_wasted = drop_lost(step, ended_now) if step.number <= self._last_to_sift else 0
+        has_lost = step.lost or step.number <= self._last_to_sift
+        num_wasted = drop_lost(step, ended_now) if has_lost else 0
         self._note_tokens(step.rows, tokens_ns, events)
+        drafts = check_drafts(step)
+        self._set_back(step)
         events = [*self._arrivals, *events, *self._ends]
         self._arrivals, self._ends = [], []
         kv, moves = self._settlement.drain()
@@ -195,6 +199,7 @@ class StepRecorder:
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
+            drafts=drafts,
         )
 
     # Outside of a step
@@ -254,6 +259,20 @@ class StepRecorder:
     def _settle_oldest(self) -> None:
         self._ends[:0] = self._settlement.settle(self._in_flight.popleft(), set())
         self.has_unpublished = True
+
+    def _set_back(self, step: UnfinishedStep) -> None:
+        """Move the rows of steps in flight back by the drafts that this step has rejected.
+
+        The engine scheduled those steps as if all drafts were right.
+        """
+        if not self._in_flight:
+            return
+        for tracked, num_got in step.num_got.items():
+            if tracked in step.lost:
+                continue
+            num_rejected = step.drafted[tracked] + 1 - num_got
+            for later in self._in_flight:
+                later.set_back[tracked] = later.set_back.get(tracked, 0) + num_rejected
 
     def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in rows:

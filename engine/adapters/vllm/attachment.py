@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
@@ -197,11 +197,17 @@ class _VllmHooks:
         publisher, notes = attachment.publisher, attachment.notes
 
         def publish(
-            out: SchedulerOutput, result: object, tokens_ns: int, has_ended: bool = False
+            out: SchedulerOutput,
+            result: object,
+            tokens_ns: int,
+            num_got: Mapping[str, int],
+            has_ended: bool = False,
         ) -> None:
             ended_now = watcher.note_ended() if has_ended else set()
             graph = versions.cuda_graph(result)
-            record = watcher.updated(out, graph, tokens_ns, publisher.num_dropped, ended_now)
+            record = watcher.updated(
+                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got
+            )
             if record is not None:
                 publisher.publish(record)
 
@@ -210,15 +216,23 @@ class _VllmHooks:
         ) -> Any:
             with lock:
                 tokens_ns = attachment.seen()
+                drafted: list[tuple[str, VllmRequest, int]] = []
+                attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
                 result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:
+                        num_got = {
+                            name: request.num_output_tokens - before
+                            for name, request, before in drafted
+                        }
                         # Read freed blocks before vLLM gives them to another request.
                         if watcher.has_freed(out):
                             with notes.done():
-                                publish(out, model_runner_output, tokens_ns, has_ended=True)
+                                publish(
+                                    out, model_runner_output, tokens_ns, num_got, has_ended=True
+                                )
                         else:
-                            notes.put(publish, out, model_runner_output, tokens_ns)
+                            notes.put(publish, out, model_runner_output, tokens_ns, num_got)
                             notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)

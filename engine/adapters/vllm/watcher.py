@@ -54,6 +54,7 @@ def make_rows(
     again = out.scheduled_cached_reqs
     starts = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
     starts.update((new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs)
+    drafts = out.scheduled_spec_decode_tokens
     for name, num_tokens in out.num_scheduled_tokens.items():
         tracked = table[name]
         start = starts[name]
@@ -61,8 +62,11 @@ def make_rows(
             append((tracked, ordinary, start, None))
             continue
         fields = fields_of(step, tracked, start, num_tokens, len(tracked.block_table))
+        num_drafted = len(drafts.get(name, ()))
+        if num_drafted:
+            step.drafted[tracked] = num_drafted
         if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens
+            step.num_prefill_tokens += num_tokens - num_drafted
         append((tracked, None, start, fields))
     encode_rows(step)
 
@@ -174,6 +178,18 @@ class VllmWatcher:
             preempted,
         )
 
+    def drafted(self, out: SchedulerOutput) -> list[tuple[str, VllmRequest, int]]:
+        """Return the requests with drafts in this step, and how many tokens each has put out.
+
+        Call it before `update_from_output`.
+        """
+        requests = self._scheduler.requests
+        return [
+            (name, requests[name], requests[name].num_output_tokens)
+            for name in out.scheduled_spec_decode_tokens
+            if name in requests
+        ]
+
     def has_freed(self, out: SchedulerOutput) -> bool:
         """Whether this step freed blocks. Call it after `update_from_output` has returned."""
         if id(out) in self._freeing:
@@ -214,6 +230,7 @@ class VllmWatcher:
         tokens_ns: int,
         num_dropped: int,
         ended_now: set[TrackedRequest],
+        num_got: Mapping[str, int],
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
@@ -223,6 +240,7 @@ class VllmWatcher:
             tokens_ns: when `update_from_output` was called.
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
+            num_got: for each request with drafts, how many tokens it got.
         """
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
@@ -232,6 +250,10 @@ class VllmWatcher:
         if self.device_times is not None:
             step.device_ns = self.device_times.take_ns(out)
         step.cuda_graph, step.num_padded_tokens = graph
+        for tracked in step.drafted:
+            step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)
+            if not step.num_got[tracked]:  # vLLM has dropped what the step computed
+                step.lost.add(tracked)
         return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
 
     def note_ended(self) -> set[TrackedRequest]:
