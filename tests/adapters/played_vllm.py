@@ -100,6 +100,7 @@ class PlayedScheduler:
         self.outputs: list[SimpleNamespace] = []
         self.model_output: object = object()
         self.num_free = 0
+        self.pause_state: SimpleNamespace | None = None
         self.requests: dict[str, PlayedRequest] = {}
         self._all: dict[str, PlayedRequest] = {}
         self.running: list[PlayedRequest] = []
@@ -198,10 +199,17 @@ class PlayedScheduler:
     def finish_requests(self, request_ids: list[str], status: object) -> None:
         self._become("finish")
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        if reset_running_requests:
+            self._become("reset")
+            return True
         for block in self.pool.blocks:
             block.block_hash = None
         return True
+
+    def set_pause_state(self, state: str) -> None:
+        self._become("pause")
+        self.pause_state = None if state == "UNPAUSED" else SimpleNamespace(name=state)
 
     def shutdown(self) -> None:
         """Does nothing: vLLM has nothing more to close."""
@@ -244,6 +252,10 @@ class PlayedScheduler:
                     num_updated += 1
                 case "finish":
                     self.finish_requests(line["ids"], "FINISHED_ABORTED")
+                case "reset":
+                    self.reset_prefix_cache(reset_running_requests=True)
+                case "pause":
+                    self.set_pause_state(line["state"])
                 case "budget":
                     self.max_num_scheduled_tokens = line["budget"]
                     next(self._lines)

@@ -23,6 +23,7 @@ from typing import Any
 from record_vllm import MODEL, drafts_of, make_request, make_scheduler, result_of, sha256
 from vllm import __version__
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -117,6 +118,14 @@ class Tape:
         self._scheduler.max_num_scheduled_tokens = budget
         self._keep("budget", budget=budget)
 
+    def reset(self) -> None:
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        self._keep("reset")
+
+    def pause(self, name: str) -> None:
+        self._scheduler.set_pause_state(interface.PauseState[name])
+        self._keep("pause", state=name)
+
     def _keep(self, call: str, **fields: Any) -> None:
         state = dict(self._state())
         changed = {key: value for key, value in state.items() if self._before.get(key) != value}
@@ -175,6 +184,10 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
                 tape.add(make_request(number, wanted, case, hasher))
         if step in case.get("budget_at", {}):
             tape.set_budget(case["budget_at"][step])
+        if step in case.get("reset_at", ()):
+            tape.reset()
+        if step in case.get("pause_at", {}):
+            tape.pause(case["pause_at"][step])
         if step in case.get("abort_at", {}):
             tape.finish(case["abort_at"][step])
         output = tape.schedule()
@@ -291,6 +304,13 @@ def cases() -> dict[str, dict[str, Any]]:
             "reserve": "none",
             "abort_at": {9: ["3"]},
         },
+        "pause": base
+        | {
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
+            "reset_at": [5, 23],
+            "pause_at": {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
+        },
         "speculation_ahead": base
         | drafts
         | {
@@ -328,6 +348,8 @@ def main() -> int:
         for name, case in cases().items():
             if given.case not in (None, name):
                 continue
+            if name == "pause" and not hasattr(interface, "PauseState"):
+                continue  # before 0.17
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"
             path.write_text("".join(dumps(line) + "\n" for line in lines))

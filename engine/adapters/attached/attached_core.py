@@ -12,7 +12,7 @@ from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.audit import AuditTrail
+from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
@@ -51,6 +51,10 @@ class EngineWatcher(Protocol):
     def num_running(self) -> int: ...
     @property
     def num_waiting(self) -> int: ...
+    @property
+    def halted(self) -> EngineState | None:
+        """`paused` or `draining` if the engine's own server has halted it; else None."""
+        ...
 
 
 class AttachedCore:
@@ -131,6 +135,11 @@ class AttachedCore:
         """
         if not self._defers:
             dispatch.end_lease_if_due(cast("EngineCore", self))
+
+    def note_change(self, command: Change, detail: str) -> None:
+        """Audit a change that came through the engine's own server, and publish the new state."""
+        self.audit.done(command, Asker(command.who), self.next_step, ChangeEffect(detail=detail))
+        self.heartbeat.publish(idle=not self.has_work)
 
     def _refuse(self, call: Call) -> None:
         command = call.command
@@ -232,7 +241,7 @@ class AttachedCore:
 
     @property
     def state(self) -> EngineState:
-        return "running" if self.has_work else "idle"
+        return self._watcher.halted or ("running" if self.has_work else "idle")
 
     @property
     def has_work(self) -> bool:

@@ -22,6 +22,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.end_signals import close_at_signal
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.attached.knob_values import KnobBoard
 from stepscope.engine.adapters.attached.step_notes import StepNotes
@@ -84,7 +85,7 @@ class Attachment:
         endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(EndpointLock(endpoint, None, endpoint.name))
+            self._files = stack.enter_context(EndpointLock(endpoint, None, endpoint.name))
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
             stack.callback(self.publisher.close)
             self.core = AttachedCore(
@@ -238,9 +239,22 @@ class Attachment:
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
+        self._files.release()
         self._end()
         if threading.current_thread() is not self._pump:
             self._pump.join(timeout=2)
+
+    def close_at_signal(self) -> None:
+        """Close at the signal that ends the engine. Call it on the main thread.
+
+        The files go first: the process may be killed right after the signal.
+        """
+
+        def close() -> None:
+            self._files.release()
+            self.close()
+
+        self._to_close.callback(close_at_signal(close))
 
     def _end(self) -> None:
         self._ended.set()

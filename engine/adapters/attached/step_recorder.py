@@ -57,6 +57,7 @@ class StepRecorder:
         self._settlement = Settlement(books, caches_prefixes)
         self._in_flight: deque[UnfinishedStep] = deque()
         self._arrivals: list[RequestEvent] = []
+        self._settled: list[RequestEvent] = []  # in steps that ran no request
         self._ends: list[RequestEvent] = []
         self._moves: list[BlockMove] = []
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
@@ -166,8 +167,8 @@ class StepRecorder:
         self._note_tokens(step.rows, tokens_ns, events)
         drafts = check_drafts(step)
         self._set_back(step)
-        events = [*self._arrivals, *events, *self._ends]
-        self._arrivals, self._ends = [], []
+        events = [*self._arrivals, *self._settled, *events, *self._ends]
+        self._arrivals, self._settled, self._ends = [], [], []
         kv, moves = self._settlement.drain()
         is_ahead = step.start_ns < self._tokens_ns
         not_before_ns = self._tokens_ns
@@ -206,8 +207,8 @@ class StepRecorder:
 
     def drain_events(self) -> list[RequestEvent]:
         """Remove and return the request events that are not published yet, in order."""
-        events = self._arrivals + self._ends
-        self._arrivals, self._ends = [], []
+        events = self._arrivals + self._settled + self._ends
+        self._arrivals, self._settled, self._ends = [], [], []
         self.has_unpublished = False
         return events
 
@@ -257,7 +258,7 @@ class StepRecorder:
         return sorted(found, key=lambda tracked: tracked.request_id)
 
     def _settle_oldest(self) -> None:
-        self._ends[:0] = self._settlement.settle(self._in_flight.popleft(), set())
+        self._settled += self._settlement.settle(self._in_flight.popleft(), set())
         self.has_unpublished = True
 
     def _set_back(self, step: UnfinishedStep) -> None:

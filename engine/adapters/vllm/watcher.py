@@ -13,7 +13,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.protocol.wire import Aborted, Finished, Phase, RequestEvent
+from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, Phase, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
@@ -89,6 +89,9 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
     return [block - 1 for group in block_ids for block in group if block]
 
 
+_RESET = "the prefix cache was reset"
+
+
 class Noted(NamedTuple):
     """The state of vLLM right after it scheduled a step.
 
@@ -125,6 +128,7 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
+        self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
@@ -158,6 +162,9 @@ class VllmWatcher:
         """
         scheduler = self._scheduler
         preempted = versions.preempted(out)
+        if self._taken_back:
+            preempted = set(preempted) - self._taken_back
+            self._taken_back = set()
         if self._put_back:
             preempted, self._put_back = self._put_back, []
         if preempted:
@@ -266,8 +273,23 @@ class VllmWatcher:
             self.recorder.ended(tracked, self._end_of(tracked))
         return set(found)
 
-    def forgot_cache(self) -> None:
-        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again."""
+    def forgot_cache(self, running: Collection[str]) -> None:
+        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again.
+
+        Args:
+            running: requests whose blocks it took for that.
+        """
+        if lost := self.recorder.known(running):
+            self._taken_back.update(running)
+            self.recorder.lost(lost)
+            now_ns = monotonic_ns()
+            version = self.recorder.knobs_version
+            step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
+            step.preempt_reason = _RESET
+            step.preempt(lost)
+            self.recorder.begun(step)
+            if self.recorder.step_under_way is None:
+                self.recorder.settle_empty()
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True
@@ -275,6 +297,10 @@ class VllmWatcher:
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def halted(self) -> EngineState | None:
+        return versions.halt(self._scheduler)
 
     @property
     def num_waiting(self) -> int:
@@ -292,6 +318,8 @@ class VllmWatcher:
         scheduler = self._scheduler
         if is_short:
             return {"preemption": num_waiting}
+        if self.halted:
+            return {"paused": num_waiting}
         if len(scheduler.running) >= num_seats:
             return {"seats": num_waiting}
         if out.total_num_scheduled_tokens >= budget:
