@@ -16,6 +16,7 @@ from stepscope.engine.protocol.wire import (
     RequestEvent,
     StepRecord,
     Telemetry,
+    Totals,
 )
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
@@ -54,6 +55,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
+    totals: Totals | None = None
     drafts: list[DraftRow] | None = None
     cuda_graph: str | None = None
 

@@ -31,13 +31,13 @@ class TokenLedger:
     def open(self, snapshot: Snapshot) -> None:
         """Take over the prompts of requests that arrived before."""
         for view in snapshot.requests:
-            if not view.is_partial:
+            if view.max_tokens and not view.is_partial:
                 self._num_prompt.setdefault(view.request_id, view.num_prompt_tokens)
 
     def take(self, batch: list[BatchRow] | None, events: list[RequestEvent]) -> list[str]:
         """Apply a step, or what happened between two steps."""
         for event in events:
-            if isinstance(event, Arrived):
+            if isinstance(event, Arrived) and event.max_tokens:  # else it has no output
                 self._num_prompt[event.request_id] = event.num_prompt_tokens
             elif isinstance(event, Admitted | Preempted):
                 self._ends.pop(event.request_id, None)

@@ -55,6 +55,7 @@ class PlayedRequest:
         self.prompt_token_ids = [SECRET_TOKEN] * self.num_prompt_tokens
         self.max_tokens: int = line["max_tokens"]
         self.priority: int = line["priority"]
+        self.pooling_params: object | None = True if "pooling" in line else None
         self.arrival_time = time.time()
         self.become([0, self.num_prompt_tokens, 0, "WAITING"])
 

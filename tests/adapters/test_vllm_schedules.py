@@ -112,7 +112,8 @@ def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -
     assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
     assert finished.keys() == last.keys() - aborted
     assert all(each.num_output_tokens == last[name][2] for name, each in finished.items())
-    assert all(each.reason == "length" for each in finished.values())
+    reasons = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_STOPPED": "stop"}
+    assert all(each.reason == reasons[last[name][3]] for name, each in finished.items())
     assert len(played.events(Finished)) + len(played.events(Aborted)) == len(names)
 
 
@@ -128,10 +129,11 @@ def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Playe
     assert whole
     for each in whole:
         name = each.request_id
-        assert computed[name] == arrived[name] + each.num_output_tokens - 1 - hits[name]
+        assert computed[name] == arrived[name] + max(0, each.num_output_tokens - 1) - hits[name]
     firsts = Counter(each.request_id for each in played.events(FirstToken))
     assert all(count == 1 for count in firsts.values())
-    assert firsts.keys() >= {each.request_id for each in played.events(Finished)}
+    ended = {each.request_id for each in played.events(Finished) if each.num_output_tokens}
+    assert firsts.keys() >= ended
 
 
 def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
@@ -217,6 +219,18 @@ def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> No
     for line in played.scheduler.calls:
         last.update(line.get("requests", {}))
     assert num_output == sum(state[2] for state in last.values())
+
+
+def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
+    played = Played(attach, "0.32.0", "pooling")
+    assert not played.events(FirstToken)
+    session = SessionState()
+    outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
+    assert [each.num_output_tokens for each in outcomes if each.num_output_tokens] == []
+    assert [each.ttft_ns for each in outcomes if each.ttft_ns] == []
+    assert sum(len(each.e2e_ns) for each in outcomes) == 4
+    cut = [each.num_cut_rows for each in outcomes]
+    assert cut == [1, 1, 0, 0]
 
 
 def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:

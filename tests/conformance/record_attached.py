@@ -20,8 +20,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from record_vllm import MODEL, drafts_of, make_request, make_scheduler, result_of, sha256
-from vllm import __version__
+from vllm import PoolingParams, __version__
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -70,6 +71,7 @@ class Tape:
             prompt=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,
+            pooling=[True] if request.pooling_params is not None else [],
         )
 
     def schedule(self) -> Any:
@@ -181,7 +183,10 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
     for step in range(MAX_STEPS):
         for number, wanted in enumerate(case["requests"]):
             if wanted["arrival_step"] == step:
-                tape.add(make_request(number, wanted, case, hasher))
+                request = make_request(number, wanted, case, hasher)
+                if case.get("pools"):
+                    request.sampling_params, request.pooling_params = None, PoolingParams()
+                tape.add(request)
         if step in case.get("budget_at", {}):
             tape.set_budget(case["budget_at"][step])
         if step in case.get("reset_at", ()):
@@ -194,7 +199,12 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
         wanted_tokens = case["requests"] if "speculative" in case else None
         if case["is_asynchronous"]:
             draft_ahead(scheduler, output, wanted_tokens, step)
-        in_flight.append((output, result_of(scheduler, output, wanted_tokens)))
+        result = result_of(scheduler, output, wanted_tokens)
+        if case.get("pools"):
+            whole = [bool(tokens) for tokens in result.sampled_token_ids]
+            result.pooler_output = [torch.zeros(1) if each else None for each in whole]
+            result.sampled_token_ids = []
+        in_flight.append((output, result))
         if len(in_flight) == most_in_flight:
             output, result = in_flight.popleft()
             tape.update(output, result)
@@ -310,6 +320,12 @@ def cases() -> dict[str, dict[str, Any]]:
             "requests": requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
             "reset_at": [5, 23],
             "pause_at": {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
+        },
+        "pooling": base
+        | {
+            "pools": True,
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
         },
         "speculation_ahead": base
         | drafts

@@ -50,8 +50,8 @@ def fields_of(
     known = max(tracked.source.num_prompt_tokens, tracked.recompute_until)
     if start + num_tokens >= known:
         tracked.is_prefilling = False
-        flags = _LAST_CHUNK
-        if not tracked.has_first_token:
+        flags = _LAST_CHUNK if tracked.max_tokens else 0
+        if flags and not tracked.has_first_token:
             tracked.has_first_token = True
             flags |= _FIRST_TOKEN
     num_cached = next((count for each, count in step.admitted if each is tracked), None)

@@ -67,13 +67,23 @@ class StepRecorder:
     # What the engine does
 
     def arrived(
-        self, source: EngineRequest, arrival_ns: int, prefix_hashes: list[int] | None = None
+        self,
+        source: EngineRequest,
+        arrival_ns: int,
+        prefix_hashes: list[int] | None = None,
+        *,
+        has_output: bool = True,
     ) -> TrackedRequest:
         """Add a request that is not in the table, and return it.
 
         For `prefix_hashes` see `Arrived`.
+
+        Args:
+            has_output: whether it samples tokens after its prompt.
         """
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
+        if not has_output:
+            tracked.max_tokens = 0
         self._next_id += 1
         self.table[source.request_id] = tracked
         self._arrivals.append(
@@ -81,7 +91,7 @@ class StepRecorder:
                 request_id=tracked.request_id,
                 client_id=source.request_id,
                 num_prompt_tokens=source.num_prompt_tokens,
-                max_tokens=source.max_tokens,
+                max_tokens=tracked.max_tokens,
                 priority=source.priority,
                 time_ns=tracked.arrival_ns,
                 prefix_hashes=prefix_hashes,
@@ -152,6 +162,7 @@ class StepRecorder:
         tokens_ns: int,
         num_dropped: int,
         ended_now: set[TrackedRequest],
+        kv_used: float | None = None,
     ) -> StepDraft:
         """Return the record of a step that `take` returned.
 
@@ -159,6 +170,7 @@ class StepRecorder:
             tokens_ns: when the engine had the step's tokens.
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
+            kv_used: the share of the KV pool in use, if there are no books.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
@@ -201,6 +213,7 @@ class StepRecorder:
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
             drafts=drafts,
+            totals=self._settlement.totals(kv_used),
         )
 
     # Outside of a step

@@ -209,12 +209,13 @@ class _VllmHooks:
             result: object,
             tokens_ns: int,
             num_got: Mapping[str, int],
+            kv_used: float | None,
             has_ended: bool = False,
         ) -> None:
             ended_now = watcher.note_ended() if has_ended else set()
             graph = versions.cuda_graph(result)
             record = watcher.updated(
-                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got
+                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
             )
             if record is not None:
                 publisher.publish(record)
@@ -233,14 +234,13 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
+                        found = (out, model_runner_output, tokens_ns, num_got, watcher.kv_used)
                         # Read freed blocks before vLLM gives them to another request.
                         if watcher.has_freed(out):
                             with notes.done():
-                                publish(
-                                    out, model_runner_output, tokens_ns, num_got, has_ended=True
-                                )
+                                publish(*found, has_ended=True)
                         else:
-                            notes.put(publish, out, model_runner_output, tokens_ns, num_got)
+                            notes.put(publish, *found)
                             notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)

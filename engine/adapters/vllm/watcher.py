@@ -142,7 +142,8 @@ class VllmWatcher:
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
-        self.recorder.arrived(request, arrival_ns, hashes)
+        has_output = request.pooling_params is None
+        self.recorder.arrived(request, arrival_ns, hashes, has_output=has_output)
 
     def put_back(self, request: VllmRequest) -> None:
         """Note that vLLM put a preempted request back in the queue.
@@ -238,6 +239,7 @@ class VllmWatcher:
         num_dropped: int,
         ended_now: set[TrackedRequest],
         num_got: Mapping[str, int],
+        kv_used: float | None,
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
@@ -248,6 +250,7 @@ class VllmWatcher:
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
             num_got: for each request with drafts, how many tokens it got.
+            kv_used: share of the KV pool in use, see `kv_used`.
         """
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
@@ -261,7 +264,7 @@ class VllmWatcher:
             step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed
                 step.lost.add(tracked)
-        return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
+        return self.recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used)
 
     def note_ended(self) -> set[TrackedRequest]:
         """Record and return the requests that vLLM has ended since the last call."""
@@ -297,6 +300,13 @@ class VllmWatcher:
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def kv_used(self) -> float | None:
+        if self.books is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
+            return None
+        usage: float = self._scheduler.kv_cache_manager.usage
+        return usage
 
     @property
     def halted(self) -> EngineState | None:
