@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -231,6 +232,21 @@ def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: A
     assert sum(len(each.e2e_ns) for each in outcomes) == 4
     cut = [each.num_cut_rows for each in outcomes]
     assert cut == [1, 1, 0, 0]
+
+
+def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "abort")
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        for request in scheduler.requests.values():
+            stop = ["\n\n"] if request.request_id == "2" else []
+            request.sampling_params = SimpleNamespace(stop=stop)
+    attachment.close()
+    events = [event for _, message in published(attachment) for event in _events(message)]
+    names = {each.request_id: each.client_id for each in events if isinstance(each, Arrived)}
+    reasons = {names[each.request_id]: each.reason for each in events if isinstance(each, Aborted)}
+    assert reasons.pop("2") == "by a stop string, or its client left"
+    assert set(reasons.values()) == {"aborted in vLLM"}
 
 
 def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:

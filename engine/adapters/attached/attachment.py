@@ -37,6 +37,7 @@ REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
 QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
+_ADVICE = "set STEPSCOPE_ENDPOINT to another name"
 MAX_COMMANDS = 20  # applied between two steps at most
 
 
@@ -85,7 +86,8 @@ class Attachment:
         endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
-            self._files = stack.enter_context(EndpointLock(endpoint, None, endpoint.name))
+            self._files = EndpointLock(endpoint, None, endpoint.name, _ADVICE)
+            stack.enter_context(self._files)
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
             stack.callback(self.publisher.close)
             self.core = AttachedCore(

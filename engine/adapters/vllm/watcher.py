@@ -90,6 +90,7 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
 
 
 _RESET = "the prefix cache was reset"
+_STOP_OR_GONE = "by a stop string, or its client left"
 
 
 class Noted(NamedTuple):
@@ -343,7 +344,9 @@ class VllmWatcher:
         request = cast(VllmRequest, tracked.source)
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
-            return Aborted(tracked.request_id, "aborted in vLLM")
+            # vLLM's front end looks for stop strings, and then aborts the request here.
+            has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
+            return Aborted(tracked.request_id, _STOP_OR_GONE if has_stop else "aborted in vLLM")
         reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
         return Finished(
             tracked.request_id,
