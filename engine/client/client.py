@@ -141,10 +141,7 @@ class ControlClient:
         return self._early.popleft() if self._early else None
 
     def ask(
-        self,
-        command: Command,
-        timeout_s: float | None = None,
-        again_s: float | None = None,
+        self, command: Command, timeout_s: float | None = None, again_s: float | None = None
     ) -> AnyReply:
         """Send a command and wait for the answer.
 

@@ -166,10 +166,7 @@ class Intake:
             "output together (max_model_len)"
         )
         if num_prompt_tokens >= self._max_model_len:
-            raise ConfigError(
-                "prompt_too_long",
-                f"{context}; the prompt has {num_prompt_tokens}",
-            )
+            raise ConfigError("prompt_too_long", f"{context}; the prompt has {num_prompt_tokens}")
         if num_prompt_tokens + max_tokens > self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",

@@ -66,14 +66,7 @@ def load_runner(
     tokenizer = checkpoint.load_tokenizer(folder)
     with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
         model = loader.load_model(
-            folder,
-            name,
-            model_config,
-            config.model_impl,
-            max_model_len,
-            dtype,
-            device,
-            progress,
+            folder, name, model_config, config.model_impl, max_model_len, dtype, device, progress
         )
     on_gpu = device.type == "cuda"
     num_blocks = TRIAL_BLOCKS

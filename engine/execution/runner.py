@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -43,24 +42,6 @@ Progress = Callable[[str, float], None]
 
 WARM_UP_TOKENS = 64  # of the warm-up chunk
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
-
-
-class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of the model for operators. The fields are those of `EngineInfo`."""
-
-    model: str
-    architecture: str
-    dtype: str
-    kv_cache_dtype: str
-    device: str
-    implementation: str
-    attention_backend: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_parameters: int
-    weight_bytes: int
-    flops_per_token: int
 
 
 class ModelRunner:
@@ -179,24 +160,25 @@ class ModelRunner:
         return self._model.is_capturable and self._backend.is_capturable
 
     @property
-    def description(self) -> ModelDescription:
-        shape = self._model.kv_shape
-        return ModelDescription(
-            model=self._model.name,
-            architecture=self._model.architecture,
-            dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(self._kv_dtype).removeprefix("torch."),
-            device=str(self.device),
-            implementation=self._model.implementation
-            + ("" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"),
-            attention_backend=self._backend.name,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            num_parameters=self._model.num_parameters,
-            weight_bytes=self._model.weight_bytes,
-            flops_per_token=self._model.flops_per_token,
-        )
+    def description(self) -> dict[str, Any]:
+        """The fields of `EngineInfo` that describe the model and how it runs."""
+        model, shape = self._model, self._model.kv_shape
+        graphs = "" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"
+        return {
+            "model": model.name,
+            "architecture": model.architecture,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(self._kv_dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "implementation": model.implementation + graphs,
+            "attention_backend": self._backend.name,
+            "num_layers": shape.num_layers,
+            "num_kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "num_parameters": model.num_parameters,
+            "weight_bytes": model.weight_bytes,
+            "flops_per_token": model.flops_per_token,
+        }
 
     def clock(self) -> int:
         return time.monotonic_ns()

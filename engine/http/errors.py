@@ -101,6 +101,11 @@ def from_validation(error: Exception) -> ApiError:
     return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
 
 
+def invalid(param: str, message: str) -> ApiError:
+    """Return the error response for a field with a wrong value."""
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
 def not_supported(name: str, value: Any, reason: str) -> ApiError:
     shown = msgspec.json.encode(value).decode()
     if len(shown) > 60:

@@ -149,8 +149,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
-            "another_engine",
-            "the engine was restarted meanwhile; nothing was changed",
+            "another_engine", "the engine was restarted meanwhile; nothing was changed"
         )
     if command.seen is None:
         return

@@ -31,26 +31,27 @@ from stepscope.engine.loop.inbox import (
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
-from stepscope.engine.loop.outlet import OwnWorkload, SnapshotDesk, TelemetryOutlet, TelemetrySink
+from stepscope.engine.loop.outlet import (
+    OwnWorkload,
+    SnapshotDesk,
+    TelemetryOutlet,
+    TelemetrySink,
+    request_view,
+)
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    EngineState,
-    Snapshot,
-    Telemetry,
-)
+from stepscope.engine.protocol.wire import EngineInfo, EngineState, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
-from stepscope.engine.telemetry.snapshots import snapshot
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
+from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 class CommandTable(Protocol):
@@ -409,22 +410,25 @@ class EngineCore:
         self.settle()
         self.audit.publish_aborts()
         self._heartbeat.publish_status(self.state)
-        return snapshot(
+        scheduler, tokens = self.scheduler, self.token_publisher
+        workload = None if self.workload is None else self.workload.spec
+        return Snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
             step=self.last_step,
             time_ns=self.runner.clock(),
             info=self.info,
-            knobs=self.scheduler.knobs,
+            knobs=scheduler.knobs.as_dict(),
             knobs_version=self.knobs_version,
             state=self.state,
-            scheduler=self.scheduler,
+            requests=[request_view(request) for request in scheduler.requests.values()],
+            blocks=scheduler.kv.runs(),
+            kv=scheduler.kv.counts(),
             num_dropped=self._outlet.num_dropped,
-            workload=None if self.workload is None else self.workload.spec,
+            workload=None if workload is None else describe(workload),
+            workload_spec=None if workload is None else fields_of(workload),
             control=self.control_tally.counts(),
             leased=self.lease.published(),
-            audit=self.audit.last(),
-            transcripts=None
-            if self.token_publisher is None
-            else self.token_publisher.transcripts(),
+            audit=self.audit.last() or None,
+            transcripts=None if tokens is None else tokens.transcripts(),
             pauses=self.pauses.published(),
         )

@@ -21,9 +21,11 @@ from stepscope.engine.protocol.wire import (
     EngineState,
     EngineStatus,
     LeasedKnobs,
+    RequestView,
     Snapshot,
     Telemetry,
 )
+from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.arrivals import describe, fields_of
@@ -74,6 +76,28 @@ class SnapshotDesk:
             client.reply(snapshot)
         end_ns = self._clock()
         self._next_ns = end_ns + min(round((end_ns - start_ns) / SHARE), MAX_WAIT_NS)
+
+
+def request_view(request: Request) -> RequestView:
+    """Describe a request as a snapshot contains it."""
+    return RequestView(
+        request_id=request.request_id,
+        client_id=request.client_id,
+        status=request.status.value,
+        arrival_ns=request.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.sampling.max_tokens,
+        priority=request.priority,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_blocks=len(request.block_table),
+        num_preemptions=request.num_preemptions,
+        first_token_ns=request.first_token_ns,
+        last_token_ns=request.last_token_ns,
+        origin=request.origin,
+        high_water=request.high_water,
+    )
 
 
 class TelemetrySink(Protocol):

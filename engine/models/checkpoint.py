@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.engine.models import demo, random_model, random_shapes
+from stepscope.engine.models import demo, random_model
 from stepscope.engine.models.cache import gguf_checkpoint, smollm2
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def locate(model: str, progress: Progress) -> Path:
     """Find the folder of the checkpoint that `model` names, and check its files.
 
     Args:
-        model: 'demo', 'smollm2', 'random:NAME' (see `random_shapes`), a folder, a GGUF file, or
+        model: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or
             the name of a model in the local Hugging Face cache.
 
     Raises:
@@ -40,7 +40,7 @@ def locate(model: str, progress: Progress) -> Path:
         folder = demo.ensure(progress, check)
     elif model == smollm2.NAME:
         folder = smollm2.checkpoint_of(progress, check)
-    elif model.startswith(random_shapes.PREFIX):
+    elif model.startswith(random_model.PREFIX):
         folder = random_model.ensure(model)
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()

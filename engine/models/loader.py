@@ -76,8 +76,7 @@ def load_model(
         reason = misfit(config)
         if reason is not None and implementation == "lean":
             raise ConfigError(
-                "model_impl",
-                f"the lean decoder cannot run {name}: {reason}; use --model-impl auto",
+                "model_impl", f"the lean decoder cannot run {name}: {reason}; use --model-impl auto"
             )
         if reason is None:
             try:

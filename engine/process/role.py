@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.handover.decode_link import DecodeLink
 from stepscope.engine.handover.hand_over import HandOver
-from stepscope.engine.handover.shared_memory import (
-    SharedMemoryReceiver,
-    SharedMemorySender,
-    sweep,
-)
+from stepscope.engine.handover.shared_memory import SharedMemoryReceiver, SharedMemorySender, sweep
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig

@@ -176,12 +176,7 @@ def open_engine(
             other_engine=role.other_engine,
         )
         control = ControlServer(
-            endpoint.control,
-            core,
-            intake,
-            runner.tokenizer,
-            publisher.replay,
-            gate,
+            endpoint.control, core, intake, runner.tokenizer, publisher.replay, gate
         )
         control.start()
         if config.telemetry:
@@ -204,25 +199,12 @@ def _info(
     role: EngineRole,
     http_endpoint: str | None,
 ) -> EngineInfo:
-    description = runner.description
     return EngineInfo(
         engine_id=uuid.uuid4().hex,
         name=name,
         software_version=version("stepscope"),
         pid=os.getpid(),
-        model=description.model,
-        architecture=description.architecture,
-        dtype=description.dtype,
-        kv_cache_dtype=description.kv_cache_dtype,
-        device=description.device,
-        implementation=description.implementation,
-        attention_backend=description.attention_backend,
-        num_layers=description.num_layers,
-        num_kv_heads=description.num_kv_heads,
-        head_dim=description.head_dim,
-        num_parameters=description.num_parameters,
-        weight_bytes=description.weight_bytes,
-        flops_per_token=description.flops_per_token,
+        **runner.description,
         block_size=config.block_size,
         num_blocks=runner.num_blocks,
         max_model_len=limits.max_model_len,

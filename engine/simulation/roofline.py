@@ -107,12 +107,7 @@ class RooflineModel:
         num_keys = shape.num_context_tokens + shape.num_prefill_context
         keys_s = num_keys * self._read_key_s
         attention_s = max(keys_s, shape.num_prefill_pairs * self._pair_s)
-        return (
-            weights_s,
-            attention_s,
-            1.0,
-            float(self._shape.num_layers * shape.num_rows),
-        )
+        return (weights_s, attention_s, 1.0, float(self._shape.num_layers * shape.num_rows))
 
     def exchange_s(self, num_tokens: int) -> float:
         """Seconds that tensor parallelism takes to add up the partial results of the GPUs."""

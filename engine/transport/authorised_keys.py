@@ -178,8 +178,7 @@ class KeyFolder:
         except FileNotFoundError:
             names = ", ".join(each.name for each in self.holders().values())
             raise ConfigError(
-                "no_such_key",
-                f"no key {name!r} is in {self.path}; there are: {names or 'none'}",
+                "no_such_key", f"no key {name!r} is in {self.path}; there are: {names or 'none'}"
             ) from None
 
     def _of(self, name: str) -> Path:

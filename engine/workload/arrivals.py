@@ -100,10 +100,7 @@ class PromptWriter:
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
     def blocks(
-        self,
-        hash_ids: tuple[int, ...],
-        num_tokens: int,
-        block_tokens: int = HASH_BLOCK_TOKENS,
+        self, hash_ids: tuple[int, ...], num_tokens: int, block_tokens: int = HASH_BLOCK_TOKENS
     ) -> str:
         """Return a text with one passage for each block id.
 

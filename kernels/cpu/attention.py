@@ -88,12 +88,7 @@ def _make_plan(
         raise ValueError("the KV cache of a layer must be contiguous")
     arrays = tuple(
         np.ascontiguousarray(array, dtype=np.int64)
-        for array in (
-            batch.query_starts,
-            batch.context_lens,
-            batch.block_tables,
-            _decodes(batch),
-        )
+        for array in (batch.query_starts, batch.context_lens, batch.block_tables, _decodes(batch))
     )
     query_starts, context_lens, block_tables, decodes = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape

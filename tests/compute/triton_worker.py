@@ -311,8 +311,8 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         "ahead": ahead,
         "num_ahead": num_ahead,
         "told": list(dict.fromkeys(told)),
-        "implementation": ours.description.implementation,
-        "attention": ours.description.attention_backend,
+        "implementation": ours.description["implementation"],
+        "attention": ours.description["attention_backend"],
     }
 
 

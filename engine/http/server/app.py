@@ -24,7 +24,14 @@ from stepscope.engine.http.errors import (
     unavailable,
 )
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
-from stepscope.engine.http.openai.body import MAX_BODY_BYTES, Bodies, Vanished, read_body
+from stepscope.engine.http.openai.body import (
+    MAX_BODY_BYTES,
+    MAX_HELD_BYTES,
+    MAX_PEER_BYTES,
+    HeldBody,
+    Vanished,
+    read_body,
+)
 from stepscope.engine.http.openai.chat import chat_job
 from stepscope.engine.http.openai.completions import completion_job
 from stepscope.engine.http.openai.generation import Generation
@@ -32,8 +39,8 @@ from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
 from stepscope.engine.http.openai.responses import ModelCard, ModelList
 from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.http.peers import PeerLimit, peer_of
 from stepscope.engine.http.server.guard import Guard
-from stepscope.engine.http.server.peers import peer_of
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
@@ -59,7 +66,7 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
-        self._bodies = Bodies()
+        self._bodies = PeerLimit(MAX_HELD_BYTES, MAX_PEER_BYTES)
 
     # Requests that generate
 
@@ -76,7 +83,7 @@ class Api:
         """
         self._check_room()
         client = scope.get("client")
-        with self._bodies.hold(peer_of(client[0] if client else None)) as held:
+        with HeldBody(self._bodies, peer_of(client[0] if client else None)) as held:
             try:
                 body = await read_body(receive, Headers(scope=scope), held)
             except Vanished:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from stepscope.engine.http.errors import ApiError, unavailable
-from stepscope.engine.http.server.peers import Peers, peer_of
+from stepscope.engine.http.peers import PeerLimit, peer_of
 
 MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
 MAX_HEAD_LINES = 128
@@ -39,13 +39,13 @@ class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits.
 
     Args:
-        peers: counts connections per client address.
+        peers: limits the connections.
         config, server_state, app_state: as in uvicorn's protocol.
     """
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerLimit,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -70,13 +70,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer = peer_of(self.client[0] if self.client else None)
-        refusal = self._peers.enter(peer)
-        if refusal is None:
+        limit = self._peers.add(peer)
+        if limit is None:
             self._peer = peer
             self._look()
-        else:
-            self._refuse(unavailable(refusal, "too_many_connections"))
-            transport.close()  # at once, because there are already too many connections
+            return
+        whose, most, then = "you have", self._peers.most_each, "close some"
+        if limit == "all":
+            whose, most, then = "this server has", self._peers.most, "try again later"
+        message = f"{whose} {most} connections already; {then}"
+        self._refuse(unavailable(message, "too_many_connections"))
+        transport.close()  # at once, because there are already too many connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -84,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self._enter("refused")
         self._stop_timer()
         if self._peer is not None:
-            self._peers.leave(self._peer)
+            self._peers.remove(self._peer)
             self._peer = None
 
     def data_received(self, data: bytes) -> None:

@@ -22,9 +22,9 @@ from stepscope.engine.http.engine_client import HELLO_S, EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.peers import PeerLimit
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.server.connection import IDLE_S, Connection
-from stepscope.engine.http.server.peers import Peers
 from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
@@ -97,7 +97,7 @@ def serve_http(
         collectors: further metrics for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
-    peers = Peers(max_connections, settings.max_connections_per_peer)
+    peers = PeerLimit(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
         _loop_factory().run(
@@ -109,7 +109,7 @@ async def _main(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
-    peers: Peers,
+    peers: PeerLimit,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
     collectors: Iterable[Collector],
@@ -152,10 +152,7 @@ async def _main(
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM)
-    tasks = [
-        asyncio.create_task(engine.run()),
-        asyncio.create_task(_end_streams(server, api)),
-    ]
+    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(_end_streams(server, api))]
     if parent_gone is not None:
         tasks.append(asyncio.create_task(_follow_parent(server, engine, parent_gone)))
     for task in tasks:
