@@ -70,12 +70,7 @@ class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMeter:
-    """A telemetry sink that counts step records and forwards every message to `sink`.
-
-    Args:
-        sink: receives the messages.
-        clock: the engine's clock, in nanoseconds.
-    """
+    """A telemetry sink that counts step records and forwards every message to `sink`."""
 
     def __init__(self, sink: TelemetrySink, clock: Callable[[], int]) -> None:
         self.next_sequence = sink.next_sequence

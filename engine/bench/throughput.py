@@ -106,10 +106,8 @@ def run_throughput(
     Args:
         loading: called while the model loads, with the current task and its share done (0..1).
         ready: called before the first request, with the engine's info and the number of requests.
-        progress: called a few times a second during the run.
 
-    Raises:
-        ConfigError: the engine cannot start, or the requests do not fit it.
+    Raises ConfigError: the engine cannot start, or the requests do not fit it.
     """
     with open_engine(config, knobs, progress=loading) as (core, intake, vocab_size):
         num_requests = spec.num_requests

@@ -64,12 +64,7 @@ def payload_of(command: Command) -> bytes:
 
 
 class ControlClient:
-    """A client of one engine's control socket (DEALER).
-
-    Args:
-        endpoint: the engine's endpoint.
-        timeout_s: default timeout of `ask`, in seconds.
-    """
+    """A client of one engine's control socket (DEALER)."""
 
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
@@ -203,7 +198,6 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Raise an error if the engine's lock file shows that it still starts or has ended."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
@@ -239,18 +233,7 @@ class ControlClient:
         reason: str = "",
         lease_s: float | None = None,
     ) -> Ack:
-        """Change knobs (runtime settings).
-
-        Args:
-            expected_version: refuse the change if the knobs have another version.
-            dry_run: only check whether the engine would accept the change.
-            reason: goes into the audit trail.
-            lease_s: the engine restores the values after so many seconds, unless it gets another
-                change with a lease before.
-
-        Returns:
-            The engine's answer, with the first step with the new values, and the new version.
-        """
+        """Change knobs, with the fields of `SetKnobs`."""
         command = SetKnobs(
             changes=dict(changes),
             who=who,
@@ -262,10 +245,7 @@ class ControlClient:
         return self._ask_for(Ack, command)
 
     def _named(self, command: Change) -> Change:
-        """Return the change with a unique name and the engine's id.
-
-        Asks the engine for its id if it is not known. Raises what `ask` raises.
-        """
+        """Return the change with a unique name and the engine's id."""
         return msgspec.structs.replace(
             command,
             once=command.once or uuid.uuid4().hex,

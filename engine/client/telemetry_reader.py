@@ -70,9 +70,7 @@ class ReorderBuffer:
         0 if no message is missing.
 
         Args:
-            first: sequence number of the first message to ask for.
             end: end (exclusive) of the wanted messages.
-            limit: maximum to return.
         """
         end = min(end, first + limit)
         last_end = expected = first
@@ -90,7 +88,6 @@ class ReorderBuffer:
         """Process the engine's answer to a question for missing messages.
 
         Args:
-            first, num_asked: first sequence number and number of the messages that were asked for.
             end: end (exclusive) of the wanted messages. The answer may reach farther.
             answer: None if there is no answer and nothing more will be asked.
 

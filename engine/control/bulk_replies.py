@@ -45,9 +45,6 @@ def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
     """Yield None several times while collecting messages, then the answer to `ReplayFrom`.
 
     So the caller can pause in between.
-
-    Args:
-        replay: returns messages of the ring, from a sequence number, up to a limit.
     """
     frames: list[ReplayedFrame] = []
     num_bytes, ring = 0, replay(0, 0)
@@ -68,13 +65,7 @@ def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
 
 
 class BulkReplies:
-    """Gets large answers, and encodes and posts them at a limited rate. Any thread may call it.
-
-    Args:
-        engine: answers queries for snapshots and the audit trail.
-        replay: returns messages of the replay ring (`Publisher.replay`).
-        post: receives each encoded answer.
-    """
+    """Gets large answers, and encodes and posts them at a limited rate. Any thread may call it."""
 
     def __init__(
         self,
@@ -104,8 +95,7 @@ class BulkReplies:
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
         """Start to answer a query.
 
-        Raises:
-            ConfigError: the client has too many unanswered queries.
+        Raises ConfigError: the client has too many unanswered queries.
         """
         with self._changed:
             if self._num_open[client.account] >= MAX_PENDING:
@@ -174,7 +164,6 @@ class BulkReplies:
             self._post((client, reply))  # the sender then calls `answered`
 
     def _next(self) -> tuple[RemoteClient, Parts] | None:
-        """Wait for the next answer to make. None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             if self._closing.is_set():

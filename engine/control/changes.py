@@ -61,11 +61,9 @@ class AnswerBook(Generic[_C]):
 
         Args:
             key: the client, and its name for the command.
-            payload: the encoded command.
             client: will receive the answer if the command is a repeated one.
 
-        Raises:
-            OnceReused: the client sent another command under this name before.
+        Raises OnceReused: the client sent another command under this name before.
         """
         digest = digest_of(payload)
         entry = self._entries.get(key)
@@ -99,15 +97,7 @@ class AnswerBook(Generic[_C]):
 
 
 class Changes:
-    """Handles changes of clients that may change the engine.
-
-    Args:
-        inbox: the queue to the engine's thread.
-        settled: answers a change without effect. See `ServedEngine`.
-        connections: tell which client sent a command.
-        post: queues a reply, from any thread.
-        send: sends a reply at once.
-    """
+    """Handles changes of clients that may change the engine."""
 
     def __init__(
         self,
@@ -128,8 +118,7 @@ class Changes:
     def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
         """Handle a change.
 
-        Raises:
-            ConfigError: the client sent another command under the same name before.
+        Raises ConfigError: the client sent another command under the same name before.
         """
         # A name is valid for all connections of a key. Without keys, all clients are one user.
         # A command without a name is identified by its connection, id and content.

@@ -28,8 +28,7 @@ class TextCodec(Protocol):
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return the token ids of `text`.
 
-        Raises:
-            ConfigError: the text surely has more than `most` tokens.
+        Raises ConfigError: the text surely has more than `most` tokens.
         """
         ...
 
@@ -38,8 +37,7 @@ class TextCodec(Protocol):
     ) -> list[int]:
         """Return the token ids of a conversation.
 
-        Raises:
-            ConfigError: the text surely has more than `most` tokens, or the chat template fails.
+        Raises ConfigError: the text surely has more than `most` tokens, or the chat template fails.
         """
         ...
 
@@ -51,8 +49,6 @@ class Intake:
 
     Args:
         codec: the model's tokenizer. None if prompts must be token ids.
-        vocab_size: size of the vocabulary. Token ids must be smaller.
-        max_model_len: maximum number of tokens of a request, prompt and output together.
         with_tokens: whether prompts are published to subscribers.
     """
 

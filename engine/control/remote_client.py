@@ -19,10 +19,6 @@ class RemoteClient:
     """The receiver of the answers to one command, at the client that sent it.
 
     Args:
-        post: queues a reply, from any thread.
-        identity: the client's connection.
-        command_id: the client's id for the command.
-        text: adds the text to the outputs of a `Submit`.
         once: for a change, its key in `AnswerBook`.
         bundles: whether outputs may be sent in one message with other outputs.
         account: identifies the client, on all of its connections. They share one lane of the

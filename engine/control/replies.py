@@ -28,8 +28,6 @@ class Replies:
     """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
 
     Args:
-        socket: the control thread's socket.
-        connections: tell which clients may still receive answers.
         forget: called with a client that cannot be reached, and the reason.
     """
 

@@ -171,9 +171,6 @@ class Submissions:
     """Accepts prompts (`Submit` commands) of all clients.
 
     Args:
-        inbox: the engine's inbox.
-        intake: checks and tokenises a prompt.
-        clock: the engine's clock, in nanoseconds.
         charge_text: called with the client and the number of characters that were tokenised on the
             control thread, for the client's rate limit.
     """
@@ -198,8 +195,7 @@ class Submissions:
     def take(self, command: Submit, client: RemoteClient) -> None:
         """Accept a prompt.
 
-        Raises:
-            ConfigError: the prompt is invalid, or too many bytes of prompts wait already.
+        Raises ConfigError: the prompt is invalid, or too many bytes of prompts wait already.
         """
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:

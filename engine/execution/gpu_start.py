@@ -91,8 +91,7 @@ def prepare(
     Args:
         gpu: None for the runner's own device. Tests pass another.
 
-    Raises:
-        ConfigError: there is too little memory. The message says what to lower.
+    Raises ConfigError: there is too little memory. The message says what to lower.
     """
     gpu = CudaGpu(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []

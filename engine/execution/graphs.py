@@ -54,9 +54,7 @@ class DecodeGraphs:
     """Graphs of a model's decode for several batch sizes.
 
     Args:
-        sizes: the batch sizes, ascending.
         forward: returns logits `[size, vocab_size]`. It may read only the tensors of its inputs.
-        buffers: inputs for up to the largest size.
         logits: `[largest size, vocab_size]`, the output of all graphs. They share it, because one
             output per size would take more memory.
     """
@@ -101,8 +99,6 @@ class DecodeGraphs:
         """Copy the inputs of a step to the device.
 
         Args:
-            batch: the step, with one token of each request.
-            size: the batch size of the graph that will run it.
             fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
                 them.
         """

@@ -179,6 +179,5 @@ def _build_with_drafts(
 def _requests_at(
     rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
 ) -> list[int]:
-    """Return the ids of the requests to which the tokens at `places` in `input_ids` belong."""
     found = np.searchsorted(query_starts, places, side="right") - 1
     return [rows[row].request.request_id for row in found.tolist()]

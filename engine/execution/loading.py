@@ -37,12 +37,10 @@ def load_runner(
     """Find, load and warm up the model that `config` names, and return its runner.
 
     Args:
-        progress: called with the current task and its share done (0..1).
         check_length: called before the weights are loaded, with the model's longest request in
             tokens. It raises an error if that length does not fit other settings.
 
-    Raises:
-        ConfigError: the model, the device or the memory does not fit the configuration.
+    Raises ConfigError: the model, the device or the memory does not fit the configuration.
     """
     device = find_device(config.device)
     torch.set_num_threads(num_threads(config))
@@ -100,10 +98,7 @@ def load_runner(
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """Return what chooses the number of CPU threads for each step.
-
-    None if the number is fixed, or the device is not a CPU.
-    """
+    """Return what chooses the number of CPU threads for each step."""
     most = num_threads(config)
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None
@@ -111,7 +106,6 @@ def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> 
 
 
 def _name(model: str, folder: Path) -> str:
-    """Return the model's name: as given, or the name of its folder or file."""
     if model.endswith(gguf_checkpoint.SUFFIX):
         return Path(model).stem
     return folder.resolve().name if Path(model).expanduser().is_dir() else model

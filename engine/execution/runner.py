@@ -135,11 +135,7 @@ class ModelRunner:
         return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
 
     def kv_frames(self, model: str) -> KVFrames:
-        """Return the KV blocks as frames, which engines exchange when they hand over requests.
-
-        Args:
-            model: identifies the loaded weights.
-        """
+        """Return the KV blocks as frames, which engines exchange when they hand over requests."""
         scales = [
             scale.tolist()
             for scales in self._kv_scales or ()
@@ -206,8 +202,7 @@ class ModelRunner:
     def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
         """Start a step without waiting for it, and never in halves.
 
-        Raises:
-            torch.OutOfMemoryError: the GPU has too little memory for the step.
+        Raises torch.OutOfMemoryError: the GPU has too little memory for the step.
         """
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
@@ -250,11 +245,7 @@ class ModelRunner:
         )
 
     def _cuda_graph(self, size: int | None) -> str | None:
-        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs.
-
-        Args:
-            size: the batch size of the graph that ran the step. None if no graph ran it.
-        """
+        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs."""
         if size is not None:
             return "full"
         has_graphs = self.graphs is not None or self.device.type == "cuda"
@@ -297,7 +288,6 @@ class ModelRunner:
         self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:
-        """Return the FP8 scales of each layer, from a prompt of random tokens."""
         num_tokens = min(SCALE_TOKENS, self.max_model_len)
         self.allocate(-(-num_tokens // self.block_size))
         tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)

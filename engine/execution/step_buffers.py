@@ -80,12 +80,7 @@ class StepBuffers:
         )
 
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Copy a step with one token per request to the device, padded to `size` rows.
-
-        Args:
-            fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
-                them.
-        """
+        """Copy a step with one token per request to the device, padded to `size` rows."""
         if self._copied is not None:
             self._copied.synchronize()  # the last step's copies must have left host memory
         count = len(batch.input_ids)

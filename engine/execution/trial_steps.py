@@ -21,7 +21,6 @@ def trial_step(
 
     Args:
         lengths: for each request, its tokens before the step and its tokens in the step.
-        num_blocks: number of KV blocks.
         token_ids: tokens of every prompt, at least as many as the longest needs. None: all token 0.
     """
     rows = []

@@ -50,12 +50,6 @@ class HandOver:
     Use it on the prefill engine's thread. While there is no room to transfer KV blocks, requests
     with their first token wait (`Scheduler.leaving`), and no prompt is admitted. Without a decode
     engine, this engine computes all tokens itself.
-
-    Args:
-        core: the prefill engine.
-        link: the open link to the decode engine.
-        sender: transfers the keys and values.
-        seed_of: returns the seed with which a request's tokens are sampled.
     """
 
     def __init__(
@@ -140,7 +134,6 @@ class HandOver:
     # Back and forth
 
     def _empty_leaving(self) -> None:
-        """Hand over the waiting requests, as long as there is room for their keys and values."""
         scheduler = self._core.scheduler
         for request in list(scheduler.leaving):
             sent_ns = time.monotonic_ns()

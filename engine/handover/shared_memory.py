@@ -49,12 +49,7 @@ def sweep() -> None:
 class SharedMemorySender:
     """Used by the prefill engine: creates the file and writes KV blocks to it.
 
-    Args:
-        frames: copies the engine's KV blocks.
-        num_frames: number of blocks that the file can hold.
-
-    Raises:
-        ConfigError: there is not enough memory for the file.
+    Raises ConfigError: there is not enough memory for the file.
     """
 
     def __init__(self, frames: FrameCopier, num_frames: int) -> None:
@@ -114,8 +109,6 @@ class SharedMemorySender:
 
 
 class _MappedFile:
-    """The file of a prefill engine, mapped for reading."""
-
     def __init__(self, name: str, frame_bytes: int) -> None:
         """Map the file.
 
@@ -140,7 +133,6 @@ class _MappedFile:
         self.memory = view[head_bytes:]
 
     def holds(self, ticket: KVTicket) -> bool:
-        """Whether the ticket's frames still have the content that the ticket was made for."""
         return all(
             frame < self.num_frames and self.stamps[1 + frame] == ticket.stamp
             for frame in ticket.frames
@@ -151,10 +143,6 @@ class SharedMemoryReceiver:
     """Used by the decode engine: loads KV blocks from files of prefill engines.
 
     Implements `scheduling.step.KVReceiver`.
-
-    Args:
-        frames: copies into this engine's KV blocks.
-        block_size: tokens per block.
     """
 
     def __init__(self, frames: FrameCopier, block_size: int) -> None:

@@ -48,7 +48,6 @@ class EngineClient:
     """Sends commands to one engine, and reconnects when the connection is lost.
 
     Args:
-        endpoint: the engine's endpoint.
         on_change: called after connecting (`info` is set), and after the connection is lost.
     """
 
@@ -216,10 +215,7 @@ class EngineClient:
 
 
 class _PendingReply:
-    """A waiter for a command with a single reply.
-
-    The reply, or an error, becomes `future`'s result.
-    """
+    """A waiter for a command with a single reply."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()

@@ -26,10 +26,6 @@ class ApiError(Exception):
     """An error response.
 
     Args:
-        status: the HTTP status.
-        message: one line that says what to do.
-        param: the request field that is wrong.
-        code: a machine-readable code.
         kind: OpenAI's `type`. None: the type that fits the status.
         retry_after_s: seconds after which a retry may succeed.
     """

@@ -68,8 +68,7 @@ class Address(NamedTuple):
 def parse_address(text: str) -> Address:
     """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT. Without a host it is 127.0.0.1.
 
-    Raises:
-        WrongValue: `text` has none of these forms.
+    Raises WrongValue: `text` has none of these forms.
     """
     host, _, port = text.strip().rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")

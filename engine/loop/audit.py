@@ -61,11 +61,7 @@ class ChangeEffect(NamedTuple):
 
 
 class _Entries:
-    """The last entries of one list (changes or refusals), in the order of their numbers.
-
-    Attributes:
-        most: how many are kept.
-    """
+    """The last entries of one list (changes or refusals), in the order of their numbers."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -80,7 +76,6 @@ class _Entries:
             del self._entries[: -self.most]
 
     def after(self, number: int, limit: int) -> list[Audited]:
-        """Return up to `limit` entries with numbers above `number`, oldest first."""
         first = bisect_right(self._entries, number, key=_number)
         first = max(first, len(self._entries) - len(self))
         return self._entries[first : first + limit]
@@ -89,7 +84,6 @@ class _Entries:
         return self._entries[-min(num_entries, len(self)) :] if self._entries else []
 
     def oldest(self) -> int:
-        """Number of the oldest entry that is kept; 0 if there is none."""
         return self._entries[-len(self)].number if self._entries else 0
 
 
@@ -106,19 +100,12 @@ class _Newest(NamedTuple):
 
 @dataclass(slots=True)
 class _Refused:
-    """Folded refusals of one client, command and error code, and when they are published."""
-
     due_ns: int
     entry: Audited | None = None
 
 
 class AuditTrail:
-    """Numbers the entries, keeps the last ones and publishes all.
-
-    Args:
-        publish: called with each entry.
-        clock: the engine's time.
-    """
+    """Numbers the entries, keeps the last ones and publishes all."""
 
     def __init__(self, publish: Callable[[Audited], None], clock: Callable[[], int]) -> None:
         self._publish = publish
@@ -162,7 +149,6 @@ class AuditTrail:
 
         Args:
             command: name of the command's type; "" for several types.
-            count: how many commands were refused.
         """
         now_ns = self._clock()
         entry = Audited(

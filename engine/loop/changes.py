@@ -99,10 +99,7 @@ def end_lease_if_due(core: EngineCore) -> None:
 
 
 def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
-    """Return the effect to report if a change leaves everything as it is; else None.
-
-    Raises ConfigError when the change is not allowed.
-    """
+    """Return the effect to report if a change leaves everything as it is; else None."""
     if isinstance(command, SetKnobs):
         new = _changed_knobs(core, command)
         if command.dry_run:
@@ -135,7 +132,6 @@ def _short(error: ConfigError) -> str:
 
 
 def _is_audited(command: Change, error: ConfigError) -> bool:
-    """Whether the refusal `error` of `command` goes onto the audit trail."""
     is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
     return not is_rehearsal and not isinstance(error, _TooLateError)
 
@@ -163,7 +159,6 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
 
 
 def _change_text(entry: Audited) -> str:
-    """Describe a change in words."""
     name = Asker(entry.who, entry.key).name
     old, new = entry.old or {}, entry.new or {}
     what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
@@ -256,7 +251,6 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
-    """Raise ConfigError if a request has ended, or never existed."""
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if core.status_of(request_id) is None:

@@ -68,21 +68,10 @@ class EngineCore:
     """One model, one scheduler, one loop.
 
     Args:
-        info: name, model and settings of the engine, for its telemetry.
         runner: executes steps; its clock is the engine's time.
-        scheduler: owns the queues and, through its KV cache manager, the blocks.
-        limits: bounds of the knobs.
         sink: where telemetry goes; None publishes nothing.
-        commands: the command handlers (`dispatch`).
-        eos_token_ids: tokens that end a request.
-        max_waiting: requests that may wait before a further one is refused.
-        overlap: prepare each step while the one before it runs, if possible.
-        inbox: where other threads put commands; None makes an empty one.
         workload: runs the engine's own workload; None: the engine refuses `SetWorkload`.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
-        control_tally: counts what the control socket refuses; None makes an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
-        lease: the lease of knobs; None makes one by the wall clock.
         other_engine: makes the link to a decode engine that continues requests; None: no such
             engine.
     """
@@ -247,7 +236,6 @@ class EngineCore:
     # The inbox
 
     def _before_step(self) -> None:
-        """Publish an overdue heartbeat, apply commands, end an expired lease, serve snapshots."""
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
@@ -292,7 +280,6 @@ class EngineCore:
             self._turn.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
-        """Sleep until an item arrives in the inbox, or a heartbeat or snapshot is due."""
         due_ns = self.snapshots.due_ns
         until_ns = self._heartbeat.next_status_ns
         until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
@@ -359,12 +346,7 @@ class EngineCore:
         self._outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
-        """Publish `EngineInfo` and a status, if they are due.
-
-        Args:
-            idle: the engine has nothing to do, so that no step record will report what happened
-                since the last message; a status that reports it is then due at once.
-        """
+        """Publish `EngineInfo` and a status, if they are due."""
         self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 

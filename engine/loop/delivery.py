@@ -18,12 +18,7 @@ NO_BURSTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Delivery:
-    """Keeps the client and the `Submit` of every unfinished request, and sends the outputs.
-
-    Args:
-        scheduler: owns the requests.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
-    """
+    """Keeps the client and the `Submit` of every unfinished request, and sends the outputs."""
 
     def __init__(self, scheduler: Scheduler, token_publisher: TokenPublisher | None) -> None:
         self.token_publisher = token_publisher

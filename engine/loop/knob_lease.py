@@ -49,14 +49,10 @@ class KnobLease:
         A change without a lease is meant to last, so it ends the lease of the knobs that it
         changes.
 
-        Args:
-            knobs: the values before the change.
-
         Returns:
             Name of the other client whose lease of these knobs ends; empty if there is none.
 
-        Raises:
-            ConfigError: another client has the lease.
+        Raises ConfigError: another client has the lease.
         """
         if command.lease_s is None:
             taken = [name for name in command.changes if self._before.pop(name, None) is not None]

@@ -38,10 +38,6 @@ class SnapshotDesk:
     """The clients that wait for a snapshot, and the earliest time of the next snapshot.
 
     Belongs to the engine's thread.
-
-    Args:
-        take: makes a snapshot.
-        clock: nanoseconds, of the engine.
     """
 
     def __init__(self, take: Callable[[], Snapshot], clock: Callable[[], int]) -> None:
@@ -60,11 +56,7 @@ class SnapshotDesk:
         return self._next_ns if self._waiting else None
 
     def serve(self, *, at_once: bool = False) -> None:
-        """Send a snapshot to all waiting clients, if one is due. Call it between steps.
-
-        Args:
-            at_once: send it even if it is not due.
-        """
+        """Send a snapshot to all waiting clients, if one is due. Call it between steps."""
         if not self._waiting:
             return
         start_ns = self._clock()
@@ -127,12 +119,6 @@ class OwnWorkload(Protocol):
 class TelemetryOutlet:
     """Publishes step records and statuses; each reports what happened since the last message.
 
-    Args:
-        sink: publishes the messages; None: nothing is published.
-        scheduler: keeps events of requests until they are published.
-        workload: runs the requests that the engine sends to itself, if it has such a workload.
-        control_tally: counts what the control socket refuses.
-
     Attributes:
         pauses: when the engine was paused, as its messages show it.
         has_unpublished: whether something happened that no message has reported yet.
@@ -162,11 +148,7 @@ class TelemetryOutlet:
             self.sink.publish(message)
 
     def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
-        """Add the request events to the record of a step, and publish the record.
-
-        Args:
-            draft: the record, complete but for the events.
-        """
+        """Add the request events to the record of a step, and publish the record."""
         if self.has_unpublished or self._scheduler.unpublished_events or step.events:
             self.has_unpublished = False
             draft.events = step.events + self._scheduler.drain_events()

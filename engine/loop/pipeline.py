@@ -34,12 +34,6 @@ log = logging.getLogger("stepscope.engine")
 class Pipeline:
     """Schedules, launches and finishes steps. Belongs to the engine's thread.
 
-    Args:
-        runner: executes the steps.
-        scheduler: chooses their rows.
-        delivery: sends their tokens to the clients.
-        overlap: launch the next step while the one before it runs, if possible.
-
     Attributes:
         next_step: number of the next step to schedule.
         steps_allowed: how many more steps may be scheduled; None: any number, 0: paused.
@@ -90,10 +84,6 @@ class Pipeline:
 
     def schedule(self, knobs_version: int, *, with_record: bool) -> PendingStep | None:
         """Return the step to finish now. With overlap, also launch the step after it.
-
-        Args:
-            knobs_version: version of the current knobs.
-            with_record: whether to begin a record of each step that is scheduled.
 
         Returns:
             None if the only request preempted itself; the next call admits it again.

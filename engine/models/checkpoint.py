@@ -33,8 +33,7 @@ def locate(model: str, progress: Progress) -> Path:
         model: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or
             the name of a model in the local Hugging Face cache.
 
-    Raises:
-        ConfigError: there is no such checkpoint here, or it is incomplete.
+    Raises ConfigError: there is no such checkpoint here, or it is incomplete.
     """
     if model == "demo":
         folder = demo.ensure(progress, check)
@@ -67,8 +66,7 @@ def check(folder: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint, in order.
 
-    Raises:
-        ConfigError: there are none, or a file that the index names is missing.
+    Raises ConfigError: there are none, or a file that the index names is missing.
     """
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX, "it names the weight files")
@@ -92,11 +90,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Args:
-        purpose: what the file is for; added to the error message if it is missing.
-    """
+    """Read a JSON object from a file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,10 +124,7 @@ def refuse_file(code: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _cached(model: str) -> Path:
-    """Return the folder of `model` in the local Hugging Face cache (a snapshot).
-
-    Raises ConfigError if it is not there.
-    """
+    """Return the folder of `model` in the local Hugging Face cache (a snapshot)."""
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model:
         raise ConfigError("no_model", f"there is no folder {model!r}: give one with a checkpoint")
     from huggingface_hub import snapshot_download
@@ -151,10 +142,7 @@ def _cached(model: str) -> Path:
 
 
 def _check_safetensors(files: Sequence[Path]) -> None:
-    """Check that each file is as long as its header says, and that no tensor is in two of them.
-
-    Finds every copy that was cut short, and a second whole checkpoint beside the first.
-    """
+    """Check that each file is as long as its header says, and that no tensor is in two of them."""
     file_of: dict[str, Path] = {}
     for file in files:
         for tensor in _tensors_of(file):
@@ -168,7 +156,6 @@ def _check_safetensors(files: Sequence[Path]) -> None:
 
 
 def _tensors_of(file: Path) -> list[str]:
-    """Return the names of the tensors in a safetensors file, after checking its length."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")

@@ -32,11 +32,7 @@ CHAT_TEMPLATE = (
 def ensure(progress: Callable[[str, float], None], check: Check) -> Path:
     """Return the folder of the demo checkpoint; write it first if it is missing or incomplete.
 
-    Args:
-        check: raises ConfigError if a folder is not a complete checkpoint.
-
-    Raises:
-        ConfigError: the user's cache folder cannot be written.
+    Raises ConfigError: the user's cache folder cannot be written.
     """
 
     def make(folder: Path) -> None:

@@ -56,7 +56,6 @@ class GatedLinear:
 
     Args:
         weight: the rows of gate, then those of up. `bias` has the same order.
-        memory: as in `Linear`.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages 
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:
-    """Whether oneDNN can pack `weight` with this build of torch on this processor."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

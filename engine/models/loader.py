@@ -152,7 +152,6 @@ def _load_transformers(
 
 
 def _model_class(config: Any) -> Any:
-    """Return transformers' causal language model class for a config; None if it has none."""
     # Imported here, because it imports half of torch's compiler, which takes seconds.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -165,8 +164,7 @@ def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[
 
     The generation settings, the config and the tokenizer may each name others; all of them count.
 
-    Raises:
-        ConfigError: one of them names something that is no token.
+    Raises ConfigError: one of them names something that is no token.
     """
     told = [getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]
     if (folder / "generation_config.json").is_file():

@@ -56,8 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def ensure(model: str) -> Path:
     """Return the folder of `model` (`random:NAME`); write it to the user's cache if it is missing.
 
-    Raises:
-        ConfigError: no shape has this name, or the cache folder cannot be written.
+    Raises ConfigError: no shape has this name, or the cache folder cannot be written.
     """
     name = model.removeprefix(PREFIX)
     if name not in SHAPES:

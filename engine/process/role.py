@@ -46,8 +46,7 @@ class EngineRole:
     def load(self, runner: "ModelRunner") -> None:
         """Make the objects that need the loaded model.
 
-        Raises:
-            ConfigError: the decode engine has another model, or there is no memory to share.
+        Raises ConfigError: the decode engine has another model, or there is no memory to share.
         """
         config = self._config
         if self.name is None:
@@ -96,11 +95,7 @@ def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
 
     Enter it before loading the model, which takes minutes.
 
-    Args:
-        name: name of this engine.
-
-    Raises:
-        ConfigError: a prefill engine cannot reach its decode engine.
+    Raises ConfigError: a prefill engine cannot reach its decode engine.
     """
     sweep()
     link = None

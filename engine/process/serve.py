@@ -68,13 +68,9 @@ def serve(
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        progress: called while the model loads, with what is being done and how much of it is done
-            (0..1).
-        ready: called once, when the engine answers.
         http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
 
-    Raises:
-        ConfigError: the reason why the engine cannot start, in one line.
+    Raises ConfigError: the reason why the engine cannot start, in one line.
     """
     opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
     with opened as (core, _, _), stop_signals(core):
@@ -93,13 +89,7 @@ def open_engine(
 ) -> Iterator[OpenEngine]:
     """Load a model and open an engine's sockets; close everything on exit. A context manager.
 
-    Args:
-        progress: called while the model loads, with what is being done and how much of it is done
-            (0..1).
-        http_endpoint: as in `serve`.
-
-    Raises:
-        ConfigError: the reason why the engine cannot start, in one line.
+    Raises ConfigError: the reason why the engine cannot start, in one line.
     """
     if config.name:
         check_name(config.name)

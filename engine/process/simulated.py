@@ -43,10 +43,8 @@ def serve_simulated(
 
     Args:
         speed: virtual seconds for each second of real time.
-        ready: called once, when the engine answers.
 
-    Raises:
-        ConfigError: the address is not available, or the knobs do not go together.
+    Raises ConfigError: the address is not available, or the knobs do not go together.
     """
     runner = PacedRunner(DrawnStepTimes(setup.model, seed), seed, speed)
     scheduler, max_model_len = setup.scheduler(), setup.limits.max_model_len

@@ -13,8 +13,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 def check_settings(config: EngineConfig, knobs: Knobs) -> None:
     """Check the settings. Call it first, because later checks come after minutes of loading.
 
-    Raises:
-        WrongValue: a value has the wrong form, or two values do not go together.
+    Raises WrongValue: a value has the wrong form, or two values do not go together.
     """
     check_kv_memory(config.kv_memory)
     memory_bytes("replay_memory", config.replay_memory)
@@ -50,7 +49,6 @@ def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
 
 
 def _check_role(config: EngineConfig) -> None:
-    """Raise WrongValue if `role` and `decode_to` do not go together, or for a bad memory size."""
     if config.transfer_memory != "auto":
         memory_bytes("transfer_memory", config.transfer_memory)
     if config.role == "prefill" and not config.decode_to:

@@ -77,7 +77,6 @@ def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
 def _ends(
     earlier: dict[str, KnobValue] | None, later: dict[str, KnobValue] | None
 ) -> dict[str, KnobValue] | None:
-    """Return the values of the first and of the last request in two entries."""
     if not earlier or not later:
         return later or earlier
     first, last = next(iter(earlier)), next(reversed(later))

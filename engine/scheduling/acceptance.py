@@ -72,7 +72,6 @@ def last_taken(token_ids: Sequence[int | None], taken: Mapping[int, list[int]]) 
     """Return `token_ids`, where each row with drafts has the last token that it added.
 
     Args:
-        token_ids: one token a row; None if the row did not sample.
         taken: the tokens that each row with drafts added to its request, by row index.
     """
     return [taken[i][-1] if i in taken else token_id for i, token_id in enumerate(token_ids)]

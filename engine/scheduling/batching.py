@@ -55,7 +55,6 @@ class TokenLimit:
         """Take account of a step that ran, and update `tokens`.
 
         Args:
-            num_tokens: size of the step.
             num_tokens_fit: size of the largest part that ran; None if the step ran as a whole.
         """
         if num_tokens_fit is not None:
@@ -164,7 +163,6 @@ def chunked(plan: StepPlan) -> None:
 
 
 def _prompts(plan: StepPlan) -> list[Request]:
-    """Return the running requests in prefill or recomputation: they lack more than one token."""
     return [
         request
         for request in plan.running

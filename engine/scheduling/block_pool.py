@@ -89,8 +89,7 @@ class BlockPool:
 
         Their cached content is forgotten.
 
-        Raises:
-            KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
+        Raises KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
         """
         empty = self.empty
         if count <= len(empty):
@@ -251,8 +250,7 @@ class BlockPool:
         Args:
             holders: (request id, its block table), in order of admission.
 
-        Raises:
-            KVCacheIntegrityError: names the block, and what is wrong with it.
+        Raises KVCacheIntegrityError: names the block, and what is wrong with it.
         """
         for problem in self._problems(holders):
             raise KVCacheIntegrityError(problem)

@@ -89,8 +89,7 @@ class KVCacheManager:
     def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
         """Give a request that holds no blocks those of its `hit`, and more for `num_tokens` in all.
 
-        Raises:
-            KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
+        Raises KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
         """
         owner = request.request_id
         self._pool.share(hit, owner)
@@ -222,9 +221,6 @@ class KVCacheManager:
 
         Args:
             start, num_tokens: the positions of `request` that were not written.
-
-        Returns:
-            The blocks of these positions.
         """
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
@@ -244,8 +240,7 @@ class KVCacheManager:
 
         Walks over the pool and all block tables.
 
-        Raises:
-            KVCacheIntegrityError: says what is wrong; a bug in this code.
+        Raises KVCacheIntegrityError: says what is wrong; a bug in this code.
         """
         tables = [(owner, request.block_table) for owner, request in self._holders.items()]
         self._pool.check_integrity(tables)

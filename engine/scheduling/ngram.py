@@ -32,7 +32,6 @@ class NgramProposer:
 
     Args:
         shortest, longest: lengths of the repetitions to look for, in tokens.
-        num_tokens: tokens to guess, at most.
     """
 
     def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:

@@ -33,8 +33,7 @@ class InFlight(Protocol):
     def collect(self) -> "StepResult":
         """Wait for the step and return its result. Call it once, in the order of the launches.
 
-        Raises:
-            Exception: the step failed.
+        Raises Exception: the step failed.
         """
         ...
 

@@ -83,15 +83,7 @@ class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def parse_workload(
     data: bytes, source: str, overrides: Mapping[str, Any] | None = None
 ) -> ScheduleWorkload:
-    """Read and check a workload.
-
-    Args:
-        source: where the workload comes from, for the error message.
-        overrides: settings that replace those of the workload, by name.
-
-    Raises:
-        ConfigError: says what is wrong, in one line.
-    """
+    """Read and check a workload. Raises ConfigError: says what is wrong, in one line."""
     try:
         document = _decoded(data)
         workload = _converted({**document, **(overrides or {})})
@@ -184,7 +176,6 @@ def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWork
 
 
 def _longest(workload: ScheduleWorkload) -> int:
-    """Return the largest number of tokens that a request computes (all but its last token)."""
     lengths = (each.prompt_len + each.output_len - 1 for each in workload.requests)
     return max(lengths, default=1)
 

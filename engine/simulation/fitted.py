@@ -39,7 +39,6 @@ def fit_relative(
     Minimises Huber's loss of the relative errors, so that a few slow steps change little.
 
     Args:
-        rows: the terms of each step.
         seconds: all above zero.
         at_least: lower bound of each coefficient; None: zero.
     """
@@ -200,8 +199,7 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
 def fit(steps: Sequence[SeenStep]) -> FittedModel:
     """Fit a model to steps, given in the order in which they ran.
 
-    Raises:
-        ConfigError: there are too few steps, or they are too much alike.
+    Raises ConfigError: there are too few steps, or they are too much alike.
     """
     steps = [step for step in steps if step.cycle_s > 0]
     _check(steps)

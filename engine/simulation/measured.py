@@ -35,8 +35,7 @@ class MeasuredModel:
     Args:
         host_ms: host time between two steps, if the points do not include it.
 
-    Raises:
-        ConfigError: all points have the same number of tokens.
+    Raises ConfigError: all points have the same number of tokens.
     """
 
     def __init__(self, points: Iterable[MeasuredPoint], *, host_ms: float = 0.0) -> None:
@@ -77,7 +76,6 @@ class MeasuredModel:
         """Return the time of a step with a given context, at one measured number of tokens.
 
         Args:
-            index: which of the measured numbers of tokens.
             context: tokens attended to. Beyond the points, the mean slope continues.
         """
         line = self._lines[index]
@@ -102,8 +100,7 @@ def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
     Args:
         model: which model of the JSON to use; None if it has only one.
 
-    Raises:
-        ConfigError: the file has no points; the message says what is missing.
+    Raises ConfigError: the file has no points; the message says what is missing.
     """
     try:
         text = path.read_text("utf-8")

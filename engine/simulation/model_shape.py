@@ -144,8 +144,7 @@ def model_shape(model: str) -> ModelShape:
     Hugging Face, such as `meta-llama/Llama-3.1-8B-Instruct`, counts as the longest known name that
     it begins with. A name with `fp8` in it has weights of one byte.
 
-    Raises:
-        ConfigError: there is no such model, or its config lacks a field that is needed.
+    Raises ConfigError: there is no such model, or its config lacks a field that is needed.
     """
     known = _known(model)
     if known is not None:
@@ -235,10 +234,7 @@ def _count(name: str, config: Mapping[str, Any], field: str) -> int:
 
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
-    """Return the sum of the widths of the shared experts.
-
-    Llama 4 has one, which its config does not mention.
-    """
+    """Return the sum of the widths of the shared experts."""
     if text.get("shared_expert_intermediate_size"):
         return int(text["shared_expert_intermediate_size"])
     default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0

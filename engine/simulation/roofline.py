@@ -40,14 +40,10 @@ class RooflineCoefficients(Struct, frozen=True, kw_only=True):
 class RooflineModel:
     """A `StepTimeModel` of a model on `tensor_parallel` GPUs.
 
-    Attributes:
-        name: the model and the GPUs, for people.
-
     Args:
         host_ms: host time between two steps, for an engine that does not overlap them.
 
-    Raises:
-        ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
+    Raises ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
     """
 
     def __init__(
@@ -129,8 +125,7 @@ class RooflineModel:
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
     """Return how many tokens fit into the KV cache, beside the weights and activations.
 
-    Raises:
-        ConfigError: the weights leave no room.
+    Raises ConfigError: the weights leave no room.
     """
     room = gpu.memory_gib * 2**30 * tensor_parallel * _MEMORY_SHARE
     left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel

@@ -32,13 +32,7 @@ class Kept(NamedTuple):
 class ReplayRing:
     """The last messages. One thread adds them; any thread may `get`.
 
-    Attributes:
-        next_sequence: number of the next message that is added.
-        oldest_sequence: number of the oldest message that is kept.
-        num_bytes: bytes of the kept payloads.
-
     Args:
-        size: messages to keep, at most.
         max_bytes: bytes to keep, at most; the newest message is kept whatever its size.
     """
 
@@ -155,7 +149,6 @@ def open_sender(
 
     Args:
         socket: owned by the sender until it is stopped; None to number and keep messages only.
-        size, max_bytes: bounds of the kept messages; see `ReplayRing`.
     """
     functions = _functions()
     if compiled is None or functions is None:

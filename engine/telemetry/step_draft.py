@@ -68,12 +68,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         scheduler: Scheduler,
         knobs_version: int,
     ) -> "StepDraft":
-        """Begin the record of a step. Call it right after `schedule`.
-
-        Args:
-            schedule_ns: when scheduling began and ended.
-            batch: the encoded rows, from `BatchRows.encode`.
-        """
+        """Begin the record of a step. Call it right after `schedule`."""
         knobs, num_waiting = scheduler.step_knobs, len(scheduler.waiting)
         return cls(
             step=step,
@@ -104,7 +99,6 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         """Record which drafts were accepted, and set the rows' token counts to the tokens added.
 
         Args:
-            rows: the rows as scheduled.
             bursts: the tokens that each row with drafts added, by row index.
         """
         self.batch = with_positions(
@@ -142,7 +136,6 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         """Record that the step was prepared while the step before it ran, so delaying no request.
 
         Args:
-            launched_ns: when the whole step was launched.
             not_before_ns: when the tokens of the step before it were known; earlier times of this
                 step are moved to that instant.
         """

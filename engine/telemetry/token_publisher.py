@@ -17,8 +17,6 @@ _TOKEN_BYTES = 4
 
 
 class _PublishedText:
-    """The published text of one request."""
-
     __slots__ = ("pieces", "prompt_text", "request", "stream")
 
     def __init__(

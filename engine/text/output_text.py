@@ -13,12 +13,7 @@ from stepscope.engine.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Makes the text of the outputs of one `Submit`, if the client wants text.
-
-    Args:
-        tokenizer: None if the engine has none; outputs then have no text.
-        submit: says whether the client wants text.
-    """
+    """Makes the text of the outputs of one `Submit`, if the client wants text."""
 
     def __init__(self, tokenizer: Tokenizer | None, submit: Submit) -> None:
         self._tokenizer = tokenizer if submit.with_text else None

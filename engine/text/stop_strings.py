@@ -72,8 +72,6 @@ class StopText:
     begin a stop string is held back until it is known whether it does.
 
     Args:
-        stream: decodes the tokens of this request.
-        stops: the stop strings, none of them empty.
         include_stop: whether the text ends after the stop string, not before it.
     """
 

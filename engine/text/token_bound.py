@@ -28,11 +28,7 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_LETTERS)))
 
 
 class TokenBound:
-    """The lower bound for one tokenizer.
-
-    Args:
-        backend: a `tokenizers.Tokenizer`.
-    """
+    """The lower bound for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:
         self._longest = 0  # characters of the longest token; 0: unknown

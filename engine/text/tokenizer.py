@@ -27,7 +27,6 @@ def render(
     """Return the prompt of a conversation.
 
     Args:
-        template: renders turns with `role` and `content`.
         messages: turns with `role` and `content`: a text, or the texts of its parts.
 
     Raises:
@@ -165,8 +164,7 @@ class Tokenizer:
             most: refuse a text that certainly has more tokens, before tokenising it; None: no
                 limit.
 
-        Raises:
-            ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
+        Raises ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
         """
         return self._encode(text, most, add_special_tokens=True)
 
@@ -179,10 +177,6 @@ class Tokenizer:
         it in Jinja's immutable sandbox, where it sees only the conversation and the special tokens.
         The sandbox bounds what a template can access, not how long it takes. The template includes
         the special tokens at the beginning, so the tokenizer adds none.
-
-        Args:
-            messages: turns with `role` and `content`: a text, or the texts of its parts.
-            most: as in `encode`.
 
         Raises:
             ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation

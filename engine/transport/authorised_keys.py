@@ -46,11 +46,7 @@ def default_folder() -> Path:
 
 
 class KeyFolder:
-    """Reads and changes one folder of keys.
-
-    Args:
-        path: the folder; None for the default one.
-    """
+    """Reads and changes one folder of keys."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = default_folder() if path is None else path
@@ -105,8 +101,7 @@ class KeyFolder:
         Args:
             broken: gets a line for each file that is no valid key; None: such a file is an error.
 
-        Raises:
-            ConfigError: a file is no valid key, and `broken` is None.
+        Raises ConfigError: a file is no valid key, and `broken` is None.
         """
         found: dict[str, Holder] = {}
         for path in sorted(self.path.glob("*" + _SUFFIX)):
@@ -137,8 +132,7 @@ class KeyFolder:
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
         """Make a key, authorise it, and write all that its holder needs to the file `output`.
 
-        Raises:
-            ConfigError: the name is taken, or a file cannot be written.
+        Raises ConfigError: the name is taken, or a file cannot be written.
         """
         check_key_name(name)
         self.make()

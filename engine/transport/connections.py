@@ -27,12 +27,7 @@ class _Client:
 
 
 class Connections:
-    """The connected clients, by the identity that the ROUTER socket gives them.
-
-    Args:
-        socket: the control socket, not bound yet.
-        gate: the socket's gate; None if it asks for no keys.
-    """
+    """The connected clients, by the identity that the ROUTER socket gives them."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", gate: Gate | None) -> None:
         # If we send nothing to a client, only the end of its connection shows that it is gone.
@@ -145,7 +140,6 @@ class Connections:
 
 
 def _origin(frame: zmq.Frame) -> str:
-    """Describe where a client is (address or process), according to the kernel."""
     peer = frame.get("Peer-Address")
     assert isinstance(peer, str)
     if not peer.startswith(_LOCAL_PEER):

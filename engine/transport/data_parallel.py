@@ -26,8 +26,7 @@ def ranks_of(text: str) -> list[Endpoint]:
     Args:
         text: the user's input: `vllm-0`, or an address like `ipc:///run/vllm`.
 
-    Raises:
-        ConfigError: `text` is no endpoint.
+    Raises ConfigError: `text` is no endpoint.
     """
     group = Endpoint.parse(text)
     ranks: dict[int, Endpoint] = {}

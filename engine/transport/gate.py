@@ -46,17 +46,11 @@ class Gate:
     """Lets in clients with an authorised key, and clients of this user on this machine.
 
     Attributes:
-        server: the engine's own key pair.
         local: the key for clients of this user on this machine, made new for each gate. They find
             it in the lock file, which only this user can read.
         context: the gate only works for sockets of this context.
-        num_refused: refused handshakes so far.
 
-    Args:
-        folder: the folder of authorised keys.
-
-    Raises:
-        ConfigError: the folder or a file in it cannot be used.
+    Raises ConfigError: the folder or a file in it cannot be used.
     """
 
     def __init__(self, folder: KeyFolder) -> None:
@@ -153,7 +147,6 @@ class Gate:
         return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
     def _read_again(self) -> None:
-        """Read the key folder again if it has changed, and cut off revoked keys."""
         broken: list[str] = []
         holders: Mapping[str, Holder] = {}
         signature: object = None
@@ -180,7 +173,6 @@ class Gate:
         self._cut_off()
 
     def _cut_off(self) -> None:
-        """End the connections whose keys are not authorised any more."""
         with self._lock:
             for descriptor, connection in list(self._connections.items()):
                 if self.holder(connection.public) is None:

@@ -57,10 +57,7 @@ def sweep() -> None:
 
 
 def _sweep(lock: Path) -> None:
-    """Remove what a dead engine left at one address.
-
-    Raises BlockingIOError if the engine still runs, OSError if a file cannot be removed.
-    """
+    """Remove what a dead engine left at one address."""
     fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)

@@ -78,11 +78,7 @@ class Flood:
 
 
 class RateLimiter:
-    """Rate limits of one control socket.
-
-    Attributes:
-        num_limited: messages refused so far.
-    """
+    """Rate limits of one control socket."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_limited = 0
@@ -177,7 +173,6 @@ class RateLimiter:
         return bucket
 
     def _forget_idle(self, now_s: float) -> None:
-        """Drop the full buckets of idle clients: a new bucket would be the same."""
         for client, bucket in list(self._clients.items()):
             bucket.fill(now_s)
             if bucket.level >= bucket.burst:

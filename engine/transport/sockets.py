@@ -68,8 +68,7 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     """Bind a socket. The file of an `ipc` address is private to this user from the beginning.
 
-    Raises:
-        ConfigError: the address cannot be bound.
+    Raises ConfigError: the address cannot be bound.
     """
     try:
         with _private_files():
@@ -88,8 +87,7 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
     Args:
         endpoint: gives the key to use; None for an engine in this process, which asks for none.
 
-    Raises:
-        ConfigError: the key for the endpoint cannot be used.
+    Raises ConfigError: the key for the endpoint cannot be used.
     """
     credentials = None if endpoint is None else credentials_for(endpoint)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
@@ -111,8 +109,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
     variable; the lock file, for an engine of this user on this machine; a file in the client's key
     folder.
 
-    Raises:
-        ConfigError: there is a key file that cannot be used.
+    Raises ConfigError: there is a key file that cannot be used.
     """
     if endpoint.credentials is not None:
         return endpoint.credentials
@@ -129,12 +126,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
 
 
 class Handshakes:
-    """Finds out why an engine refuses a client socket. Make it before the socket connects.
-
-    Args:
-        socket: made by `client_socket`.
-        endpoint: the endpoint that the socket connects to.
-    """
+    """Finds out why an engine refuses a client socket. Make it before the socket connects."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> None:
         self._socket = socket

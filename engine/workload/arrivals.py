@@ -76,12 +76,7 @@ class Arrival:
 
 
 class PromptWriter:
-    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer.
-
-    Args:
-        corpus: source of the text.
-        chars_per_token: mean in English prose, as the engine reports it.
-    """
+    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer."""
 
     def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
         self._corpus = corpus
@@ -210,11 +205,8 @@ def from_trace(
     """Yield the requests of a trace, with text.
 
     Args:
-        rows: from `traces.read_trace`.
         writer: makes the text; rows with equal `hash_ids` get equal text.
-        max_model_len: longer requests are cut to this length; None cuts nothing.
         time_scale: factor on all offsets: 0.1 replays ten times as fast.
-        seed: seed of the text, for rows without `hash_ids`.
     """
     first_key = random.Random(seed).randrange(1_000_000) * 1_000
     for number, row in enumerate(rows):
@@ -272,5 +264,4 @@ def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
 
 
 def _log_normal(source: random.Random, mean: float, spread: float) -> int:
-    """Draw a length, at least 1. `spread` is the standard deviation of its logarithm."""
     return max(1, round(source.lognormvariate(math.log(mean) - spread * spread / 2, spread)))

@@ -56,6 +56,5 @@ class Corpus:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is prose, not code, grammar or a drawn table."""
     num_letters = sum(each.isalpha() or each == " " for each in paragraph)
     return len(paragraph) > 60 and num_letters > 0.9 * len(paragraph)

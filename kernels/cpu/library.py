@@ -66,8 +66,7 @@ class LibraryMissingError(RuntimeError):
 def load(level: str | None = None) -> CpuLibrary:
     """Load the library for `level`, or the best one that was built and that this CPU can run.
 
-    Raises:
-        LibraryMissingError: there is no such library.
+    Raises LibraryMissingError: there is no such library.
     """
     usable = usable_levels()
     if level is not None and level not in usable:
@@ -81,8 +80,7 @@ def usable_levels() -> list[str]:
 
     Leaves out levels above the one that the environment variable STEPSCOPE_CPU_LEVEL names.
 
-    Raises:
-        LibraryMissingError: there is none, or the variable is not one of LEVELS.
+    Raises LibraryMissingError: there is none, or the variable is not one of LEVELS.
     """
     highest = os.environ.get(LEVEL_VARIABLE) or LEVELS[-1]
     if highest == "none":

@@ -43,7 +43,6 @@ def is_usable(weight: torch.Tensor) -> bool:
 
 
 def _is_bf16(weight: torch.Tensor) -> bool:
-    """Whether bf16 can hold every value of `weight` (fp32): the lower 16 bits of each are zero."""
     return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
 
 

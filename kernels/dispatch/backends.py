@@ -212,14 +212,12 @@ def choose(
     """Create the backend called `name`, or with 'auto' the fastest that runs on `device`.
 
     Args:
-        dtype: dtype of the queries.
         kv_dtype: dtype of the KV cache; None: that of the queries.
 
     Returns:
         The backend, and the reason for the choice, which also says why faster backends cannot run.
 
-    Raises:
-        BackendUnavailableError: no such backend, or it cannot run on this machine.
+    Raises BackendUnavailableError: no such backend, or it cannot run on this machine.
     """
     kind = torch.device(device).type
     found = [c for c in _CANDIDATES if name in ("auto", c.name)]

@@ -39,10 +39,7 @@ class _DeviceKernels(NamedTuple):
 
 @functools.cache
 def _device_kernels() -> _DeviceKernels | None:
-    """Return the Triton kernels, or None if Triton is missing or cannot compile.
-
-    Tries them once in a process.
-    """
+    """Return the Triton kernels, or None if Triton is missing or cannot compile."""
     try:
         from stepscope.kernels.triton.add_rms_norm import add_rms_norm
         from stepscope.kernels.triton.norm_rope_store import norm_rope_store
@@ -56,10 +53,7 @@ def _device_kernels() -> _DeviceKernels | None:
 
 
 def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
-    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype.
-
-    Otherwise None.
-    """
+    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype."""
     if not x.is_cuda or not x.is_contiguous():
         return None
     if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
@@ -145,8 +139,7 @@ def norm_rope_store(
         slot_mapping: `[N]`; slots of the paged caches in which keys and values are stored.
         scales: for FP8 caches; keys and values are divided by them before they are stored.
 
-    Raises:
-        IndexError: a position or a slot is out of range (not checked on a GPU).
+    Raises IndexError: a position or a slot is out of range (not checked on a GPU).
     """
     library = default_library()
     dtype = qkv.dtype

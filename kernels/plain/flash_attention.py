@@ -141,10 +141,7 @@ class GatheredAttention:
         )
 
     def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
-        """Return the plan of a step; None if no request has more than one query.
-
-        The plan is made once for all layers.
-        """
+        """Return the plan of a step; None if no request has more than one query."""
         key = (self.name, sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window)
@@ -202,8 +199,7 @@ def _starts(counts: IntArray) -> IntArray:
 def load_flash_attn() -> Varlen:
     """Load the flash-attn package (Dao, 2023).
 
-    Raises:
-        ImportError: it is not installed, or was built for another torch.
+    Raises ImportError: it is not installed, or was built for another torch.
     """
     from flash_attn import flash_attn_varlen_func
 
@@ -245,8 +241,7 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
 def load_torch_varlen() -> Varlen:
     """Load torch's own attention over packed sequences, new in 2.10 and still changing.
 
-    Raises:
-        ImportError: this torch does not have it, or without the arguments we need.
+    Raises ImportError: this torch does not have it, or without the arguments we need.
     """
     from torch.nn.attention import varlen
 
@@ -256,8 +251,7 @@ def load_torch_varlen() -> Varlen:
 def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     """Wrap `torch.nn.attention.varlen.varlen_attn`, of any version.
 
-    Raises:
-        ImportError: this version lacks an argument that we need.
+    Raises ImportError: this version lacks an argument that we need.
     """
     known = inspect.signature(function).parameters
     missing = [name for name in ("scale", "window_size") if name not in known]

@@ -127,10 +127,7 @@ class TorchAttention:
         blocks: torch.Tensor,
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """Gather the keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
-
-        The results have `dtype`, and are valid until the next call.
-        """
+        """Gather the keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim]."""
         shape = (len(blocks), *key_cache.shape[1:])
         size = math.prod(shape)
         gathered = []
@@ -184,10 +181,7 @@ class TorchAttention:
     def _tile_mask(
         self, num_queries: int, num_keys: int, sliding_window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """Make the causal mask [num_queries, num_keys] to add to scores.
-
-        The last `num_queries` keys are those of the queries themselves.
-        """
+        """Make the causal mask [num_queries, num_keys] to add to scores."""
         num_before = num_keys - num_queries
         key = (sliding_window, like.dtype, like.device)
         mask = self._masks.get(key)

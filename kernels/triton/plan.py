@@ -195,7 +195,6 @@ def _row_bytes(head_dim: int, itemsize: int) -> int:
 
 
 def _power_of_2(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 

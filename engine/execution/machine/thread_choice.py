@@ -22,8 +22,6 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 @dataclass(slots=True)
 class _Size:
-    """Times of steps with a similar number of tokens, and the best number of threads for them."""
-
     times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, newest last
     best: int = 0
     until_trial: int = FIRST_TRIAL
@@ -89,5 +87,4 @@ class ThreadChoice:
 
 
 def _typical(times_ns: deque[int]) -> int:
-    """Return the median. Unlike the mean, it ignores a single delayed step."""
     return sorted(times_ns)[len(times_ns) // 2]

@@ -143,10 +143,7 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first.
-
-    Equally likely ones are in order of their ids.
-    """
+    """Return the `count` likeliest tokens, best first."""
     count = min(count, len(logits))
     if not count:
         return []
@@ -159,7 +156,6 @@ def _best(logits: Floats, count: int) -> list[int]:
 
 
 def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
-    """Set the logits of `tokens` to -inf, unless no other token is possible. In place."""
     before = logits[tokens]
     logits[tokens] = -np.inf
     if logits.max() == -np.inf:
@@ -239,11 +235,7 @@ def _top_p_floor(logits: Floats, top_p: float) -> float:
 
 
 def _draw(probs: Floats, random: float) -> int:
-    """Return a random index, drawn by inverse transform: cumulate `probs`, and find `random`.
-
-    Returns the first index at which the cumulated sum exceeds `random` times the total.
-    Probabilities are in vocabulary order, so that rounding cannot swap equal tokens.
-    """
+    """Return a random index, drawn by inverse transform: cumulate `probs`, and find `random`."""
     num_whole = len(probs) // BLOCK * BLOCK
     sums = np.append(
         probs[:num_whole].reshape(-1, BLOCK).sum(axis=1), probs[num_whole:].sum()

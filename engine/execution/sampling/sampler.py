@@ -63,7 +63,6 @@ class Sampler:
 
         Args:
             logits: [rows, vocab_size], in any floating dtype, on any device. Not changed.
-            requests: the request of each row.
         """
         return self.launch(logits, requests).collect()
 
@@ -117,8 +116,6 @@ class Sampler:
 
 
 class _OnHost:
-    """Tokens that are already on the host."""
-
     def __init__(self, sampled: Sampled, device: torch.device) -> None:
         self._sampled = sampled
         self._device = device

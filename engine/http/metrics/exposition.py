@@ -22,9 +22,7 @@ class Exposition(Collector):
     """Exports all metrics as one text.
 
     Args:
-        metrics: the engine's metrics.
         served_model_name: the model's name for clients. "": use the engine's name for the model.
-        others: further collectors to export.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Exposition(Collector):
         yield from _labelled(self._responses.collect(), {})
 
     def _gauges(self) -> Iterator[Metric]:
-        """Yield the current values that are known."""
         metrics = self._metrics
         text = (
             "Requests per second that finished within their service levels, over the last minute."

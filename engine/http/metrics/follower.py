@@ -108,10 +108,7 @@ class TelemetryFollower:
                 await self._heal()
 
     async def _heal(self) -> None:
-        """Ask the engine for the messages missing before the newest held one.
-
-        Applies the answer.
-        """
+        """Ask the engine for the messages missing before the newest held one."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._next_ask_s - loop.time())
         self._next_ask_s = loop.time() + _REST_S
@@ -123,13 +120,7 @@ class TelemetryFollower:
         self._go_on(first, num_missing, end, answer)
 
     def _go_on(self, first: int, num_asked: int, end: int, answer: Replayed | None) -> None:
-        """Apply the messages that can now be processed in order, and count those lost for good.
-
-        Args:
-            first, num_asked: sequence number and number of the messages that were asked for.
-            end: end (exclusive) of the wanted messages.
-            answer: the engine's answer. None if there is no answer and nothing more will be asked.
-        """
+        """Apply the messages that can now be processed in order, and count those lost for good."""
         num_lost_before = self._num_lost
         settled, reach = self._held.settle(first, num_asked, end, answer)
         for each in settled:
@@ -148,10 +139,7 @@ class TelemetryFollower:
             log.warning("%d messages of the engine are lost to the metrics", num_lost)
 
     def _finish(self, socket: "zmq.Socket[bytes]") -> None:
-        """Apply the messages that have arrived, without asking for missing ones.
-
-        Called at the end.
-        """
+        """Apply the messages that have arrived, without asking for missing ones."""
         if self._next_sequence is None:
             return
         self._catching_up = True
@@ -178,7 +166,6 @@ class TelemetryFollower:
             self._metrics.apply(message)
 
     def _lose_up_to(self, sequence: int) -> None:
-        """Count the messages from the next one up to `sequence` (exclusive) as lost."""
         assert self._next_sequence is not None
         if (num_lost := sequence - self._next_sequence) > 0:
             self._metrics.lose(num_lost)

@@ -157,7 +157,6 @@ class EngineMetrics:
             self.knobs.update(message.new)
 
     def _go_on(self, message: StepRecord | EngineStatus, now_ns: int) -> None:
-        """Go on to the time of a message, and count the operator's pauses up to it."""
         was_on = self._pauses.is_on
         self._pauses = self._pauses.after(message)
         self.meters.count("stepscope_pauses", self._pauses.is_on and not was_on)
@@ -200,10 +199,7 @@ class EngineMetrics:
     def _apply_row(
         self, row: BatchRow, scheduled_ns: int, tokens_ns: int, gaps: dict[int, list[_Life]]
     ) -> int:
-        """Apply a row of a step. Returns how many tokens its request got.
-
-        Adds it to `gaps`, by the time of its last token.
-        """
+        """Apply a row of a step. Returns how many tokens its request got."""
         samples = row.flags & _LAST_CHUNK
         num_tokens = (row.num_tokens if row.phase == _DECODE else 1) if samples else 0
         life = self._lives.get(row.request_id)
@@ -227,7 +223,6 @@ class EngineMetrics:
         return num_tokens
 
     def _apply_starts(self, events: list[RequestEvent]) -> None:
-        """Apply arrivals and admissions, which the rows of the same step rest on."""
         for event in events:
             if isinstance(event, Admitted):
                 life = self._lives.get(event.request_id)
@@ -251,7 +246,6 @@ class EngineMetrics:
                 life.has_kept_levels = ttft_s <= self.ttft_s
 
     def _apply_events(self, events: list[RequestEvent], time_ns: int) -> None:
-        """Apply all events but arrivals and admissions."""
         for event in events:
             if isinstance(event, Preempted):
                 self.meters.count("vllm:num_preemptions")
@@ -296,7 +290,6 @@ class EngineMetrics:
             self._time("vllm:request_inference_time_seconds", scheduled_ns, last_ns)
 
     def _time(self, name: str, start_ns: int, end_ns: int) -> float:
-        """Observe the seconds between two times. Returns them."""
         seconds = self._seconds(start_ns, end_ns)
         self.meters.observe(name, seconds)
         return seconds

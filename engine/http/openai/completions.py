@@ -33,7 +33,6 @@ def completion_job(request: CompletionRequest, head: Head) -> Job:
 def _prompts(
     prompt: str | list[str | TokenId | list[TokenId]],
 ) -> list[tuple[str | None, list[int] | None]]:
-    """Return the prompts as pairs of text and token ids. One of the two is None."""
     if isinstance(prompt, str):
         return [(prompt, None)]
     if not prompt:

@@ -185,7 +185,6 @@ def decode_chat(body: bytes) -> ChatRequest:
 
 
 def _decode(body: bytes, kind: type[_T]) -> _T:
-    """Decode a request. Raises ApiError, which names the field, if one cannot be honoured."""
     try:
         fields = _decoder.decode(body)
         return msgspec.convert(_used(fields, kind, ""), kind)
@@ -199,8 +198,7 @@ def _used(value: Any, kind: type[Struct], where: str) -> Any:
     Args:
         where: the object's path, with a dot at its end.
 
-    Raises:
-        ApiError: another field asks for something.
+    Raises ApiError: another field asks for something.
     """
     if not isinstance(value, dict):
         return value

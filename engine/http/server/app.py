@@ -51,13 +51,7 @@ ANY_LENGTH = 10_000_000
 
 
 class Api:
-    """The handlers of the routes, and their shared state.
-
-    Args:
-        settings: this server's settings.
-        engine: the connection to the engine.
-        exposition: exports the metrics.
-    """
+    """The handlers of the routes, and their shared state."""
 
     def __init__(
         self, settings: HttpSettings, engine: EngineClient, exposition: Exposition
@@ -75,11 +69,7 @@ class Api:
     ) -> None:
         """Read a request that generates tokens, run it, and send the answer.
 
-        Args:
-            make_job: converts the body and the request id to a job.
-
-        Raises:
-            ApiError: the request failed before anything was sent.
+        Raises ApiError: the request failed before anything was sent.
         """
         self._check_room()
         client = scope.get("client")
@@ -237,19 +227,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    """Return the response to an unexpected exception.
-
-    Starlette then raises the exception again, and `Guard` logs it.
-    """
+    """Return the response to an unexpected exception."""
     error = internal_error()
     return Response(error.body, error.status, media_type="application/json")
 
 
 def _check_copies(job: Job) -> None:
-    """Raise ApiError if the prompts of all choices together are too long.
-
-    The engine gets a copy of the prompt for each choice.
-    """
+    """Raise ApiError if the prompts of all choices together are too long."""
     if len(job.submits) == 1:
         return
     total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)

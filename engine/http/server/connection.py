@@ -39,7 +39,6 @@ class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits.
 
     Args:
-        peers: limits the connections.
         config, server_state, app_state: as in uvicorn's protocol.
     """
 
@@ -206,18 +205,12 @@ class Connection(HttpToolsProtocol):
     # Refusing
 
     def _end_after_answer(self) -> None:
-        """Stop reading. Disconnect once the response in progress is complete."""
         self._enter("refused")
         if not self._is_answering:
             self._hang_up()
 
     def _refuse(self, error: ApiError) -> None:
-        """Stop reading, send the error and disconnect.
-
-        The error is not sent if the client would take it for the answer to another request, or if
-        the answer to the refused request has begun. Then the connection ends after the answer in
-        progress.
-        """
+        """Stop reading, send the error and disconnect."""
         if self._is_answering:
             is_its_own = self._has_head and not self._is_whole and not self.pipeline
             if not is_its_own or self.cycle.response_started:

@@ -46,11 +46,7 @@ _SPARE_FILES = 64  # open files for other uses than connections
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Return a listening socket. Raises ConfigError: the address cannot be bound."""
     try:
         family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -93,8 +89,6 @@ def serve_http(
     Args:
         parent_gone: set when the engine that started this process is gone. The server then frees
             its port, ends open requests with an error, and exits.
-        found: called with the engine's info, each time this process has connected to the engine.
-        collectors: further metrics for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     peers = PeerLimit(max_connections, settings.max_connections_per_peer)
@@ -171,10 +165,7 @@ async def _main(
 
 
 async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """Wait until the server shuts down and the grace period is over. Then end all open requests.
-
-    The requests end with an error.
-    """
+    """Wait until the server shuts down and the grace period is over. Then end all open requests."""
     while not server.should_exit:
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):

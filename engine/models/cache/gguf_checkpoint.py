@@ -57,9 +57,6 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
     """Return the folder of the checkpoint made from `file`; convert it unless that was done before.
 
-    Args:
-        check: raises ConfigError if a folder is not a complete checkpoint.
-
     Raises:
         ConfigError: there is no such file, it cannot be converted, or the cache cannot be written.
     """
@@ -116,7 +113,6 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    """Raise a ConfigError for an error of the `gguf` package, on one line."""
     detail = " ".join(str(error).split()) or type(error).__name__
     raise ConfigError("bad_gguf", f"{what}: {detail}") from error
 
@@ -132,7 +128,6 @@ def package() -> Any:
 
 
 def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
-    """Make the content of `config.json`."""
     architecture = fields["general.architecture"]
     if architecture != "llama":
         raise ConfigError(
@@ -234,10 +229,7 @@ def _write_weights(
 
 
 def _name_of(tensor: str) -> tuple[str, str]:
-    """Return a GGUF tensor's name in a transformers checkpoint, and its name within its layer.
-
-    The second is "" for a tensor of no layer.
-    """
+    """Return a GGUF tensor's name in a transformers checkpoint, and its name within its layer."""
     if tensor in _NAMES:
         return _NAMES[tensor], ""
     found = _LAYER_TENSOR.fullmatch(tensor)

@@ -12,17 +12,12 @@ _END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|
 
 
 class _TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type` for special tokens; all others are normal tokens."""
-
     CONTROL = 3
     USER_DEFINED = 4
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     """Write the tokenizer and its chat template, if there is one, to `folder`.
-
-    Args:
-        fields: the metadata of the GGUF file, by key.
 
     Raises:
         ConfigError: the tokenizer is not one that we can convert.
@@ -83,7 +78,6 @@ def end_tokens(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _pre_tokenizer(splits: str | None) -> Any:
-    """Return the pre-tokenizer, which cuts text into words, for a value of `tokenizer.ggml.pre`."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -32,8 +32,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     def scheduler(self) -> Scheduler:
         """Make a new scheduler, with an empty KV cache.
 
-        Raises:
-            ConfigError: the knobs do not go together, or the cache is too small.
+        Raises ConfigError: the knobs do not go together, or the cache is too small.
         """
         self.knobs.check(self.limits)
         kv = KVCacheManager(self.num_blocks, self.block_size)
