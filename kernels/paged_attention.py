@@ -138,8 +138,5 @@ def store_kv(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View an FP8 tensor as uint8, because torch can neither gather nor scatter FP8.
-
-    Returns tensors of other dtypes unchanged.
-    """
+    """View an FP8 tensor as uint8, because torch can neither gather nor scatter FP8."""
     return tensor.view(torch.uint8) if tensor.dtype is FP8 else tensor

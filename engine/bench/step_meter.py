@@ -1,7 +1,4 @@
-"""`StepMeter`: computes statistics of the step records on their way to the publisher.
-
-Use it only on the engine's thread. It keeps sums and times, but no records.
-"""
+"""`StepMeter`: computes statistics of the step records on their way to the publisher."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""The throughput yardstick: a fixed set of requests through a real engine, as fast as possible.
-
-The engine is the same as in `stepscope serve`, with its sockets and its loop.
-"""
+"""The throughput yardstick: a fixed set of requests through a real engine, as fast as possible."""
 
 import random
 from collections.abc import Callable

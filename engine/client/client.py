@@ -120,8 +120,6 @@ class ControlClient:
     ) -> tuple[int, AnyReply] | None:
         """Return the next reply to any command, with the command's id.
 
-        None if none arrives in time.
-
         Args:
             or_readable: a file descriptor. Stop waiting when it becomes readable.
         """
@@ -212,10 +210,7 @@ class ControlClient:
         return self._ask_for(Snapshot, GetSnapshot())
 
     def kept_snapshot(self, past_s: float) -> Snapshot | None:
-        """Return the state of about `past_s` seconds ago, from a snapshot that the engine kept.
-
-        None if the engine keeps none from that time.
-        """
+        """Return the state of about `past_s` seconds ago, from a snapshot that the engine kept."""
         try:
             return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
         except CommandRefused as error:

@@ -67,8 +67,6 @@ class ReorderBuffer:
     def num_to_ask(self, first: int, end: int, limit: int) -> int:
         """Return how many messages to ask for, to cover all gaps before `end` with one question.
 
-        0 if no message is missing.
-
         Args:
             end: end (exclusive) of the wanted messages.
         """
@@ -119,10 +117,7 @@ class ReorderBuffer:
 
 
 class TelemetryReader:
-    """Counts messages and gaps. It has no thread.
-
-    ZeroMQ queues the messages, and `drain` empties the queue.
-    """
+    """Counts messages and gaps. It has no thread."""
 
     def __init__(self, address: str) -> None:
         self.num_received = 0

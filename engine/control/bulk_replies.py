@@ -42,10 +42,7 @@ Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
 
 
 def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
-    """Yield None several times while collecting messages, then the answer to `ReplayFrom`.
-
-    So the caller can pause in between.
-    """
+    """Yield None several times while collecting messages, then the answer to `ReplayFrom`."""
     frames: list[ReplayedFrame] = []
     num_bytes, ring = 0, replay(0, 0)
     sequence = max(sequence, ring.oldest_sequence)

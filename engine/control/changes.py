@@ -33,10 +33,7 @@ class OnceReused(Exception):  # noqa: N818 - reads as what happened
 
 
 def digest_of(payload: bytes) -> bytes:
-    """Return a short digest of a command, to keep in its place.
-
-    Commands may be megabytes, and the book has thousands.
-    """
+    """Return a short digest of a command, to keep in its place."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
@@ -79,10 +76,7 @@ class AnswerBook(Generic[_C]):
         return False
 
     def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
-        """Remove and return the senders of a repeated command, each with the answer.
-
-        Empty if the command has no answer yet.
-        """
+        """Remove and return the senders of a repeated command, each with the answer."""
         entry = self._entries.get(key)
         if entry is None or entry.reply is None:
             return []
@@ -151,10 +145,7 @@ class Changes:
         self._keep(once, reply)
 
     def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """Keep the engine's answer to a change, and answer the repeated commands.
-
-        The client that sent the change first already has the answer.
-        """
+        """Keep the engine's answer to a change, and answer the repeated commands."""
         self._num_on_their_way -= 1
         self._keep(once, reply)
 

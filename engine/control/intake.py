@@ -92,10 +92,7 @@ class Intake:
         return token_ids
 
     def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
-        """Return the command with `max_tokens` lowered to what fits after the prompt.
-
-        Unchanged if it fits already, or if the command does not have `fit_max_tokens`.
-        """
+        """Return the command with `max_tokens` lowered to what fits after the prompt."""
         most = self._max_model_len - num_prompt_tokens
         sampling = command.sampling
         if not command.fit_max_tokens or sampling.max_tokens <= most:

@@ -43,10 +43,7 @@ class Replies:
         self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
 
     def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
-        """Send a reply at once, but after outputs that wait in the client's bundle.
-
-        A `Raw` message is a reply that is already encoded.
-        """
+        """Send a reply at once, but after outputs that wait in the client's bundle."""
         if (bundled := self._bundles.pop(identity, None)) is not None:
             self._send_bundle(identity, bundled)
         self._send(identity, command_id, message)

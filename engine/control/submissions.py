@@ -96,10 +96,7 @@ class LongPrompts:
             self._change.notify_all()
 
     def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Drop a prompt that its client cancelled, and return the client.
-
-        None if no such prompt waits.
-        """
+        """Drop a prompt that its client cancelled, and return the client."""
         with self._change:
             prompt = self._held.get((identity, command_id))
             if prompt is None or not prompt.is_wanted:

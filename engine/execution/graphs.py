@@ -4,8 +4,6 @@ A decode of a small batch runs some hundreds of kernels of a few microseconds ea
 one by one takes longer than running them. A graph has fixed shapes and addresses. So there is a
 graph for each of a few batch sizes, and a step is padded to the next size. Inputs that change from
 step to step lie in `StepBuffers`.
-
-`DecodeGraphs` owns the graphs and their outputs. A `GraphDevice` records them.
 """
 
 from collections.abc import Callable

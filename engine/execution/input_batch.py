@@ -1,7 +1,4 @@
-"""Lays out the rows of a step as the model's input arrays. Runs on the host, in every step.
-
-For speed, nothing here loops over tokens in Python, and loops over requests do little.
-"""
+"""Lays out the rows of a step as the model's input arrays. Runs on the host, in every step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -98,8 +95,6 @@ def build(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
 ) -> InputBatch:
     """Return the input arrays of a step.
-
-    Tokens are in the order of `rows`, which must not be empty.
 
     Args:
         ahead: whether rows may begin with a token that a step in flight has not produced yet.

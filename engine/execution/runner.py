@@ -103,8 +103,6 @@ class ModelRunner:
     def allocate(self, num_blocks: int) -> None:
         """Allocate a KV cache of `num_blocks` blocks.
 
-        Its old content and the CUDA graphs are dropped.
-
         If steps can be recorded as graphs, there is one more block, for padding rows
         (`scratch_slot`).
         """
@@ -184,10 +182,7 @@ class ModelRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Start a step without waiting for its end.
-
-        If GPU memory is short, the step runs in halves.
-        """
+        """Start a step without waiting for its end."""
         if self._halving is None:
             return self.launch_whole(step)
         return self._halving.launch(step)
@@ -271,10 +266,7 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first real step is not slower than later ones.
-
-        These steps write to the KV cache, but no request reads what they write.
-        """
+        """Run steps of several shapes, so that the first real step is not slower than later ones."""
         lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
         for done, num_tokens in enumerate(lengths):
             progress("warming up", done / (len(lengths) + 1))

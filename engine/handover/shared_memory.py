@@ -140,10 +140,7 @@ class _MappedFile:
 
 
 class SharedMemoryReceiver:
-    """Used by the decode engine: loads KV blocks from files of prefill engines.
-
-    Implements `scheduling.step.KVReceiver`.
-    """
+    """Used by the decode engine: loads KV blocks from files of prefill engines."""
 
     def __init__(self, frames: FrameCopier, block_size: int) -> None:
         self._frames = frames

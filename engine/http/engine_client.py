@@ -77,8 +77,6 @@ class EngineClient:
     def send(self, command: Command, waiter: Waiter | None) -> int:
         """Send a command and return its id. Its replies go to `waiter`, until `forget` is called.
 
-        Without a waiter, replies are dropped.
-
         Raises:
             EngineUnreachable: there is no engine.
             CommandRefused: the command is too large.

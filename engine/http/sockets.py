@@ -14,10 +14,7 @@ _BURST = 100  # messages read before other tasks on the loop get a turn
 
 
 class SocketReader:
-    """Passes each message that arrives on a socket to `take`, until `close`.
-
-    `close` stops the reading. The caller closes the socket.
-    """
+    """Passes each message that arrives on a socket to `take`, until `close`."""
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self._socket = socket

@@ -172,10 +172,7 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
-    """Return what the knobs would be with the command's changes.
-
-    Raises ConfigError for bad values, or if the client expects an old version of the knobs.
-    """
+    """Return what the knobs would be with the command's changes."""
     new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:

@@ -127,10 +127,7 @@ class EngineCore:
     # The loop
 
     def run(self) -> None:
-        """Run steps until `stop` is called; sleep while there is nothing to do.
-
-        May be called again later.
-        """
+        """Run steps until `stop` is called; sleep while there is nothing to do."""
         try:
             self.publish_heartbeat(idle=True)  # publishes `EngineInfo` before the first record
             while not self.stopping:
@@ -182,10 +179,7 @@ class EngineCore:
         return result
 
     def _update(self, step: PendingStep, result: StepResult) -> int:
-        """Apply the tokens of a step, and hand requests over to the decode engine if there is one.
-
-        Returns how many requests finished.
-        """
+        """Apply the tokens of a step, and hand requests over to the decode engine if there is one."""
         num_finished = self._pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)

@@ -1,7 +1,4 @@
-"""`KnobLease`: restores the old values of knobs when the client that set them falls silent.
-
-A client that sets knobs with a lease must renew the lease before it runs out.
-"""
+"""`KnobLease`: restores the old values of knobs when the client that set them falls silent."""
 
 import time
 from collections.abc import Callable, Mapping

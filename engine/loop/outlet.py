@@ -1,7 +1,5 @@
 """`TelemetryOutlet`: publishes an engine's telemetry. Belongs to the engine's thread.
 
-`SnapshotDesk`: gives snapshots to clients, and bounds what that costs the engine.
-
 A snapshot is made between two steps, on the engine's thread, by a walk over all blocks and
 requests. Snapshots take at most `SHARE` of the engine's time, however many clients ask. A client
 that asks too soon after the last snapshot waits, at most `MAX_WAIT_NS`, and all waiting clients get
@@ -35,10 +33,7 @@ MAX_WAIT_NS = 1_000_000_000
 
 
 class SnapshotDesk:
-    """The clients that wait for a snapshot, and the earliest time of the next snapshot.
-
-    Belongs to the engine's thread.
-    """
+    """The clients that wait for a snapshot, and the earliest time of the next snapshot."""
 
     def __init__(self, take: Callable[[], Snapshot], clock: Callable[[], int]) -> None:
         self._take = take

@@ -224,10 +224,7 @@ class Pipeline:
         return len(finished)
 
     def _note_memory(self, step: PendingStep, result: StepResult) -> None:
-        """If the device had no memory for a whole step, make the next steps smaller.
-
-        Aborts requests of which not even one token fitted; the others continue.
-        """
+        """If the device had no memory for a whole step, make the next steps smaller."""
         limit = self._token_limit
         if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
             return
@@ -270,10 +267,7 @@ class Pipeline:
     def complete(
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
-        """Add to the record of `step` everything that was not known when it was scheduled.
-
-        The caller adds the request events.
-        """
+        """Add to the record of `step` everything that was not known when it was scheduled."""
         scheduler = self._scheduler
         if self._overlap:
             draft.end(result, None)

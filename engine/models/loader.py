@@ -1,7 +1,4 @@
-"""Loads a checkpoint: into our own decoder if it can run the model, else into transformers.
-
-Loading reports its progress; each error message is one line.
-"""
+"""Loads a checkpoint: into our own decoder if it can run the model, else into transformers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -161,8 +158,6 @@ def _model_class(config: Any) -> Any:
 
 def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every token that ends a text.
-
-    The generation settings, the config and the tokenizer may each name others; all of them count.
 
     Raises ConfigError: one of them names something that is no token.
     """

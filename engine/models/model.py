@@ -1,8 +1,4 @@
-"""`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens.
-
-Two models implement it: our lean decoder (`decoder.py`) and any decoder-only model of the
-transformers library (`transformers_model.py`).
-"""
+"""`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,10 +38,7 @@ class StepContext:
 
 
 class Model(Protocol):
-    """A loaded model and the shape of its KV cache.
-
-    All numbers are those of the model's own weights.
-    """
+    """A loaded model and the shape of its KV cache."""
 
     name: str
     device: torch.device

@@ -77,10 +77,7 @@ def ensure(model: str) -> Path:
 
 
 def write(folder: Path, name: str) -> None:
-    """Write config, marker file and the demo's byte tokenizer to `folder`.
-
-    The model has more ids than the tokenizer has tokens; the others have no text.
-    """
+    """Write config, marker file and the demo's byte tokenizer to `folder`."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**SHAPES[name], "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8"

@@ -23,10 +23,7 @@ _OF_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.|^(model\.)?(embed_tokens|no
 
 
 def refuse_unused(tensors: Iterable[str], name: str) -> None:
-    """Refuse a checkpoint with tensors of layers that the model would not use.
-
-    Raises ConfigError: names the first of them.
-    """
+    """Refuse a checkpoint with tensors of layers that the model would not use."""
     unused = sorted(each for each in tensors if _OF_LAYERS.search(each))
     unused = [each for each in unused if not _HARMLESS.search(each)]
     if unused:

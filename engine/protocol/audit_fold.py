@@ -54,10 +54,7 @@ def side_by_side(entries: Iterable[Audited]) -> list[Audited]:
 
 
 def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
-    """Return the last changes and the last refusals, at most `most` of each, oldest first.
-
-    Entries that are alike are folded into one, in the place of the newest of them.
-    """
+    """Return the last changes and the last refusals, at most `most` of each, oldest first."""
     found: list[Audited] = []
     places: dict[tuple[str | None, ...], int] = {}
     num_left = {True: most, False: most}  # of refusals, of changes

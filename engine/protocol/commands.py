@@ -66,10 +66,7 @@ class GetKeptSnapshot(Command, frozen=True, kw_only=True):
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
-
-    The oldest comes first.
-    """
+    """Get the telemetry messages that the engine still keeps, from number `sequence` on."""
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000

@@ -26,10 +26,7 @@ class Ack(Reply, frozen=True, kw_only=True):
 
 
 class Error(Reply, frozen=True, kw_only=True):
-    """Answer to a command that was refused; nothing was changed.
-
-    `code` is for programs, `message` tells people what to do.
-    """
+    """Answer to a command that was refused; nothing was changed."""
 
     code: str
     message: str
@@ -43,10 +40,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
 
 
 class Loaded(Reply, frozen=True, kw_only=True):
-    """Tells a prefill engine that the decode engine has copied a request's keys and values.
-
-    The prefill engine may use their memory for other requests.
-    """
+    """Tells a prefill engine that the decode engine has copied a request's keys and values."""
 
     request_id: int
 

@@ -4,8 +4,6 @@ The pool owns reference counts, owners and prefix hashes. A free block is *empty
 prefix hit) or *cached* (its content can be hit until the block is reused). Empty blocks are reused
 first, the latest freed one first; then cached ones, the least recently used first (the order of
 vLLM's free queue). Operations of a step cost no more in a larger pool.
-
-A drain returns the blocks that changed since the last drain. There is one for each step record.
 """
 
 import contextlib
@@ -86,8 +84,6 @@ class BlockPool:
 
     def take(self, count: int, owner: int) -> list[int]:
         """Remove `count` free blocks from the pool, give them to `owner` unshared, and return them.
-
-        Their cached content is forgotten.
 
         Raises KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
         """
@@ -249,8 +245,6 @@ class BlockPool:
 
         Args:
             holders: (request id, its block table), in order of admission.
-
-        Raises KVCacheIntegrityError: names the block, and what is wrong with it.
         """
         for problem in self._problems(holders):
             raise KVCacheIntegrityError(problem)

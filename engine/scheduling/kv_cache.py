@@ -135,10 +135,7 @@ class KVCacheManager:
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
-        """Take all blocks from a request. Returns how many it held.
-
-        Requests that share some of these blocks keep them.
-        """
+        """Take all blocks from a request. Returns how many it held."""
         num_blocks = len(request.block_table)
         if num_blocks:
             del self._holders[request.request_id]
@@ -150,10 +147,7 @@ class KVCacheManager:
         return num_blocks
 
     def reset_prefix_cache(self) -> int:
-        """Make all blocks unavailable for prefix hits. Returns how many were available.
-
-        Running requests keep their blocks and continue.
-        """
+        """Make all blocks unavailable for prefix hits. Returns how many were available."""
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
@@ -229,19 +223,11 @@ class KVCacheManager:
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:
-        """Return the state of all blocks in order of their ids, run-length coded.
-
-        Walks over the whole pool.
-        """
+        """Return the state of all blocks in order of their ids, run-length coded."""
         return self._pool.runs()
 
     def check_integrity(self) -> None:
-        """Check the state of all blocks, all counts and all block tables against each other.
-
-        Walks over the pool and all block tables.
-
-        Raises KVCacheIntegrityError: says what is wrong; a bug in this code.
-        """
+        """Check the state of all blocks, all counts and all block tables against each other."""
         tables = [(owner, request.block_table) for owner, request in self._holders.items()]
         self._pool.check_integrity(tables)
         num_held = sum(len(blocks) for _, blocks in tables)

@@ -1,7 +1,4 @@
-"""Computes the number of KV blocks from the settings, the memory and the model's shape.
-
-No other module turns memory into blocks.
-"""
+"""Computes the number of KV blocks from the settings, the memory and the model's shape."""
 
 import re
 import sys
@@ -26,10 +23,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of the keys and values of one token in a model.
-
-    `dtype_bytes` is the size of one element.
-    """
+    """Shape of the keys and values of one token in a model."""
 
     num_layers: int
     num_kv_heads: int

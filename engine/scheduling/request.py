@@ -3,8 +3,6 @@
 The scheduler owns the queues that a request is in. The KV cache manager owns the blocks in its
 block table. Both keep the request's state in this object.
 
-`WaitingQueue`: the requests that wait for admission, in order.
-
 With the policy `fcfs`, preempted requests come before all others. With `priority`, the lowest
 priority number comes first, then the earliest arrival. Every operation that the scheduler needs in
 a step is O(1) or O(log n), including removal from the middle.

@@ -1,7 +1,4 @@
-"""`ModelShape`: the sizes in a model's config.json that determine the time of its steps.
-
-Sizes of well-known models, in the fields of the `config.json` that their makers publish.
-"""
+"""`ModelShape`: the sizes in a model's config.json that determine the time of its steps."""
 
 from collections.abc import Mapping
 from pathlib import Path

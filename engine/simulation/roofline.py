@@ -91,10 +91,7 @@ class RooflineModel:
         self._token_exchange_s = self._num_exchanges * sent / gpu.link_bytes_per_s
 
     def terms(self, shape: StepShape) -> tuple[float, ...]:
-        """Return the numbers by which a step's coefficients are multiplied, in order of `TERMS`.
-
-        They are seconds or counts.
-        """
+        """Return the numbers by which a step's coefficients are multiplied, in order of `TERMS`."""
         num_tokens = shape.num_tokens
         weights_s = max(self._read_dense_s, num_tokens * self._token_dense_s)
         if self._read_expert_s:

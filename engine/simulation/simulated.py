@@ -97,10 +97,7 @@ class SimulatedStep:
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):
-    """Requests to simulate: streaming chats and a few long documents, with Poisson arrivals.
-
-    Arrivals are in virtual time.
-    """
+    """Requests to simulate: streaming chats and a few long documents, with Poisson arrivals."""
 
     rate: float = 4.0  # requests a second
     document_share: float = 0.15

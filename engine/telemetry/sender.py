@@ -127,10 +127,7 @@ class Sender(Protocol):
         """Keep a message and send it, at once or soon. Never waits. Returns `num_dropped`."""
 
     def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
-        """Return a message by its number: (number, topic, payload).
-
-        None if it was dropped, or was not added yet.
-        """
+        """Return a message by its number: (number, topic, payload)."""
 
     def take_subscription(self) -> tuple[str, int] | None:
         """Return the next new subscriber of an XPUB socket: (public key, file descriptor).

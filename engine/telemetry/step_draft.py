@@ -149,8 +149,6 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     ) -> None:
         """Record the block changes of an ended step, with overlap.
 
-        Leaves out the changes that belong to the next step, which may have been scheduled already.
-
         Args:
             own: block changes from scheduling this step; None if they were not drained then.
             ahead: block changes from scheduling the next step before this one ended; None if it

@@ -86,10 +86,7 @@ class TokenPublisher:
         return text
 
     def transcripts(self) -> list[Transcript]:
-        """Return prompt and output so far of unfinished requests, oldest first.
-
-        Stops when they would exceed `SNAPSHOT_BYTES`.
-        """
+        """Return prompt and output so far of unfinished requests, oldest first."""
         found: list[Transcript] = []
         left = SNAPSHOT_BYTES
         for request_id, published in self._published.items():

@@ -21,10 +21,7 @@ class OutputText:
         self._stream: TextStream | None = None  # made for the first token
 
     def complete(self, output: Output) -> Output:
-        """Return `output` with its text, and with the texts of the tokens in its logprobs.
-
-        Call it for each output of the request, in order.
-        """
+        """Return `output` with its text, and with the texts of the tokens in its logprobs."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output if output.text is None else msgspec.structs.replace(output, text=None)

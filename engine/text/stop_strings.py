@@ -3,8 +3,6 @@
 A request must end in the step whose token completes a stop string; otherwise it would hold its
 blocks and compute tokens in vain. So the engine's thread needs the text of these requests. It goes
 into the `Output` as it is; the control thread only makes the text of all other requests.
-
-Decoding drops special tokens, so stop strings never match them; use `stop_token_ids` for those.
 """
 
 from collections import deque

@@ -1,7 +1,5 @@
 """`Tokenizer`: text to token ids and back.
 
-`render`: a conversation in the model's chat template, in the form that the template reads.
-
 Some templates read a message's content as a string, some as a list of parts, some as either. One
 that gets the other form leaves the text out, or prints the list, without an error. So marks are
 rendered first in place of the texts: they show what reaches the prompt.
@@ -212,10 +210,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token that is a part of a character. None: the tokenizer has none.
-
-        `token_text` shows such a token as a replacement character.
-        """
+        """Return the bytes of a token that is a part of a character. None: the tokenizer has none."""
         name = (
             self._backend.id_to_token(token_id)
             if self._backend is not None

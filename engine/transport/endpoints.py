@@ -51,10 +51,7 @@ def runtime_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of an engine's control socket (a ZeroMQ address).
-
-    `credentials` is the key to connect with; None to look for one.
-    """
+    """Address of an engine's control socket (a ZeroMQ address)."""
 
     control: str
     credentials: Credentials | None = field(default=None, repr=False, compare=False)

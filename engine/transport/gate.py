@@ -134,10 +134,7 @@ class Gate:
         self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
 
     def _has_changed(self) -> bool:
-        """Whether files may have been added to or removed from the key folder.
-
-        A change within a file does not show here; the regular calls of `_look` find it.
-        """
+        """Whether files may have been added to or removed from the key folder."""
         try:
             changed_ns = os.stat(self._folder.path).st_ctime_ns
         except OSError:

@@ -16,10 +16,7 @@ _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """Return the name of the engine at an endpoint.
-
-    For engines of other users or on other machines, the name follows from the address.
-    """
+    """Return the name of the engine at an endpoint."""
     return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
@@ -75,10 +72,7 @@ def _refuses(endpoint: Endpoint) -> bool:
 
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
-    """Return whether an engine of this user holds an endpoint on this machine, and the key to it.
-
-    The key is None if the engine asks for no keys.
-    """
+    """Return whether an engine of this user holds an endpoint on this machine, and the key to it."""
     fields = _key_file_fields(endpoint)
     try:
         pair = KeyPair(str(fields["public"]), str(fields["secret"]))
@@ -94,10 +88,7 @@ def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
 
 
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
-    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock).
-
-    The fields are empty if the file is missing or another user's.
-    """
+    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock)."""
     try:
         fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
     except (ConfigError, OSError):

@@ -97,10 +97,7 @@ class PromptWriter:
     def blocks(
         self, hash_ids: tuple[int, ...], num_tokens: int, block_tokens: int = HASH_BLOCK_TOKENS
     ) -> str:
-        """Return a text with one passage for each block id.
-
-        Prompts whose first ids are equal begin with equal text.
-        """
+        """Return a text with one passage for each block id."""
         num_chars = self._num_chars(block_tokens)
         parts = []
         for hash_id in hash_ids[: math.ceil(num_tokens / block_tokens)]:

@@ -2,8 +2,6 @@
 
 The text is Python's language reference, which every machine with Python has: it needs no download
 and is always the same. A corpus is read-only, so threads may share it.
-
-Reads `questions.json`: questions for chats with a trained model (`WorkloadSpec.questions`).
 """
 
 import json

@@ -1,7 +1,4 @@
-"""`WorkloadDriver`: sends an engine the requests of its own workload, from a thread in the engine.
-
-The engine's loop never waits for that thread, because `submit` only queues a request.
-"""
+"""`WorkloadDriver`: sends an engine the requests of its own workload, from a thread in the engine."""
 
 import threading
 import time

@@ -26,10 +26,7 @@ class HugePages:
         self._at = 0
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a CPU tensor into the reservation, contiguously; return the copy.
-
-        A tensor that does not fit is only made contiguous.
-        """
+        """Copy a CPU tensor into the reservation, contiguously; return the copy."""
         if self._memory is None:
             self._memory = _reserve(self._num_bytes)
         num_bytes = tensor.numel() * tensor.element_size()

@@ -9,8 +9,6 @@ There are two cases:
   On one core with AVX2 that takes 0.4 of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64
   and the same with 256.
 
-All these numbers are from `tests/bench/bench_linear.py`.
-
 Weights are packed once, by torch, into panels of as many outputs as fit into two vector registers.
 The product is in `kernels/cpu/linear.cpp`. Sums are in fp32.
 """

@@ -1,8 +1,4 @@
-"""Lists the attention backends, finds out which of them run on this machine, and chooses one.
-
-A new backend gets its own file, a function here that creates it, and an entry in the table below:
-by `_for_gpus` for GPUs, as a `_Candidate` otherwise.
-"""
+"""Lists the attention backends, finds out which of them run on this machine, and chooses one."""
 
 import functools
 from collections.abc import Callable

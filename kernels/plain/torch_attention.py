@@ -4,9 +4,6 @@ Requests with one query (decodes) are batched: those of similar length share one
 one call. Requests with more queries run one at a time, in tiles of queries, each over only the keys
 that a tile attends to. Keys and values are never copied for grouped queries: in decodes, the query
 heads of a group become queries of their KV head; in prefill, the KV head is expanded with stride 0.
-
-The values that depend only on the step (blocks to gather, masks of the padding) are computed once
-and kept in `PagedBatch.plans` for all layers.
 """
 
 import math

@@ -8,10 +8,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Return the number of CPU threads for the model.
-
-    As configured, or else the number of cores that this process may use.
-    """
+    """Return the number of CPU threads for the model."""
     if config.threads:
         return config.threads
     if hasattr(os, "sched_getaffinity"):

@@ -42,10 +42,7 @@ def _mix(value: int) -> int:
 
 
 class Sampler:
-    """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request.
-
-    Rows may differ in all of these.
-    """
+    """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request."""
 
     def __init__(self, seed: int, *, on_host: bool | None = None) -> None:
         """Create a sampler.
@@ -71,8 +68,6 @@ class Sampler:
     ) -> SamplesInFlight:
         """Start to sample the next token of each request.
 
-        On a GPU this does not wait for the logits.
-
         Args:
             depths: for each row, the number of its request's drafts before it. Empty: no drafts.
         """
@@ -89,10 +84,7 @@ class Sampler:
         return SamplesOnDevice(logits, requests, choices, asked)
 
     def seed_of(self, request: Request) -> int:
-        """Return the request's own seed.
-
-        If it has none, a seed of 63 bits derived from the sampler's.
-        """
+        """Return the request's own seed."""
         seed = request.sampling.seed
         return _mix(_mix(self._seed & _MASK) ^ request.request_id) >> 1 if seed is None else seed
 

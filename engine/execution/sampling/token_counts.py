@@ -37,10 +37,7 @@ class TokenCounts:
         return self._counts[: len(self._place)]
 
     def catch_up(self, request: Request) -> None:
-        """Count the tokens that the request has produced since the last call.
-
-        The counts stay correct after a preemption, which takes KV blocks but no tokens.
-        """
+        """Count the tokens that the request has produced since the last call."""
         for token_id in request.token_ids[self._num_seen :]:
             place = self._place.setdefault(token_id, len(self._place))
             if place == len(self._token_ids):

@@ -91,8 +91,6 @@ class TelemetryFollower:
     async def _catch_up(self) -> None:
         """Get a snapshot if needed, then fill gaps until all held messages are applied.
 
-        A message is held if it arrived after a gap, or before the snapshot.
-
         Raises:
             EngineUnreachable, CommandRefused: the engine did not send what was asked for.
         """

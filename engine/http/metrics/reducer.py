@@ -2,8 +2,6 @@
 
 Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
 client or this process. If a request was first seen after it had started, only what was seen counts.
-
-`GoodputRate`: requests per second that met their service levels, over the last minute.
 """
 
 from collections import deque
@@ -37,10 +35,7 @@ _WINDOW_NS = 60_000_000_000
 
 
 class GoodputRate:
-    """Counts the requests that met their service levels. Times are on the engine's clock.
-
-    The rate covers the time since the first message after `restart`, at most one minute.
-    """
+    """Counts the requests that met their service levels. Times are on the engine's clock."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -79,10 +74,7 @@ _DECODE = int(Phase.DECODE)
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one unfinished request: `view`, of which the status is not kept.
-
-    Times are engine nanoseconds, None if not known (yet).
-    """
+    """What is known of one unfinished request: `view`, of which the status is not kept."""
 
     view: RequestView
     was_scheduled: bool = False

@@ -56,8 +56,6 @@ class _JoinedText:
 class Generation:
     """Submits the choices of one HTTP request, collects their outputs, and can abort them.
 
-    Implements `Waiter`.
-
     Args:
         submits: one command for each choice. The list is emptied once they are sent, because
             prompts may be long.
@@ -99,10 +97,7 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """Wait for new outputs and return them, in order for each choice.
-
-        Empty once all choices have ended.
-        """
+        """Wait for new outputs and return them, in order for each choice."""
         while not self._pending and not self._joined:
             if not self._indices and self._failure is None:
                 return []

@@ -143,10 +143,7 @@ def sampling_params(
 
 
 def requested_tokens(request: GenerationRequest) -> int | None:
-    """Return the requested limit of output tokens. None if there is none.
-
-    `max_tokens` is the old name of `max_completion_tokens`.
-    """
+    """Return the requested limit of output tokens. None if there is none."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         what = f"{old} contradicts max_completion_tokens={new}; send one of them"

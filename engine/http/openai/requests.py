@@ -2,11 +2,6 @@
 
 A field declared here is used. `unused_fields` says what becomes of all others that are known. For
 any other field, the request is refused with an error that names the field.
-
-The fields of OpenAI's, vLLM's and llama.cpp's requests that this server does not use, and why.
-
-`requests.py` declares those that it uses. Each of these here is accepted with the values that ask
-for nothing, and refused with the reason if it has another one. Null is as if absent, in any field.
 """
 
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar

@@ -1,7 +1,4 @@
-"""The HTTP process.
-
-One event loop runs the server, the connection to the engine and the metrics.
-"""
+"""The HTTP process."""
 
 import asyncio
 import contextlib

@@ -239,10 +239,6 @@ def _name_of(tensor: str) -> tuple[str, str]:
 
 
 def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order.
-
-    In each head, the first rows of all neighbouring pairs become the first half of the head, the
-    second rows its second half.
-    """
+    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order."""
     pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

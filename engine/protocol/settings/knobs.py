@@ -2,8 +2,6 @@
 
 The command-line options, the config file, the `KnobSpec`s on the wire and the documentation are
 made from its fields.
-
-`ConfigError`: raised when a setting is refused; says why.
 """
 
 from collections.abc import Mapping
@@ -17,10 +15,7 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
 class ConfigError(ValueError):
-    """Raised when a setting is refused.
-
-    `code` is for programs, the message tells people what to do.
-    """
+    """Raised when a setting is refused."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -25,10 +25,7 @@ _MIN_STRETCH = 3  # steps; a shorter stretch is not worth its preparation
 
 
 class EndedRequest(Protocol):
-    """The fields of a finished request from which metrics such as latency are computed.
-
-    Recorded requests have these fields, too.
-    """
+    """The fields of a finished request from which metrics such as latency are computed."""
 
     @property
     def arrival_ns(self) -> int: ...
