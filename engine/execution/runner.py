@@ -266,7 +266,7 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first real step is not slower than later ones."""
+        """Run steps of several shapes, so that the first real step is as fast as later ones."""
         lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
         for done, num_tokens in enumerate(lengths):
             progress("warming up", done / (len(lengths) + 1))

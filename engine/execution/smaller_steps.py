@@ -151,7 +151,7 @@ def joined(
 
 
 def _num_fit(part: ScheduledStep, result: StepResult) -> int:
-    """Return the number of tokens in the largest step that fitted in memory, for a half of a step."""
+    """Return the tokens of the largest step that fitted in memory, for a half of a step."""
     if result.num_tokens_fit is not None:
         return result.num_tokens_fit
     return sum(row.num_tokens for row in part.rows)

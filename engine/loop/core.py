@@ -179,7 +179,7 @@ class EngineCore:
         return result
 
     def _update(self, step: PendingStep, result: StepResult) -> int:
-        """Apply the tokens of a step, and hand requests over to the decode engine if there is one."""
+        """Apply the tokens of a step, and hand requests over. Returns how many finished."""
         num_finished = self._pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)

@@ -120,14 +120,7 @@ class _Collector:
         self.next_sequence += 1
 
 
-def simulated_info(
-    limits: Limits, num_blocks: int, block_size: int, seed: int, *, is_served: bool = False
-) -> EngineInfo:
-    """Make the `EngineInfo` of a simulated engine.
-
-    Args:
-        is_served: whether it has a control socket and publishes telemetry.
-    """
+def simulated_info(limits: Limits, num_blocks: int, block_size: int, seed: int) -> EngineInfo:
     return EngineInfo(
         engine_id=f"simulated-{seed}",
         name="simulated",
@@ -143,8 +136,6 @@ def simulated_info(
         knobs=knob_specs(limits),
         monotonic_ns=START_NS,
         wall_ns=WALL_START_NS,
-        bundles=is_served,
-        keeps_snapshots=is_served,
     )
 
 

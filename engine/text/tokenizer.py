@@ -210,7 +210,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token that is a part of a character. None: the tokenizer has none."""
+        """Return the bytes of a token that is a part of a character; None if unknown."""
         name = (
             self._backend.id_to_token(token_id)
             if self._backend is not None

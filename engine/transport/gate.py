@@ -31,7 +31,6 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"stepscope"
 CHECK_S = 0.25  # between two checks of the folder
 _LOG_S = 5.0  # between two lines on the same trouble
-_TICK_NS = 50_000_000  # of the clock that stamps files
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
@@ -61,7 +60,6 @@ class Gate:
         self.local = Credentials(pair, self.server.public, LOCAL)
         self._local = Holder(LOCAL, "operator", pair.public)
         self._signature: object = None
-        self._changed_ns = 0
         self._holders: Mapping[str, Holder] = self._with_local({})
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._lock = threading.Lock()
@@ -121,8 +119,7 @@ class Gate:
         public = ""
         if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
             public = z85.encode(asked[6]).decode()
-            if self._has_changed():  # a key that was just made, or just revoked, counts at once
-                self._read_again()
+            self._read_again()  # a key that was just made, or just revoked, counts at once
         known = self.holder(public) is not None
         if not known:
             self.num_refused += 1
@@ -132,16 +129,6 @@ class Gate:
                 log.warning("no authorised key: refused a client at %s", where or "a local socket")
         status = (b"200", b"OK", public.encode()) if known else (b"400", b"not authorised", b"")
         self._zap.send_multipart([b"1.0", asked[1] if len(asked) > 1 else b"", *status, b""])
-
-    def _has_changed(self) -> bool:
-        """Whether files may have been added to or removed from the key folder."""
-        try:
-            changed_ns = os.stat(self._folder.path).st_ctime_ns
-        except OSError:
-            return True
-        before_ns, self._changed_ns = self._changed_ns, changed_ns
-        # A second change within one tick of the file clock has the same time.
-        return changed_ns != before_ns or time.time_ns() - changed_ns < _TICK_NS
 
     def _read_again(self) -> None:
         broken: list[str] = []
@@ -155,9 +142,7 @@ class Gate:
             holders = self._folder.holders(broken)
         except (ConfigError, OSError) as error:
             if isinstance(error, OSError) and is_out_of_files(error):
-                # Strangers may have used them up: keep the known keys, and read again soon.
-                self._changed_ns = 0
-                return
+                return  # strangers may have used them up: keep the known keys
             # If the folder cannot be trusted, no client gets in, and none stays.
             if self._signature is not None:
                 broken.append(f"only the local key is accepted now: {error}")

@@ -72,7 +72,7 @@ def _refuses(endpoint: Endpoint) -> bool:
 
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
-    """Return whether an engine of this user holds an endpoint on this machine, and the key to it."""
+    """Return whether an engine of this user holds an endpoint here, and the key to it."""
     fields = _key_file_fields(endpoint)
     try:
         pair = KeyPair(str(fields["public"]), str(fields["secret"]))

@@ -1,4 +1,4 @@
-"""`WorkloadDriver`: sends an engine the requests of its own workload, from a thread in the engine."""
+"""`WorkloadDriver`: sends an engine its own workload, from a thread in the engine."""
 
 import threading
 import time

@@ -162,19 +162,12 @@ def norm_rope_store(
             )
         else:
             operation = kernels.norm_rope_store
+        # fmt: off
         return operation(
-            qkv,
-            rope,
-            positions,
-            slot_mapping,
-            key_cache,
-            value_cache,
-            num_heads,
-            num_kv_heads,
-            q_norm,
-            k_norm,
-            eps,
+            qkv, rope, positions, slot_mapping, key_cache, value_cache,
+            num_heads, num_kv_heads, q_norm, k_norm, eps,
         )
+        # fmt: on
     num_positions, head_dim = rope.shape
     num_blocks, block_size, _, _ = key_cache.shape
     num_rows = qkv.shape[0]

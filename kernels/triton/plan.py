@@ -199,7 +199,7 @@ def _power_of_2(number: int) -> int:
 
 
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
-    """Return steps of one request that need every kernel: (tokens before the step, tokens in it)."""
+    """Return steps of one request that need every kernel: (tokens before, tokens in it)."""
     long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
     counts = (1, 2, 3 * MIN_ROWS)  # for the tile of decodes, and the small and large tile of chunks
     return [
