@@ -17,8 +17,7 @@ import zmq
 from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.remote_client import Outbox, RemoteClient
-from stepscope.engine.control.replies import Replies
+from stepscope.engine.control.remote_client import Outbox, RemoteClient, Replies
 from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.inbox import Denial, Departure

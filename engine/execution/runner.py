@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from stepscope.engine.execution import input_batch, step_costs
-from stepscope.engine.execution.graphs import DecodeGraphs
+from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine.devices import (
     DeviceTimer,
@@ -27,9 +27,8 @@ from stepscope.engine.execution.machine.devices import (
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.execution.smaller_steps import Halving
-from stepscope.engine.execution.step_buffers import StepInputs
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.execution.step_in_flight import LaunchedStep
-from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.request import Request

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import secrets
 import signal
 import time
@@ -21,13 +22,18 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint
 from stepscope.engine.process.role import EngineRole, open_role
-from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import (
+    ConfigError,
+    Knobs,
+    Limits,
+    WrongValue,
+    knob_specs,
+)
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.kv_memory import memory_bytes
+from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
@@ -36,7 +42,7 @@ from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
-from stepscope.engine.transport.leftovers import sweep
+from stepscope.engine.transport.local_engines import sweep
 from stepscope.engine.transport.open_files import allow_many_files
 from stepscope.engine.workload.driver import WorkloadDriver
 
@@ -258,3 +264,56 @@ def stop_signals(core: EngineCore) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+MIN_TOKEN_CAPACITY = 8192
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check_settings(config: EngineConfig, knobs: Knobs) -> None:
+    """Check the settings. Call it first, because later checks come after minutes of loading.
+
+    Raises WrongValue: a value has the wrong form, or two values do not go together.
+    """
+    check_kv_memory(config.kv_memory)
+    memory_bytes("replay_memory", config.replay_memory)
+    _check_role(config)
+    if not _DEVICE.fullmatch(config.device):
+        raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
+    for knob, capacity, bound in (
+        ("max_num_batched_tokens", "token_capacity", config.token_capacity),
+        ("max_num_seqs", "seq_capacity", config.seq_capacity),
+    ):
+        value = getattr(knobs, knob)
+        if bound and value > bound:
+            option = capacity.replace("_", "-")
+            raise WrongValue(
+                "out_of_bounds",
+                f"{knob}={value} is above {capacity}={bound}: raise --{option}, or lower the knob",
+            )
+    if config.max_model_len:
+        try:
+            knobs.check(limits_of(config, knobs, config.max_model_len))
+        except ConfigError as error:
+            raise WrongValue(error.code, str(error)) from None
+
+
+def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
+    """Return the bounds of the knobs; requests have at most `max_model_len` tokens."""
+    return Limits(
+        max_num_batched_tokens=config.token_capacity
+        or max(MIN_TOKEN_CAPACITY, max_model_len, knobs.max_num_batched_tokens),
+        max_num_seqs=config.seq_capacity,
+        max_model_len=max_model_len,
+    )
+
+
+def _check_role(config: EngineConfig) -> None:
+    if config.transfer_memory != "auto":
+        memory_bytes("transfer_memory", config.transfer_memory)
+    if config.role == "prefill" and not config.decode_to:
+        raise WrongValue(
+            "role", "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
+        )
+    if config.role != "prefill" and config.decode_to:
+        raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")

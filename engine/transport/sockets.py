@@ -16,8 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate
-from stepscope.engine.transport.io_threads import stand_back
+from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate, stand_back
 from stepscope.engine.transport.keys import Credentials, find_credentials, read_credentials
 from stepscope.engine.transport.local_engines import local_credentials
 

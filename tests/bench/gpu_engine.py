@@ -32,7 +32,7 @@ from stepscope.engine.bench.throughput import LengthRange, ThroughputSpec, plan
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.models.random_model import PREFIX

@@ -7,14 +7,13 @@ import pytest
 
 from stepscope.engine.models.random_model import SHAPES
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.gpus import GPUS, gpu_named
 from stepscope.engine.simulation.model_shape import (
     KNOWN_MODELS,
     ModelShape,
     model_shape,
     shape_of_config,
 )
-from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.roofline import GPUS, RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepShape
 
 H100 = GPUS["h100"]

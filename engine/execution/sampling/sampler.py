@@ -17,9 +17,8 @@ import torch
 
 from stepscope.engine.execution.sampling import host_sampling
 from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
-from stepscope.engine.execution.sampling.host_sampling import TokenChoice
+from stepscope.engine.execution.sampling.host_sampling import TokenChoice, TokenCounts
 from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
-from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
 

@@ -13,9 +13,8 @@ import zmq
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.client.telemetry_reader import Received, ReorderBuffer
-from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.engine_client import EngineClient, SocketReader
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import Replayed
