@@ -118,11 +118,7 @@ class ControlClient:
     def receive(
         self, timeout_s: float, or_readable: int | None = None
     ) -> tuple[int, AnyReply] | None:
-        """Return the next reply to any command, with the command's id.
-
-        Args:
-            or_readable: a file descriptor. Stop waiting when it becomes readable.
-        """
+        """Return the next reply to any command, with the command's id. Stops at `or_readable`."""
         if or_readable is not None and not self._early:
             poller = zmq.Poller()
             for each in (self._socket, or_readable):

@@ -20,10 +20,7 @@ from stepscope.engine.transport.sockets import client_socket
 
 
 class Received(NamedTuple):
-    """A message that the subscription delivered, so not one from an answer.
-
-    `message` is None for an unknown kind.
-    """
+    """A message from the subscription, not from an answer. `message`: None for an unknown kind."""
 
     sequence: int
     topic: bytes

@@ -90,10 +90,7 @@ class BulkReplies:
         self._thread.join()
 
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Start to answer a query.
-
-        Raises ConfigError: the client has too many unanswered queries.
-        """
+        """Start to answer a query. Raises ConfigError if too many of the client's are open."""
         with self._changed:
             if self._num_open[client.account] >= MAX_PENDING:
                 raise ConfigError("rate_limited", "too much of what you asked waits for an answer")

@@ -134,10 +134,7 @@ class Replies:
         self._send(identity, command_id, message)
 
     def bundle(self, identity: bytes, command_id: bytes, output: Output) -> None:
-        """Add an output to the client's bundle.
-
-        The bundle is sent when it is full, and at the latest by the next `send_bundles`.
-        """
+        """Add an output to the client's bundle, which is sent when full, or by `send_bundles`."""
         if output.logprobs is not None or len(output.token_ids) > 1:
             self.send(identity, command_id, output)  # as large as a bundle
             return

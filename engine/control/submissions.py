@@ -189,10 +189,7 @@ class Submissions:
         self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
-        """Accept a prompt.
-
-        Raises ConfigError: the prompt is invalid, or too many bytes of prompts wait already.
-        """
+        """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)

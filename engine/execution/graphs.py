@@ -17,10 +17,7 @@ from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_devic
 
 
 class StepInputs(NamedTuple):
-    """A model's inputs.
-
-    If they belong to `StepBuffers`, they are decodes: one token per request.
-    """
+    """A model's inputs. Those of `StepBuffers` are decodes: one token per request."""
 
     input_ids: torch.Tensor  # [size] int64, like the next two
     positions: torch.Tensor
@@ -139,10 +136,7 @@ class Graph(Protocol):
 
 class GraphDevice(Protocol):
     def record(self, launch: Callable[[], None]) -> Graph:
-        """Return a graph of the kernels that `launch` launches.
-
-        Runs `launch` at least once before.
-        """
+        """Run `launch` once or more, and return a graph of the kernels that it launches."""
         ...
 
 
@@ -171,10 +165,7 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def record(self, progress: Progress) -> None:
-        """Record a graph for every size.
-
-        The largest comes first, because the other graphs can reuse its memory.
-        """
+        """Record a graph for every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
             inputs = self._buffers.inputs(size)

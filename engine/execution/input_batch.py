@@ -94,11 +94,7 @@ class BlockTables:
 def build(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
 ) -> InputBatch:
-    """Return the input arrays of a step.
-
-    Args:
-        ahead: whether rows may begin with a token that a step in flight has not produced yet.
-    """
+    """Return the input arrays of a step. `ahead`: rows may begin with a token still to come."""
     num_rows = len(rows)
     starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
     counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_rows)

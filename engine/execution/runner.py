@@ -194,10 +194,7 @@ class ModelRunner:
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
-        """Start a step without waiting for it, and never in halves.
-
-        Raises torch.OutOfMemoryError: the GPU has too little memory for the step.
-        """
+        """Start a step without waiting, and never in halves. May raise torch.OutOfMemoryError."""
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
         num_tokens = len(batch.input_ids)

@@ -67,10 +67,7 @@ class Trialled(Protocol):
 
 
 def measure(runner: Trialled) -> StepCosts:
-    """Time decodes of `NUM_STREAMS` requests, decodes of one request, and prefills of two prompts.
-
-    These steps write to the KV cache, but no request reads what they write.
-    """
+    """Time decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts."""
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)
 

@@ -34,10 +34,7 @@ _NOT_NOW = ("rate_limited", "queue_full")
 
 
 class LinkOwner(Protocol):
-    """Gets the reports of a link: the prefill engine.
-
-    All methods are called on the engine's thread.
-    """
+    """Gets the reports of a link, on the prefill engine's thread."""
 
     def loaded(self, away: AwayRequest) -> None: ...
     def ended(self, away: AwayRequest) -> None: ...

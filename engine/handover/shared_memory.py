@@ -47,10 +47,7 @@ def sweep() -> None:
 
 
 class SharedMemorySender:
-    """Used by the prefill engine: creates the file and writes KV blocks to it.
-
-    Raises ConfigError: there is not enough memory for the file.
-    """
+    """Of the prefill engine: makes the file (ConfigError if there is no memory), writes blocks."""
 
     def __init__(self, frames: FrameCopier, num_frames: int) -> None:
         self._frames = frames
@@ -110,11 +107,7 @@ class SharedMemorySender:
 
 class _MappedFile:
     def __init__(self, name: str, frame_bytes: int) -> None:
-        """Map the file.
-
-        Raises:
-            OSError, ValueError: the file is missing, or was not written by a prefill engine.
-        """
+        """Map the file. Raises OSError or ValueError if it is not one of a prefill engine."""
         fd = os.open(folder() / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)

@@ -42,10 +42,7 @@ class SocketReader:
         self.nudge()
 
     def nudge(self) -> None:
-        """Check for messages.
-
-        Call it after each send, because a send can clear the socket's read event.
-        """
+        """Check for messages. Call it after each send, which can clear the socket's read event."""
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:

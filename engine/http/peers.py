@@ -37,10 +37,7 @@ class PeerLimit:
 
 
 def peer_of(address: str | None) -> str:
-    """Return the peer that an address counts for: an IPv4 address, or an IPv6 /64 network.
-
-    One IPv6 user typically has a whole /64 network.
-    """
+    """Return an IPv4 address, or an IPv6 /64 network, which one user typically has."""
     if address is None:
         return ""
     try:

@@ -66,10 +66,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT. Without a host it is 127.0.0.1.
-
-    Raises WrongValue: `text` has none of these forms.
-    """
+    """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT (of 127.0.0.1). Raises WrongValue."""
     host, _, port = text.strip().rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and int(port) < 65536

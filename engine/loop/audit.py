@@ -145,11 +145,7 @@ class AuditTrail:
             self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
     def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
-        """Record that a command was refused, and why.
-
-        Args:
-            command: name of the command's type; "" for several types.
-        """
+        """Record that a command was refused, and why. `command`: "" for several types."""
         now_ns = self._clock()
         entry = Audited(
             number=0,  # until it is published
@@ -200,10 +196,7 @@ class AuditTrail:
         return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        """Return up to `limit` entries with numbers above `after`.
-
-        Publishes the folded aborts first, so that the page includes them.
-        """
+        """Return up to `limit` entries with numbers above `after`, folded aborts included."""
         self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)

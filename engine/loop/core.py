@@ -261,10 +261,7 @@ class EngineCore:
             self._commands.apply(self, item)
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Answer a command that would change nothing; None if only the engine's thread can decide.
-
-        From any thread; see `dispatch.settled`.
-        """
+        """Answer a command that would change nothing, from any thread; see `dispatch.settled`."""
         return self._commands.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:

@@ -40,10 +40,7 @@ class Delivery:
         return self._clients.pop(request_id)
 
     def give_back(self, request_id: int) -> None:
-        """Return a request to the prefill engine that handed it over, because this engine stops.
-
-        Only tells that engine; the caller ends the request here. Does nothing for other requests.
-        """
+        """Tell the prefill engine, if it handed the request over, that this engine stops."""
         client, submit = self._clients[request_id]
         if submit.handed_over is not UNSET:
             client.reply(Error(code="stopped", message="the decode engine was shut down"))

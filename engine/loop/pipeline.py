@@ -83,11 +83,7 @@ class Pipeline:
     # Schedule
 
     def schedule(self, knobs_version: int, *, with_record: bool) -> PendingStep | None:
-        """Return the step to finish now. With overlap, also launch the step after it.
-
-        Returns:
-            None if the only request preempted itself; the next call admits it again.
-        """
+        """Return the step to finish now, if any. With overlap, also launch the step after it."""
         step = self.take_in_flight() or self._launch(None, knobs_version, with_record)
         if step is not None and self._may_run_ahead(step):
             self._set_apart(step)
@@ -100,11 +96,7 @@ class Pipeline:
     def _launch(
         self, before: PendingStep | None, knobs_version: int, with_record: bool
     ) -> PendingStep | None:
-        """Schedule the next step and launch it. Returns None if there is nothing to run.
-
-        Args:
-            before: the step in flight whose result this one needs, if any.
-        """
+        """Schedule and launch the next step, if any; it may need the result of `before`."""
         scheduler, clock = self._scheduler, self._runner.clock
         start_ns = clock()
         rows = scheduler.schedule()
@@ -144,10 +136,7 @@ class Pipeline:
         )
 
     def _set_apart(self, step: PendingStep) -> None:
-        """Move the request events and block changes so far into `step`, for its own record.
-
-        Otherwise those of the step after it, which is scheduled early, would be among them.
-        """
+        """Move the events and block changes so far into `step`, before the next is scheduled."""
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
             step.planned = PlannedBlocks.drain(self._scheduler.kv)

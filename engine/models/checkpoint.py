@@ -64,10 +64,7 @@ def check(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint, in order.
-
-    Raises ConfigError: there are none, or a file that the index names is missing.
-    """
+    """Return the safetensors files of a checkpoint, in order. Raises ConfigError if one lacks."""
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX, "it names the weight files")
         names = sorted(set(index.get("weight_map", {}).values()))

@@ -52,11 +52,7 @@ class Linear:
 
 
 class GatedLinear:
-    """Computes `silu(x @ gate.T) * (x @ up.T)`, with biases added.
-
-    Args:
-        weight: the rows of gate, then those of up. `bias` has the same order.
-    """
+    """Computes `silu(x @ gate.T) * (x @ up.T)`, plus biases. `weight`: gate's rows, then up's."""
 
     def __init__(
         self,

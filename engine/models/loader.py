@@ -157,10 +157,7 @@ def _model_class(config: Any) -> Any:
 
 
 def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return every token that ends a text.
-
-    Raises ConfigError: one of them names something that is no token.
-    """
+    """Return every token that ends a text. Raises ConfigError if one is no token."""
     told = [getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")

@@ -54,10 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def ensure(model: str) -> Path:
-    """Return the folder of `model` (`random:NAME`); write it to the user's cache if it is missing.
-
-    Raises ConfigError: no shape has this name, or the cache folder cannot be written.
-    """
+    """Return the folder of `random:NAME`; write it first if needed. May raise ConfigError."""
     name = model.removeprefix(PREFIX)
     if name not in SHAPES:
         raise ConfigError(

@@ -111,10 +111,7 @@ def sliding_layers(config: Any) -> set[int]:
 
 
 def own(config: Any, key: str) -> Any:
-    """Return a setting that the family of a config declares; None for one of another family.
-
-    A config holds every key of its file, such as a window left over from another model.
-    """
+    """Return a setting if the family of a config declares it: files may hold those of others."""
     declares = any(key in getattr(each, "__annotations__", {}) for each in type(config).__mro__)
     return getattr(config, key, None) if declares else None
 

@@ -60,10 +60,7 @@ class Weights:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Compare the names and shapes that a model expects with those in the files.
-
-        Raises ConfigError: tensors are missing, or have another shape.
-        """
+        """Compare expected names and shapes with the files'. Raises ConfigError if they differ."""
         missing = sorted(set(expected) - set(self._file_of))
         if missing:
             raise ConfigError(

@@ -44,10 +44,7 @@ class EngineRole:
         self._sender: SharedMemorySender | None = None
 
     def load(self, runner: "ModelRunner") -> None:
-        """Make the objects that need the loaded model.
-
-        Raises ConfigError: the decode engine has another model, or there is no memory to share.
-        """
+        """Make what needs the loaded model. Raises ConfigError for another model or no memory."""
         config = self._config
         if self.name is None:
             return

@@ -93,10 +93,7 @@ def open_engine(
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
 ) -> Iterator[OpenEngine]:
-    """Load a model and open an engine's sockets; close everything on exit. A context manager.
-
-    Raises ConfigError: the reason why the engine cannot start, in one line.
-    """
+    """Load a model and open an engine's sockets; a context manager. May raise ConfigError."""
     if config.name:
         check_name(config.name)
     check_settings(config, knobs)
@@ -271,10 +268,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def check_settings(config: EngineConfig, knobs: Knobs) -> None:
-    """Check the settings. Call it first, because later checks come after minutes of loading.
-
-    Raises WrongValue: a value has the wrong form, or two values do not go together.
-    """
+    """Check what needs no model, before minutes of loading. Raises WrongValue."""
     check_kv_memory(config.kv_memory)
     memory_bytes("replay_memory", config.replay_memory)
     _check_role(config)

@@ -252,10 +252,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode_command(payload: bytes) -> AnyCommand:
-    """Decode a command.
-
-    Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big).
-    """
+    """Decode a command. Raises msgspec.DecodeError (malformed) or ValidationError (wrong field)."""
     if len(payload) > MAX_COMMAND_BYTES:
         raise msgspec.ValidationError(
             f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"

@@ -53,10 +53,7 @@ class TokenLogprob(Struct, array_like=True, frozen=True):
 
 
 class PositionLogprobs(Struct, array_like=True, frozen=True):
-    """Natural log-probabilities at one position of the output: the chosen and the likeliest tokens.
-
-    They are those before temperature, penalties and top-k/p.
-    """
+    """Natural logprobs at one position, before temperature, penalties and top-k/p."""
 
     chosen: TokenLogprob
     rank: int  # of the chosen token; 1 is the most likely

@@ -241,11 +241,7 @@ class BlockPool:
         return self._digests[block]
 
     def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Check counts, owners, hashes and free lists of all blocks against the block tables.
-
-        Args:
-            holders: (request id, its block table), in order of admission.
-        """
+        """Check all blocks against the block tables: `holders`, in order of admission."""
         for problem in self._problems(holders):
             raise KVCacheIntegrityError(problem)
 
@@ -285,11 +281,7 @@ class BlockPool:
 
 
 def runs_of(published_bytes: bytearray) -> list[BlockRun]:
-    """Join neighbouring blocks in the same state into runs.
-
-    Args:
-        published_bytes: eight bytes for each block: owner << REF_BITS | reference count.
-    """
+    """Join neighbouring blocks in the same state (8 bytes: owner << REF_BITS | refs) into runs."""
     find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
     published = memoryview(published_bytes).cast("q")
     runs: list[BlockRun] = []

@@ -151,10 +151,7 @@ class KVCacheManager:
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
-        """Return how many blocks are in each state now, and counts of evictions, lookups and hits.
-
-        These three are counted since the last drain: evicted blocks, tokens looked up, tokens hit.
-        """
+        """Return the blocks in each state, and evictions, lookups and hits since the last drain."""
         pool = self._pool
         num_cached, num_empty = len(pool.cached), len(pool.empty)
         return KVCounts(
@@ -167,21 +164,14 @@ class KVCacheManager:
         )
 
     def drain_moves(self) -> list[BlockMove]:
-        """Return the state of each block that changed since the last drain, the first change first.
-
-        Sets the evictions, lookups and hits of `counts` to zero.
-        """
+        """Return the state of each block that changed, and set the counts of the drain to zero."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_moves()
 
     def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
-        """Return `counts` and, as msgpack, what `drain_moves` returns, in a fraction of its time.
-
-        Returns:
-            The counts and the moves; the moves are None if no block changed.
-        """
+        """Return `counts` and, as msgpack, what `drain_moves` returns (None if nothing changed)."""
         pool = self._pool
         counts = self.counts()
         self._num_evicted_before = pool.num_evicted
@@ -190,32 +180,21 @@ class KVCacheManager:
         return counts, pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """Return block id -> (state at the last drain, state now), for the blocks that changed.
-
-        Sets the evictions, lookups and hits of `counts` to zero.
-        """
+        """Return block id -> (state at the last drain, state now), and set its counts to zero."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_changes()
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
-        """Undo a drain whose result was not published: the next drain will contain it.
-
-        Args:
-            blocks, counts: what that drain returned.
-        """
+        """Undo a drain that was not published: the next one will contain what it returned."""
         self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
     def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """Make blocks unavailable for prefix hits, because the step that fills them failed.
-
-        Args:
-            start, num_tokens: the positions of `request` that were not written.
-        """
+        """Make blocks at positions that were not written unavailable for hits. Returns them."""
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:
@@ -253,10 +232,7 @@ class KVCacheManager:
                 )
 
     def _heir_finder(self) -> Callable[[int, int], int | None]:
-        """Return a function that finds the last admitted request that holds a block.
-
-        Call the function for the blocks of one table, in the order of the table.
-        """
+        """Return a function that finds the last admitted request that holds a block of a table."""
         heir: Request | None = None
 
         def find(index: int, block: int) -> int | None:

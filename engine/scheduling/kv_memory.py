@@ -41,10 +41,7 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_kv_memory(setting: str) -> None:
-    """Check the setting `kv_memory` alone, without a look at the memory of the machine.
-
-    Raises WrongValue: the setting is neither a size nor a share, or it is zero.
-    """
+    """Check the setting `kv_memory` alone, whatever the machine has. Raises WrongValue."""
     kv_memory_bytes(setting, sys.maxsize, cap_share=False)
 
 
@@ -87,10 +84,7 @@ def kv_memory_bytes(
 
 
 def memory_bytes(name: str, setting: str) -> int:
-    """Return the bytes of a size such as "256MB" or "1.5GiB".
-
-    Raises WrongValue: the setting is not a size, or it is zero.
-    """
+    """Return the bytes of a size such as "256MB" or "1.5GiB". Raises WrongValue."""
     wanted = _size_bytes(setting.strip())
     if not wanted:
         raise WrongValue(name, f"{name} is a size (256MB), not {setting!r}")
@@ -152,10 +146,7 @@ def num_kv_blocks(
     cap_share: bool,
     auto: str = CPU_SHARE,
 ) -> int:
-    """Return the number of KV blocks that the memory holds, at most those that requests can use.
-
-    Raises ConfigError: the memory does not hold one request of `max_model_len` tokens.
-    """
+    """Return how many blocks the memory holds and requests can use. May raise ConfigError."""
     memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share, auto=auto)
     block_bytes = shape.block_bytes(config.block_size)
     affordable = memory // block_bytes

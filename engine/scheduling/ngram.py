@@ -28,11 +28,7 @@ class _Ngrams:
 
 
 class NgramProposer:
-    """Keeps an index of each request's n-grams, so that a guess does not read the text again.
-
-    Args:
-        shortest, longest: lengths of the repetitions to look for, in tokens.
-    """
+    """Keeps an index of n-grams of `shortest` to `longest` tokens for each request."""
 
     def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:
         self.shortest = shortest

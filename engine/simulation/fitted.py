@@ -71,10 +71,7 @@ def _weighted(rows: Floats, targets: Floats, weights: Floats) -> Floats:
 
 
 def _non_negative(gram: Floats, wanted: Floats) -> Floats:
-    """Return the x that minimises `x.gram.x / 2 - wanted.x`, with no element below zero.
-
-    Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
-    """
+    """Lawson and Hanson (1974), chapter 23: minimise `x.gram.x / 2 - wanted.x` for x >= 0."""
     found = np.zeros(len(wanted))
     is_free = np.zeros(len(wanted), dtype=bool)  # the others are held at zero
     for _ in range(3 * len(wanted)):
@@ -197,10 +194,7 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
 
 
 def fit(steps: Sequence[SeenStep]) -> FittedModel:
-    """Fit a model to steps, given in the order in which they ran.
-
-    Raises ConfigError: there are too few steps, or they are too much alike.
-    """
+    """Fit a model to steps in their order. Raises ConfigError if they are too few or alike."""
     steps = [step for step in steps if step.cycle_s > 0]
     _check(steps)
     if len(steps) > _MAX_STEPS:
@@ -243,10 +237,7 @@ def _check(steps: Sequence[SeenStep]) -> None:
 
 
 def _predicted_unseen(rows: Floats, seconds: Floats) -> list[float]:
-    """Predict the time of each step by a fit without it (cross-validation).
-
-    Each fifth of the session is predicted from the other four, so that drift counts as an error.
-    """
+    """Predict each fifth of the session from the other four, so that drift counts as an error."""
     predicted: list[float] = []
     ends = [len(rows) * number // _NUM_FOLDS for number in range(_NUM_FOLDS + 1)]
     for begin, end in pairwise(ends):

@@ -73,11 +73,7 @@ class MeasuredModel:
         return StepTime(low_s + share * (high_s - low_s), self._host_s, 0.0, is_far)
 
     def _at(self, index: int, context: int) -> float:
-        """Return the time of a step with a given context, at one measured number of tokens.
-
-        Args:
-            context: tokens attended to. Beyond the points, the mean slope continues.
-        """
+        """Return the time of a step with `context`, at one measured number of tokens."""
         line = self._lines[index]
         place = bisect_right(line, (context, float("inf")))
         if place == 0 or place == len(line):

@@ -110,10 +110,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of weights that a step of many tokens reads.
-
-        Without the embedding, of which a step reads only the rows of its tokens.
-        """
+        """Bytes of weights that a step of many tokens reads, so without the embedding."""
         return (
             self.attention_weights * self.attention_bytes
             + (self.mlp_weights + self.expert_weights * self.num_experts) * self.mlp_bytes

@@ -66,10 +66,7 @@ _ACTIVATION_ROOM = 1.7e9  # bytes on each GPU for activations: about what vLLM 0
 
 
 class RooflineCoefficients(Struct, frozen=True, kw_only=True):
-    """How much slower real steps are than a data sheet says, and costs that no data sheet has.
-
-    The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
-    """
+    """Factors on data sheet times: a fit to 13 public runs of vLLM 0.15.1 on H100."""
 
     weights: float = 1.309  # factor on the time of all products with weights
     attention: float = 1.068  # factor on the time of attention
@@ -165,10 +162,7 @@ class RooflineModel:
 
 
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
-    """Return how many tokens fit into the KV cache, beside the weights and activations.
-
-    Raises ConfigError: the weights leave no room.
-    """
+    """Return the tokens of the KV cache beside weights and activations. May raise ConfigError."""
     room = gpu.memory_gib * 2**30 * tensor_parallel * _MEMORY_SHARE
     left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel
     if left <= 0:

@@ -49,10 +49,7 @@ class SimulatedRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
-        """Start a step: advance the clock by the host's time, and compute when the step ends.
-
-        The simulated device runs steps one by one.
-        """
+        """Start a step: advance the clock by the host's time, and compute when the step ends."""
         time = self._cost.step_time(shape_of(step))
         launch_ns = self._now_ns + round(time.host_s * 1e9)
         self._now_ns = launch_ns

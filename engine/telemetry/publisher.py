@@ -68,10 +68,7 @@ class Publisher:
             gate.note(descriptor, public)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
-        """Return up to `limit` kept messages, oldest first, from number `sequence` on.
-
-        From any thread.
-        """
+        """Return up to `limit` kept messages from number `sequence` on. From any thread."""
         sender = self.sender
         end = sender.next_sequence
         first = max(sequence, sender.oldest_sequence)

@@ -30,11 +30,7 @@ class Kept(NamedTuple):
 
 
 class ReplayRing:
-    """The last messages. One thread adds them; any thread may `get`.
-
-    Args:
-        max_bytes: bytes to keep, at most; the newest message is kept whatever its size.
-    """
+    """The last messages. One thread adds them; any thread may `get`. The newest always fits."""
 
     def __init__(self, size: int, max_bytes: int) -> None:
         self.next_sequence = 0

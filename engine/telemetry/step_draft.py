@@ -96,11 +96,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def check_drafts(
         self, rows: Sequence[ScheduledRow], bursts: Mapping[int, list[int]], *, with_tokens: bool
     ) -> None:
-        """Record which drafts were accepted, and set the rows' token counts to the tokens added.
-
-        Args:
-            bursts: the tokens that each row with drafts added, by row index.
-        """
+        """Record the accepted drafts; rows get the counts of their `bursts` (tokens, by index)."""
         self.batch = with_positions(
             self.batch, {index: (rows[index].start, len(burst)) for index, burst in bursts.items()}
         )

@@ -83,11 +83,7 @@ class StopText:
         self._ready: list[str] = []
 
     def push(self, token_id: int, armed: bool) -> None:
-        """Add the next token.
-
-        Args:
-            armed: whether stop strings that this token completes end the text.
-        """
+        """Add the next token; if `armed`, stop strings that it completes end the text."""
         self._scan(self._stream.push((token_id,)), armed)
 
     def finish(self, armed: bool) -> None:

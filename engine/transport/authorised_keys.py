@@ -130,10 +130,7 @@ class KeyFolder:
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
-        """Make a key, authorise it, and write all that its holder needs to the file `output`.
-
-        Raises ConfigError: the name is taken, or a file cannot be written.
-        """
+        """Make and authorise a key, and write what its holder needs. May raise ConfigError."""
         check_key_name(name)
         self.make()
         self.check()

@@ -44,11 +44,7 @@ class Connections:
         self.lost.close()
 
     def note(self, identity: bytes, frame: zmq.Frame) -> list[bytes]:
-        """Take note of the sender of a message, who may be new.
-
-        Returns:
-            Identities of other clients that were found to be gone.
-        """
+        """Take note of a message's sender. Returns other clients that were found to be gone."""
         try:
             descriptor = frame.get(zmq.SRCFD)
             assert isinstance(descriptor, int)

@@ -33,10 +33,7 @@ _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost":
 
 
 def runtime_dir() -> Path:
-    """Return the user's own folder for sockets; made with mode 0700 if it is missing.
-
-    Raises ConfigError: the folder belongs to another user.
-    """
+    """Return the user's own folder for sockets (mode 0700). Raises ConfigError if not theirs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is not set
         path = platformdirs.user_runtime_path("stepscope")

@@ -123,11 +123,7 @@ class Gate:
             self._zap.close()
 
     def _answer(self, asked: list[bytes]) -> None:
-        """Answer a ZAP request: libzmq's question whether a handshake is accepted.
-
-        Args:
-            asked: version, request id, domain, address, identity, mechanism, credentials.
-        """
+        """Answer a ZAP request: version, id, domain, address, identity, mechanism, credentials."""
         public = ""
         if len(asked) == 7 and asked[5] == b"CURVE" and len(asked[6]) == 32:
             public = z85.encode(asked[6]).decode()

@@ -69,10 +69,7 @@ def check_public(text: str, what: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read; if that fails, leave no file.
-
-    Raises ConfigError: the file exists already, or cannot be written.
-    """
+    """Write a file for its owner only, or none. Raises ConfigError if it exists or fails."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -92,10 +89,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def read_private(path: Path) -> dict[str, object]:
-    """Read the values in a key file.
-
-    Raises ConfigError: the file cannot be read, is no key file, or other users can read it, too.
-    """
+    """Read the values in a private key file. Raises ConfigError if others can read it, too."""
     try:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())

@@ -41,11 +41,7 @@ def holder_pid(endpoint: Endpoint) -> int | None:
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
-    """Return the process id of this user's engine if it still loads its model.
-
-    None if the engine at the endpoint already listens, or there is no engine of this user on this
-    machine.
-    """
+    """Return the pid of this user's engine here if it does not listen yet, else None."""
     pid = holder_pid(endpoint)
     if pid is None:
         return None
@@ -62,10 +58,7 @@ def killed_pid(endpoint: Endpoint) -> int | None:
 
 
 def is_refused(endpoint: Endpoint) -> bool:
-    """Whether nothing listens at an endpoint, on any machine, so that its engine has ended.
-
-    False for an engine of this user on this machine that still loads its model.
-    """
+    """Whether nothing listens at an endpoint, and no engine of this user here is starting."""
     return not _key_file_fields(endpoint) and _refuses(endpoint)
 
 

@@ -107,11 +107,7 @@ class RateLimiter:
         return True
 
     def charge(self, client: bytes, command: Command | None) -> None:
-        """Charge a client for a command, in addition to its message. It may run into debt.
-
-        Args:
-            command: None for a message that is no command.
-        """
+        """Charge a client for a command (None: a message that is none), maybe into debt."""
         costs = (each[1:] for each in _COSTS if isinstance(command, each[0]))
         of_client, of_all = next(costs, _OTHER)
         self._bucket(client, self._clock()).level -= of_client

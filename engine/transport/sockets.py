@@ -37,11 +37,7 @@ _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
 def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
-    """Make a socket to be passed to `bind`; the caller sets all other options.
-
-    Args:
-        gate: checks which clients get in; None lets in everybody who can reach the socket.
-    """
+    """Make a socket to be bound; the caller sets other options. `gate`: checks who gets in."""
     context = zmq.Context.instance() if gate is None else gate.context
     stand_back(context)
     socket: zmq.Socket[bytes] = context.socket(kind)
@@ -65,10 +61,7 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
 
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Bind a socket. The file of an `ipc` address is private to this user from the beginning.
-
-    Raises ConfigError: the address cannot be bound.
-    """
+    """Bind a socket; an `ipc` file is private from the beginning. Raises ConfigError."""
     try:
         with _private_files():
             socket.bind(address)

@@ -50,10 +50,7 @@ class TraceError(ConfigError):
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """Read the first `limit` requests of a trace, and sort them by arrival.
-
-    Raises TraceError: the file cannot be read, is empty, or any of its lines is broken.
-    """
+    """Read the first `limit` requests of a trace, by arrival. Raises TraceError for any line."""
     try:
         with path.open("rb") as file:
             rows = _rows(path, file)

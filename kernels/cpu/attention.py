@@ -115,10 +115,7 @@ def _make_plan(
 
 
 def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
-    """Return for each request, `[R]`, whether its only query is a decode.
-
-    Raises ValueError if `batch.decodes` says so of a request with more queries: C++ relies on it.
-    """
+    """Return `[R]`: is the only query a decode? Raises ValueError for one with more queries."""
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1

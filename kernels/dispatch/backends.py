@@ -52,11 +52,7 @@ def _for_gpus(
     *,
     widens: bool,
 ) -> _Candidate:
-    """Make a `_Candidate` for GPUs; its probe tries the backend on the current GPU.
-
-    Args:
-        what: what the backend does; shown as the reason if the trial succeeds.
-    """
+    """Make a `_Candidate` for GPUs that tries the backend; `what` tells what it does."""
     return _Candidate(
         name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
     )

@@ -240,11 +240,7 @@ def _norm_rotate(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute SwiGLU (Shazeer, 2020), `[N, 2 I]` to `[N, I]`.
-
-    The result is SiLU of the first half of each row times the second half, computed in fp32 and
-    rounded once.
-    """
+    """Compute SwiGLU (Shazeer, 2020) in fp32, `[N, 2 I]` to `[N, I]`: SiLU(first) * second."""
     library = default_library()
     dtype = gate_up.dtype
     if library is None or dtype not in _IS_BF16 or not (gate_up.is_cpu and gate_up.is_contiguous()):

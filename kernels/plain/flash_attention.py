@@ -197,10 +197,7 @@ def _starts(counts: IntArray) -> IntArray:
 
 
 def load_flash_attn() -> Varlen:
-    """Load the flash-attn package (Dao, 2023).
-
-    Raises ImportError: it is not installed, or was built for another torch.
-    """
+    """Load the flash-attn package (Dao, 2023). Raises ImportError without one for this torch."""
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen(flash_attn_varlen_func)
@@ -239,20 +236,14 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
 
 
 def load_torch_varlen() -> Varlen:
-    """Load torch's own attention over packed sequences, new in 2.10 and still changing.
-
-    Raises ImportError: this torch does not have it, or without the arguments we need.
-    """
+    """Load torch's own varlen attention, new in 2.10. Raises ImportError if it does not fit."""
     from torch.nn.attention import varlen
 
     return torch_varlen(varlen.varlen_attn)
 
 
 def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """Wrap `torch.nn.attention.varlen.varlen_attn`, of any version.
-
-    Raises ImportError: this version lacks an argument that we need.
-    """
+    """Wrap `torch.nn.attention.varlen.varlen_attn`, or raise ImportError if it lacks arguments."""
     known = inspect.signature(function).parameters
     missing = [name for name in ("scale", "window_size") if name not in known]
     if missing:

@@ -151,11 +151,7 @@ class TorchAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> None:
-        """Compute one chunk and write it to the output.
-
-        Args:
-            keys, values: [kv heads, group, keys, dim].
-        """
+        """Compute a chunk over keys and values [kv heads, group, keys, dim] into the output."""
         num_before = chunk.num_keys - chunk.num_queries  # keys before the first query's own
         for start in range(0, chunk.num_queries, QUERY_TILE):
             stop = min(start + QUERY_TILE, chunk.num_queries)

@@ -114,11 +114,7 @@ def plan_launches(
 def _num_tiles(
     ends: IntArray, num_queries: int, sliding_window: int | None, tile_keys: int
 ) -> IntArray:
-    """Number of key tiles that each block of `num_queries` queries attends to.
-
-    Args:
-        ends: for each block, the number of keys up to its last query.
-    """
+    """Number of key tiles each block of queries attends to; `ends`: keys up to its last query."""
     visible = ends
     if sliding_window is not None:
         visible = np.minimum(ends, sliding_window + num_queries - 1)

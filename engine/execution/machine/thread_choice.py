@@ -29,20 +29,14 @@ class _Size:
 
 
 class ThreadChoice:
-    """Chooses between one thread and `num_threads`, separately for each range of step sizes.
-
-    The kernels must guarantee that a step's result does not depend on the number of threads.
-    """
+    """Chooses between one thread and all for each range of step sizes; results are the same."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, num_tokens: int) -> int:
-        """Return the number of threads for a step of `num_tokens`.
-
-        Call `note` before the next `choose`.
-        """
+        """Return the number of threads for a step of `num_tokens`. `note` must follow."""
         if num_tokens > LARGEST_TRIED:
             return self._num_threads
         size = self._size(num_tokens)

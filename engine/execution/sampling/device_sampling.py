@@ -60,11 +60,7 @@ class SamplesOnDevice:
 
 
 def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Return a token for each choice, by its sampling parameters.
-
-    Args:
-        logits: [len(choices), vocab_size]. Overwritten.
-    """
+    """Return a token for each choice. Overwrites `logits` [len(choices), vocab_size]."""
     _penalise(logits, choices)
     logits = _finite(_without_forbidden(logits, choices))
     drawn = [i for i, choice in enumerate(choices) if choice.random is not None]

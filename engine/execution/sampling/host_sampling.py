@@ -115,10 +115,7 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
 
 @np.errstate(over="ignore")  # overflow to inf or -inf is harmless here
 def choose(logits: Floats, choice: TokenChoice) -> int:
-    """Return the token of one row, by its sampling parameters. Overwrites `logits` [vocab_size].
-
-    `UNSOUND` if the largest logit is NaN or infinite.
-    """
+    """Return the token of a row, or `UNSOUND`. Overwrites `logits` [vocab_size]."""
     if not np.isfinite(logits.max()):
         return UNSOUND
     sampling = choice.sampling

@@ -26,10 +26,7 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the arguments.
-
-    Two rounds of SplitMix64 (Steele, Lea and Flood, 2014), a counter-based generator.
-    """
+    """Return a number in [0, 1) by two rounds of SplitMix64 (Steele, Lea and Flood, 2014)."""
     return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
 
 
@@ -55,11 +52,7 @@ class Sampler:
         self._counts: WeakKeyDictionary[Request, TokenCounts] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-        """Return the next token of each request.
-
-        Args:
-            logits: [rows, vocab_size], in any floating dtype, on any device. Not changed.
-        """
+        """Return the next token of each request, from logits [rows, vocab_size] of any device."""
         return self.launch(logits, requests).collect()
 
     def launch(

@@ -88,11 +88,7 @@ class TelemetryFollower:
             self._apply(received.sequence, received.message)
 
     async def _catch_up(self) -> None:
-        """Get a snapshot if needed, then fill gaps until all held messages are applied.
-
-        Raises:
-            EngineUnreachable, CommandRefused: the engine did not send what was asked for.
-        """
+        """Get a snapshot if needed, then fill gaps until all held messages are applied."""
         if self._next_sequence is None:
             snapshot = await self._engine.ask_for(Snapshot, GetSnapshot(), SNAPSHOT_S)
             self._metrics.join(snapshot)
@@ -149,11 +145,7 @@ class TelemetryFollower:
             self._go_on(self._next_sequence, 0, self._held.newest + 1, None)
 
     def _apply(self, sequence: int, message: Telemetry | None) -> None:
-        """Apply the message with this sequence number. Messages skipped before it count as lost.
-
-        Args:
-            message: None for a message of an unknown kind.
-        """
+        """Apply a message (None: of an unknown kind); those skipped before it count as lost."""
         assert self._next_sequence is not None
         if sequence < self._next_sequence:
             return

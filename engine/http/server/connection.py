@@ -36,11 +36,7 @@ class _TooMuch(Exception):  # noqa: N818 - the parser turns it into an error of 
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits.
-
-    Args:
-        config, server_state, app_state: as in uvicorn's protocol.
-    """
+    """uvicorn's protocol with limits."""
 
     def __init__(
         self,

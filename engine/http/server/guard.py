@@ -104,10 +104,7 @@ class Guard:
         )
 
     def _check_origin(self, scope: Scope) -> None:
-        """Raise ApiError if a browser sent the request for a page of another site.
-
-        Otherwise, every page that the user visits could use a server on the loopback address.
-        """
+        """Refuse requests that a browser sends for pages of other sites the user visits."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope["method"] != "POST" or origin is None:

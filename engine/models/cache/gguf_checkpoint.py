@@ -181,10 +181,7 @@ def _of_all_layers(fields: Mapping[str, Any], key: str, default: int | None = No
 
 
 def _scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how positions are scaled. Files from before `rope.scaling` have `rope.scale_linear`.
-
-    The context length of a GGUF file counts the scaled positions.
-    """
+    """Return how positions are scaled; old files have `rope.scale_linear` for `rope.scaling`."""
     kind = fields.get("llama.rope.scaling.type", "linear")
     factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):

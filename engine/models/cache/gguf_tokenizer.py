@@ -64,10 +64,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
 
 def end_tokens(fields: Mapping[str, Any]) -> list[int]:
-    """Return every token that ends a text or a turn, as llama.cpp does.
-
-    Those that the file names, and control tokens whose text says so.
-    """
+    """Return every token that ends a text or a turn: named ones, and control tokens by text."""
     named = (fields.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom"))
     found = {token_id for token_id in named if token_id is not None}
     for token_id, text in enumerate(fields[f"{_PREFIX}tokens"]):

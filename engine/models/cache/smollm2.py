@@ -36,10 +36,7 @@ _LOOK_S = 0.1  # between two reports of the download's progress
 
 
 def checkpoint_of(progress: Callable[[str, float], None], check: Check) -> Path:
-    """Return the folder of the checkpoint in the user's cache; fetch and convert it if missing.
-
-    Raises ConfigError: it cannot be fetched, has a wrong hash, or the cache cannot be written.
-    """
+    """Return the checkpoint's folder; fetch and convert it if missing. May raise ConfigError."""
     return ensure(VERSION, "SmolLM2", lambda folder: _write(folder, progress), check)
 
 

@@ -42,10 +42,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings that an operator may change between two steps.
-
-    Named as in vLLM where vLLM has the setting.
-    """
+    """All settings that may change between two steps; named as in vLLM where it has them."""
 
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="token budget of one step")] = (
         2048
