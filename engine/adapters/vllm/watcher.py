@@ -90,6 +90,20 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
 
 
 _RESET = "the prefix cache was reset"
+_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
+
+
+def _reasons(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
+    """Return how many requests wait for what; those held back for a reason of their own last."""
+    rest = max(0, num_waiting - len(held))
+    num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
+    reasons = {common: rest - num_behind, "queued": num_behind}
+    for reason in held.values():
+        kind = reason.partition(":")[0]
+        reasons[kind] = reasons.get(kind, 0) + 1
+    return {reason: count for reason, count in reasons.items() if count}
+
+
 _STOP_OR_GONE = "by a stop string, or its client left"
 
 
@@ -98,6 +112,7 @@ class Noted(NamedTuple):
 
     Attributes:
         budget: maximum number of tokens of this step.
+        held: see `versions.held`.
     """
 
     start_ns: int
@@ -108,6 +123,7 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
+    held: Mapping[str, str]
 
 
 class VllmWatcher:
@@ -129,6 +145,7 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
+        self._held: dict[str, str] = {}  # as of the last `schedule()`
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -154,13 +171,22 @@ class VllmWatcher:
         if request.status.name == "PREEMPTED":
             self._put_back.append(request.request_id)
 
-    def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted | None:
+    def note(
+        self,
+        out: SchedulerOutput,
+        start_ns: int,
+        end_ns: int,
+        budget: int,
+        *,
+        is_throttled: bool = False,
+    ) -> Noted | None:
         """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
 
         None if the step runs and preempts no request.
 
         Args:
             budget: maximum number of tokens of this step.
+            is_throttled: whether vLLM was asked to leave prefills out of this step.
         """
         scheduler = self._scheduler
         preempted = versions.preempted(out)
@@ -174,6 +200,12 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        self._held = versions.held(scheduler) if num_waiting and not self.halted else {}
+        reasons: dict[str, int] = {}
+        if num_waiting:
+            is_short = bool(preempted)
+            common = self._common_reason(out, num_seats, budget, is_short, is_throttled)
+            reasons = _reasons(num_waiting, common, self._held)
         return Noted(
             start_ns,
             end_ns,
@@ -181,11 +213,24 @@ class VllmWatcher:
             num_seats,
             len(scheduler.running),
             num_waiting,
-            self._waiting_reasons(out, num_seats, num_waiting, budget, is_short=bool(preempted))
-            if num_waiting
-            else {},
+            reasons,
             preempted,
+            self._held,
         )
+
+    def held_anew(self) -> dict[TrackedRequest, str] | None:
+        """Return who is held back while no step runs, and why; None if that is known already."""
+        held = {}
+        if self.num_waiting and not self.halted:
+            held = versions.held(self._scheduler)
+        if held == self._held:
+            return None
+        self._held = held
+        return self._tracked(held)
+
+    def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
+        table = self.recorder.table
+        return {table[name]: reason for name, reason in held.items() if name in table}
 
     def drafted(self, out: SchedulerOutput) -> list[tuple[str, VllmRequest, int]]:
         """Return the requests with drafts in this step, and how many tokens each has put out.
@@ -230,6 +275,8 @@ class VllmWatcher:
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
+        if noted.held:
+            step.held = self._tracked(noted.held)
         recorder.begun(step)
 
     def updated(
@@ -317,28 +364,27 @@ class VllmWatcher:
     def num_waiting(self) -> int:
         return versions.num_waiting(self._scheduler, self._queues)
 
-    def _waiting_reasons(
+    def _common_reason(
         self,
         out: SchedulerOutput,
         num_seats: int,
-        num_waiting: int,
         budget: int,
-        *,
         is_short: bool,
-    ) -> dict[str, int]:
+        is_throttled: bool,
+    ) -> str:
+        """Return what the requests wait for that vLLM has not passed over."""
         scheduler = self._scheduler
         if is_short:
-            return {"preemption": num_waiting}
+            return "preemption"
         if self.halted:
-            return {"paused": num_waiting}
+            return "paused"
         if len(scheduler.running) >= num_seats:
-            return {"seats": num_waiting}
+            return "seats"
         if out.total_num_scheduled_tokens >= budget:
-            return {"budget": num_waiting}
-        num_deferred = min(num_waiting, versions.num_deferred(scheduler))
-        rest = num_waiting - num_deferred
-        reasons = {"deferred": num_deferred, "kv_blocks": min(1, rest), "queued": max(0, rest - 1)}
-        return {reason: count for reason, count in reasons.items() if count}
+            return "budget"
+        if is_throttled and versions.leaves_out_prefills(scheduler):
+            return "cadence"
+        return "encoder" if versions.lacks_encoder_budget(scheduler, self._held) else "kv_blocks"
 
     def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
         request = cast(VllmRequest, tracked.source)
