@@ -167,7 +167,8 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
         half = history.step_at((before.tokens_ns + state.time_ns) // 2)
         middle = None if half is None else history.summary(half)
         grows = middle is None or state.num_waiting > (middle.num_waiting or 0)
-    if not grows and (ttft.within_slo is None or ttft.within_slo >= _KEPT):
+    is_late = ttft.within_slo is not None and ttft.within_slo < _KEPT
+    if not grows and not is_late:
         return None
     text = f"{state.num_waiting:,} requests wait" if state.num_waiting > 1 else "one request waits"
     if grows and before is not None:
@@ -177,7 +178,7 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
     held = max((each for each in limits if each in _BOUND), key=limits.__getitem__, default=None)
     if held is not None and limits[held] >= _OFTEN:
         text += f"; {_BOUND[held]} in {limits[held]:.0%} of steps"
-    return Verdict("breach" if grows else "caution", text, "screen_step")
+    return Verdict("breach" if grows and is_late else "caution", text, "screen_step")
 
 
 def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:

@@ -152,7 +152,7 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
 
     Before 0.17 vLLM has no pause.
     """
-    state = getattr(scheduler, "pause_state", 0)
+    state: Any = getattr(scheduler, "pause_state", None)
     if not state:
         return None
     holds = scheduler.running or getattr(scheduler, "kv_holding_waiting", ())

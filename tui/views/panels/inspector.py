@@ -151,7 +151,7 @@ def _blocks(record: StepRecord) -> Line:
         ("  freed ", "muted"),
         (fmt.count(freed), "text"),
         ("  preempted ", "muted"),
-        (fmt.count(preempted), "breach" if preempted else "text"),
+        (fmt.count(preempted), "caution" if preempted else "text"),
     )
 
 
