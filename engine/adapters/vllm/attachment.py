@@ -233,7 +233,8 @@ class _VllmHooks:
             with lock:
                 tokens_ns = attachment.seen()
                 drafted: list[tuple[str, VllmRequest, int]] = []
-                attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
+                if out.scheduled_spec_decode_tokens:
+                    attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
                 result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:
