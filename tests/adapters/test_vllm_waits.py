@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.history.history import History
@@ -91,7 +91,7 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
 ) -> None:
     request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
     scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
-    assert versions.held(scheduler) == {"a": reason}
+    assert waits.held(scheduler) == {"a": reason}
 
 
 def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_blocks() -> None:
@@ -100,11 +100,11 @@ def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_bl
         SimpleNamespace(is_prefill_chunk=True),
     )
     scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
-    assert not versions.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler)
     scheduler.running.append(decoding)
-    assert versions.leaves_out_prefills(scheduler)
+    assert waits.leaves_out_prefills(scheduler)
     scheduler.prefill_capacity_bound = True
-    assert not versions.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler)
 
     picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
     pool = SimpleNamespace(get_num_free_blocks=lambda: 7)
@@ -114,6 +114,6 @@ def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_bl
         block_size=16,
         kv_cache_manager=SimpleNamespace(block_pool=pool),
     )
-    assert versions.lacks_encoder_budget(scheduler, {"held"})
+    assert waits.lacks_encoder_budget(scheduler, {"held"})
     picture.num_tokens = 113  # does not fit into seven blocks
-    assert not versions.lacks_encoder_budget(scheduler, {"held"})
+    assert not waits.lacks_encoder_budget(scheduler, {"held"})

@@ -9,7 +9,7 @@ from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
-from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
@@ -90,20 +90,6 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
 
 
 _RESET = "the prefix cache was reset"
-_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
-
-
-def _reasons(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
-    """Return how many requests wait for what; those held back for a reason of their own last."""
-    rest = max(0, num_waiting - len(held))
-    num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
-    reasons = {common: rest - num_behind, "queued": num_behind}
-    for reason in held.values():
-        kind = reason.partition(":")[0]
-        reasons[kind] = reasons.get(kind, 0) + 1
-    return {reason: count for reason, count in reasons.items() if count}
-
-
 _STOP_OR_GONE = "by a stop string, or its client left"
 
 
@@ -112,7 +98,7 @@ class Noted(NamedTuple):
 
     Attributes:
         budget: maximum number of tokens of this step.
-        held: see `versions.held`.
+        held: see `waits.held`.
     """
 
     start_ns: int
@@ -200,12 +186,15 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
-        self._held = versions.held(scheduler) if num_waiting and not self.halted else {}
+        self._held = waits.held(scheduler) if num_waiting and not self.halted else {}
         reasons: dict[str, int] = {}
         if num_waiting:
-            is_short = bool(preempted)
-            common = self._common_reason(out, num_seats, budget, is_short, is_throttled)
-            reasons = _reasons(num_waiting, common, self._held)
+            common = "preemption" if preempted else "paused" if self.halted else None
+            if common is None:
+                common = waits.common_reason(
+                    scheduler, out, num_seats, budget, self._held, is_throttled=is_throttled
+                )
+            reasons = waits.counted(num_waiting, common, self._held)
         return Noted(
             start_ns,
             end_ns,
@@ -222,7 +211,7 @@ class VllmWatcher:
         """Return who is held back while no step runs, and why; None if that is known already."""
         held = {}
         if self.num_waiting and not self.halted:
-            held = versions.held(self._scheduler)
+            held = waits.held(self._scheduler)
         if held == self._held:
             return None
         self._held = held
@@ -363,28 +352,6 @@ class VllmWatcher:
     @property
     def num_waiting(self) -> int:
         return versions.num_waiting(self._scheduler, self._queues)
-
-    def _common_reason(
-        self,
-        out: SchedulerOutput,
-        num_seats: int,
-        budget: int,
-        is_short: bool,
-        is_throttled: bool,
-    ) -> str:
-        """Return what the requests wait for that vLLM has not passed over."""
-        scheduler = self._scheduler
-        if is_short:
-            return "preemption"
-        if self.halted:
-            return "paused"
-        if len(scheduler.running) >= num_seats:
-            return "seats"
-        if out.total_num_scheduled_tokens >= budget:
-            return "budget"
-        if is_throttled and versions.leaves_out_prefills(scheduler):
-            return "cadence"
-        return "encoder" if versions.lacks_encoder_budget(scheduler, self._held) else "kv_blocks"
 
     def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
         request = cast(VllmRequest, tracked.source)
