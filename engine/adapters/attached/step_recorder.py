@@ -215,7 +215,7 @@ class StepRecorder:
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
-            held=self._hold(step.held) if step.held or self._held else None,
+            held=None if step.held is None else self._hold(step.held),
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )

@@ -89,6 +89,7 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
     return [block - 1 for group in block_ids for block in group if block]
 
 
+_LOOK_STEPS = 16
 _RESET = "the prefix cache was reset"
 _STOP_OR_GONE = "by a stop string, or its client left"
 
@@ -98,7 +99,7 @@ class Noted(NamedTuple):
 
     Attributes:
         budget: maximum number of tokens of this step.
-        held: see `waits.held`.
+        held: see `waits.held`; None: as before.
     """
 
     start_ns: int
@@ -109,7 +110,7 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
-    held: Mapping[str, str]
+    held: Mapping[str, str] | None
 
 
 class VllmWatcher:
@@ -131,7 +132,8 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
-        self._held: dict[str, str] = {}  # as of the last `schedule()`
+        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
+        self._counts = 0, 0  # of running and waiting requests, at the last look who is held
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -186,7 +188,7 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
-        self._held = waits.held(scheduler) if num_waiting and not self.halted else {}
+        held_anew = self._look_at_held(out, num_waiting)
         reasons: dict[str, int] = {}
         if num_waiting:
             common = "preemption" if preempted else "paused" if self.halted else None
@@ -204,8 +206,29 @@ class VllmWatcher:
             num_waiting,
             reasons,
             preempted,
-            self._held,
+            held_anew,
         )
+
+    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
+        """Look who is held back, if that may have changed. Returns them if it has, else None.
+
+        With as many running and waiting requests as before, and none that begins, it can only have
+        changed if one came as another left; so a look now and then is enough.
+        """
+        scheduler = self._scheduler
+        if not num_waiting or self.halted:
+            held: Mapping[str, str] = {}
+        else:
+            counts = len(scheduler.running), num_waiting
+            is_alike = counts == self._counts and not out.scheduled_new_reqs
+            self._counts = counts
+            if is_alike and self.recorder.next_step % _LOOK_STEPS:
+                return None
+            held = waits.held(scheduler)
+        if held == self._held:
+            return None
+        self._held = held
+        return held
 
     def held_anew(self) -> dict[TrackedRequest, str] | None:
         """Return who is held back while no step runs, and why; None if that is known already."""
@@ -264,7 +287,7 @@ class VllmWatcher:
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
-        if noted.held:
+        if noted.held is not None:
             step.held = self._tracked(noted.held)
         recorder.begun(step)
 
