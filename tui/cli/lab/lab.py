@@ -14,8 +14,9 @@ import typer
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
@@ -90,21 +91,20 @@ def _try(
     experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
 ) -> LabFinding:
     if not bench.can_try(experiment.arms):
-        finding = LabFinding(
-            "cannot be tried here", "nothing", "it starts engines of its own: leave out --engine"
-        )
+        why = "it starts engines of its own: leave out --engine"
+        finding = LabFinding(None, "nothing", why)
         say(*lines(experiment, finding, []), "")
         return finding
-    runs = []
-    for number, arm in enumerate(experiment.arms):
-        what = f"{experiment.name}: {arm.name}"
 
-        def on_share(share: float, number: int = number, what: str = what) -> None:
-            part = (number + share) / len(experiment.arms)
-            progress(what, (place[0] + part) / place[1])
+    def run(number: int, arm: Arm) -> ArmRun:
+        def on_share(share: float) -> None:
+            done = place[0] + (number + share) / len(experiment.arms)
+            progress(f"{experiment.name}: {arm.name}", done / place[1])
 
         on_share(0.0)
-        runs.append(bench.run(experiment.name, arm, on_share))
+        return bench.run(experiment.name, arm, on_share)
+
+    runs = [run(number, arm) for number, arm in enumerate(experiment.arms)]
     finding = experiment.finding(runs)
     progress.close()
     say(*lines(experiment, finding, runs), "")

@@ -16,10 +16,9 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
     yield f"  measured  {finding.measured}"
     for run in runs:
         yield f"  by        {run.path.name} ({run.name}: {run.side.points.num_steps:,} steps)"
-    yield f"  verdict   {finding.verdict}{f': {finding.why}' if finding.why else ''}"
+    yield f"  verdict   {finding.text}"
     if finding.rows:
-        sides = "<" + ">" * len(experiment.columns)
-        yield from (f"  {line}" for line in text_table(*experiment.table(finding), sides))
+        yield from (f"  {line}" for line in text_table(*experiment.table(finding)))
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
@@ -27,10 +26,9 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
     text = ["# What the lab measured\n", f"{machine}\n"]
     text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:
-        verdict = finding.verdict + (f": {finding.why}" if finding.why else "")
         text.append(
             f"| `{experiment.name}`: {experiment.claim} | {experiment.source} "
-            f"| {finding.measured} | {verdict} |"
+            f"| {finding.measured} | {finding.text} |"
         )
     for experiment, finding in found:
         if finding.rows:
