@@ -1,7 +1,6 @@
 """`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -98,14 +97,12 @@ def demo(
     if record is not None:
         _check_writable("--record", record)
     cut_short: str | None = None
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
-        progress("starting the engine", None)
-        told, levels = (lambda line: progress(line, None)), own_levels(settings)
-        with EngineProcess(
-            *engine_arguments(model, with_tokens, simulated, told, levels)
-        ) as engine:
-            costs = engine.wait_until_ready().step_costs
+        levels = own_levels(settings)
+        options, runs = engine_arguments(model, with_tokens, simulated, levels)
+        with EngineProcess(options, progress, runs) as engine:
+            costs = engine.info.step_costs
             about = [f"workload   {workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
             if speaks(model, simulated):

@@ -1,6 +1,5 @@
 """`stepscope watch`: checks alert rules about an engine, without a screen."""
 
-import signal
 import time
 from collections.abc import Sequence
 
@@ -71,7 +70,7 @@ def watch(
     out = _MessagePrinter(source.name, as_json)
     has_fired = False
     start_s = time.monotonic()
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     with stop, serve_alert_metrics(served_at, source.name, judge.watches):
         source.start()
         try:

@@ -122,24 +122,17 @@ def _engine(
             info = client.info()
         yield endpoint, info
         return
-    progress("starting the engine", None)
-    with EngineProcess(_options(model), lambda line: progress(line, None)) as process:
-        yield process.endpoint, process.wait_until_ready()
+    with EngineProcess(_options(model), progress) as process:
+        yield process.endpoint, process.info
 
 
 @contextmanager
 def _pair(model: str, progress: Progress) -> Iterator[tuple[Endpoint, Endpoint]]:
     """Start a prefill and a decode engine, with half of the cores each."""
-
-    def on_line(line: str) -> None:
-        progress(line, None)
-
     half: Mapping[str, KnobValue] = {**_options(model), "threads": max(1, _num_cores() // 2)}
-    with EngineProcess({**half, "role": "decode"}, on_line, name="decode") as decode:
-        decode.wait_until_ready()
+    with EngineProcess({**half, "role": "decode"}, progress, name="decode") as decode:
         roles = {"role": "prefill", "decode_to": decode.endpoint.control}
-        with EngineProcess({**half, **roles}, on_line, name="prefill") as prefill:
-            prefill.wait_until_ready()
+        with EngineProcess({**half, **roles}, progress, name="prefill") as prefill:
             yield prefill.endpoint, decode.endpoint
 
 

@@ -1,6 +1,5 @@
 """`stepscope record`: records a session to a file or a series of files, without a screen."""
 
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,16 +109,16 @@ def record(
     engines = _engines(endpoint, wait)
     outputs = [output_path(each, is_new=limits is None) for each in _files(output, len(engines))]
     sources = [_source(each, past) for each in engines]
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     # Catch signals before a file exists, so that none can leave it unfinished.
     with stop:
-        sessions: list[_RecordedEngine] = []
+        sessions: list[RecordedEngine] = []
         try:
             for source, path in zip(sources, outputs, strict=True):
                 target = path if limits is None else FileSeries(path, limits, kept)
-                sessions.append(_RecordedEngine(source, target, levels))
+                sessions.append(RecordedEngine(source, target, levels))
             with Progress() as progress:
-                _watch(sessions, stop, seconds, limits is not None, progress)
+                watch_recordings(sessions, stop, seconds, limits is not None, progress)
         finally:
             for session in sessions:
                 session.stop()
@@ -142,7 +141,7 @@ def _files(file: str, num_engines: int) -> list[str]:
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in ranks] or [file]
 
 
-class _RecordedEngine:
+class RecordedEngine:
     """Records one engine, and notices when its recording is over."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
@@ -201,8 +200,8 @@ def _source(address: Address, past_s: float) -> LiveSource:
     return receive(address, Journal(), past_s)
 
 
-def _watch(
-    sessions: Sequence[_RecordedEngine],
+def watch_recordings(
+    sessions: Sequence[RecordedEngine],
     stop: StopSignals,
     seconds: float | None,
     is_series: bool,

@@ -1,6 +1,5 @@
 """`stepscope tune --hold`: holds an ITL level by changing the token budget of a running engine."""
 
-import signal
 import time
 from collections.abc import Mapping
 
@@ -47,7 +46,7 @@ def hold(
     itl_ms = slo_of(levels, said).itl_ms
     out = _MovePrinter(chosen.name, as_json)
     begun_s = time.monotonic()
-    with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:
+    with StopSignals() as stop:
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:
