@@ -112,6 +112,7 @@ def _run(
     )
 
 
+@pytest.mark.slow
 def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Path) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run("$S compare ok.mcap freeze", folder, ascii_only)
@@ -123,6 +124,7 @@ def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Pat
     assert done.stdout.decode("ascii") == drawn.encode("ascii", "replace").decode()
 
 
+@pytest.mark.slow
 def test_a_file_name_that_is_not_utf8_is_not_reported_as_a_bug(folder: Path) -> None:
     odd = b"\xff.mcap"
     shutil.copy(folder / "ok.mcap", os.fsencode(folder) + b"/" + odd)
@@ -132,6 +134,7 @@ def test_a_file_name_that_is_not_utf8_is_not_reported_as_a_bug(folder: Path) -> 
     assert done.stderr.splitlines()[-1].endswith(b"is not valid UTF-8: rename the file")
 
 
+@pytest.mark.slow
 def test_closed_and_full_output_streams_are_not_reported_as_bugs(folder: Path) -> None:
     assert _run("$S verify ok.mcap >&- 2>&-", folder).returncode == 0
     closed = _run("$S verify missing.mcap 2>&-", folder)

@@ -90,7 +90,7 @@ def test_a_difference_in_too_short_a_run_is_never_significant() -> None:
     assert Contrast(sides[0], []).percentile(50) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**11), st.integers(0, 10**11), st.integers(1, 9)),

@@ -207,6 +207,7 @@ def test_the_compare_screen_can_be_drawn_into_a_file(
     assert any("B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_compare_prints_a_table_if_there_is_no_terminal() -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "compare", "freeze", "chunked"]
     done = subprocess.run(

@@ -20,9 +20,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from record_vllm import MODEL, drafts_of, make_request, make_scheduler, result_of, sha256
-from vllm import __version__
+from vllm import PoolingParams, __version__
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -69,6 +71,7 @@ class Tape:
             prompt=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,
+            pooling=[True] if request.pooling_params is not None else [],
         )
 
     def schedule(self) -> Any:
@@ -76,8 +79,7 @@ class Tape:
         output = self._scheduler.schedule()
         again = output.scheduled_cached_reqs
         self._keep(
-            "simulate",
-            "--steps",
+            "schedule",
             tokens=output.num_scheduled_tokens,
             drafts={
                 name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()
@@ -117,6 +119,14 @@ class Tape:
     def set_budget(self, budget: int) -> None:
         self._scheduler.max_num_scheduled_tokens = budget
         self._keep("budget", budget=budget)
+
+    def reset(self) -> None:
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        self._keep("reset")
+
+    def pause(self, name: str) -> None:
+        self._scheduler.set_pause_state(interface.PauseState[name])
+        self._keep("pause", state=name)
 
     def _keep(self, call: str, **fields: Any) -> None:
         state = dict(self._state())
@@ -173,25 +183,51 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
     for step in range(MAX_STEPS):
         for number, wanted in enumerate(case["requests"]):
             if wanted["arrival_step"] == step:
-                tape.add(make_request(number, wanted, case, hasher))
+                request = make_request(number, wanted, case, hasher)
+                if case.get("pools"):
+                    request.sampling_params, request.pooling_params = None, PoolingParams()
+                tape.add(request)
         if step in case.get("budget_at", {}):
             tape.set_budget(case["budget_at"][step])
+        if step in case.get("reset_at", ()):
+            tape.reset()
+        if step in case.get("pause_at", {}):
+            tape.pause(case["pause_at"][step])
         if step in case.get("abort_at", {}):
             tape.finish(case["abort_at"][step])
         output = tape.schedule()
         wanted_tokens = case["requests"] if "speculative" in case else None
-        in_flight.append((output, result_of(scheduler, output, wanted_tokens)))
+        if case["is_asynchronous"]:
+            draft_ahead(scheduler, output, wanted_tokens, step)
+        result = result_of(scheduler, output, wanted_tokens)
+        if case.get("pools"):
+            whole = [bool(tokens) for tokens in result.sampled_token_ids]
+            result.pooler_output = [torch.zeros(1) if each else None for each in whole]
+            result.sampled_token_ids = []
+        in_flight.append((output, result))
         if len(in_flight) == most_in_flight:
-            tape.update(*in_flight[0])
-            if "speculative" in case:
-                scheduler.update_draft_token_ids(drafts_of(scheduler, in_flight[0][1], case))
-            in_flight.popleft()
+            output, result = in_flight.popleft()
+            tape.update(output, result)
+            if wanted_tokens and not case["is_asynchronous"]:
+                scheduler.update_draft_token_ids(drafts_of(scheduler, result, case))
         if step > last and not scheduler.requests and not output.num_scheduled_tokens:
             break
     while in_flight:
         tape.update(*in_flight.popleft())
     assert not scheduler.requests, "the case did not end"
     return tape.lines
+
+
+def draft_ahead(
+    scheduler: Scheduler, output: Any, wanted: list[dict[str, Any]] | None, step: int
+) -> None:
+    """Replace the placeholders of drafts as vLLM's worker does: some are right, the rest not."""
+    drafts = output.scheduled_spec_decode_tokens
+    for name, placeholders in drafts.items():
+        assert wanted is not None
+        first = scheduler.requests[name].num_output_tokens
+        right = wanted[int(name)]["output"][first : first + (step + int(name)) % 4]
+        drafts[name] = (right + placeholders)[: len(placeholders)]
 
 
 def requests(*wanted: tuple[int, int, int]) -> list[dict[str, int]]:
@@ -278,6 +314,29 @@ def cases() -> dict[str, dict[str, Any]]:
             "reserve": "none",
             "abort_at": {9: ["3"]},
         },
+        "pause": base
+        | {
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
+            "reset_at": [5, 23],
+            "pause_at": {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
+        },
+        "pooling": base
+        | {
+            "pools": True,
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
+        },
+        "speculation_ahead": base
+        | drafts
+        | {
+            "speculative": "ngram_gpu",
+            "is_asynchronous": True,
+            "max_num_batched_tokens": 96,
+            "num_blocks": 17,
+            "requests": repeated_texts(),
+            "reserve": "none",
+        },
         "asynchronous": base
         | {
             "is_asynchronous": True,
@@ -305,6 +364,8 @@ def main() -> int:
         for name, case in cases().items():
             if given.case not in (None, name):
                 continue
+            if name == "pause" and not hasattr(interface, "PauseState"):
+                continue  # before 0.17
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"
             path.write_text("".join(dumps(line) + "\n" for line in lines))

@@ -31,6 +31,7 @@ from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import ChunkPlace
+from stepscope.recordings.file.mcap.sink import RECORD
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -92,6 +93,8 @@ class Written:
             chunks = range(recording.num_chunks)
             self.num_in = [len(recording.chunk_frames(number)) for number in chunks]
         assert len(self.frames) == count
+        _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
+        self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
 
     def num_safe(self, num_bytes: int) -> int:
         return max(frames for size, frames in self.safe if size <= num_bytes)
@@ -168,7 +171,7 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
         try:
             with Recording(path) as recording:
                 assert recording.truncated
-                is_all = length >= large.chunks[-1].end + 13
+                is_all = length >= large.end_of_data
                 why = "index is cut off" if is_all else "was not closed"
                 assert why in (recording.message or "")
                 last = recording.num_chunks - 1
@@ -185,7 +188,6 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
 
 def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """The last bytes only index the file: no step lies there."""
-    end_of_data = small.chunks[-1].end + 13
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
         path = tmp_path / f"cut-{length}.mcap"
         path.write_bytes(small.content[:length])
@@ -195,7 +197,7 @@ def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_pat
             assert recording.truncated
             said = recording.message or ""
         report = repair(path, tmp_path / f"mended-{length}.mcap", nothing)
-        if length >= end_of_data:
+        if length >= small.end_of_data:
             assert "its index is cut off" in said
             assert "missing" not in said
             assert report.losses == []

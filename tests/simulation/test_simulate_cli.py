@@ -126,6 +126,7 @@ def test_what_cannot_be_simulated_gives_a_one_line_error_with_a_remedy(
     assert expected in line
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_a_simulation_leaves_a_complete_recording(tmp_path: Path) -> None:
     path = tmp_path / "long.mcap"
     command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "mix", "--rate", "20"]

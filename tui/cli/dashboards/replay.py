@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recordings import samples
-from stepscope.recordings.file.incident import incidents_in
+from stepscope.recordings.file.incident import incident_in, incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
@@ -36,12 +36,12 @@ def replay(
 
     Of a folder, list the incidents that are kept in it.
 
-    The service levels in the recording apply, unless an option sets others.
+    The service levels in the recording apply, unless an option sets others. An incident about late
+    tokens, and the samples 'freeze' and 'chunked', open on the time axis.
     """
     if Path(file).is_dir():
         list_incidents(Path(file))
         return
-    settings = resolve(DashboardSettings, "dashboard", flags)
     if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
     with Recording(find_recording(file)) as recording:
@@ -50,6 +50,8 @@ def replay(
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
+        axis = {"axis": "time"} if _is_about_time(recording) else None
+        settings = resolve(DashboardSettings, "dashboard", flags, axis)
         settings = judged_as(settings, flags, recording)
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
         source.start()
@@ -63,6 +65,16 @@ def replay(
             run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
+
+
+def _is_about_time(recording: Recording) -> bool:
+    """Whether a recording was made to show how long something takes."""
+    shipped = samples.shipped()
+    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
+        return True
+    incident = incident_in(recording.metadata)
+    fired = () if incident is None else incident.rules
+    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def list_incidents(folder: Path) -> None:

@@ -86,7 +86,7 @@ def screenshot_file(
         try:
             source.seek(step)
             source.wait(60)
-            source.file_events.search.wait(_FILE_EVENTS_S)
+            source.file_index.wait(_FILE_EVENTS_S)
             from stepscope.tui.app.picture import screenshot  # loads Textual
 
             screenshot(

@@ -98,7 +98,7 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     info = taken.info
     state = SessionState.from_snapshot(taken)
     by_status = {"running": state.num_running, "waiting": state.num_waiting}
-    if state.totals is None:
+    if state.totals is None or taken.requests:
         by_status = {"running": 0, "waiting": 0, "preempted": 0}
         for request in taken.requests:
             by_status[request.status] = by_status.get(request.status, 0) + 1

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
+from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
@@ -102,11 +103,14 @@ def check(
     report = None if junit is None else output_path(junit)
     flags = level_flags(slo_itl, slo_ttft)
     try:
-        found = measure(target, seconds, flags, "check")
+        compares = baseline is not None
+        found = measure(target, seconds, flags, "check", for_comparison=compares)
         checks = bound_checks(found.figures, bounds, lower)
         if baseline is not None:
-            old = measure(baseline, None, levels_of(found.slo), "check")
-            checks += regression_checks(compare(old.side, found.side), allowed)
+            old = measure(baseline, None, levels_of(found.slo), "check", for_comparison=True)
+            assert isinstance(old.run, Side)
+            assert isinstance(found.run, Side)
+            checks += regression_checks(compare(old.run, found.run), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error
     code = exit_code(checks)

@@ -4,14 +4,14 @@ from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
 from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
-from stepscope.tui.cli.recordings.measured import recorded, side_of
+from stepscope.tui.cli.recordings.measured import recorded
 from stepscope.tui.cli.shared.connect import is_recording
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
@@ -98,7 +98,7 @@ def explain(
             wanted,
         )
         note(recording.message)
-        side = _side(file, recording, found) if wanted is None and found.num_steps else None
+        side = _run(recording, found) if wanted is None and found.num_steps else None
     if as_json:
         limits = {} if side is None else limits_document(side)
         write_json({**_document(file, found), **limits})
@@ -107,11 +107,10 @@ def explain(
     say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
 
 
-def _side(file: str, recording: Recording, found: Explanation) -> Side:
-    """Read the whole recording again, and return the sums that tell what limited its steps."""
+def _run(recording: Recording, found: Explanation) -> FileRun:
+    """The sums that tell what limited the steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
-    slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
-    return side_of(recording.path, file, slo)
+    return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 
 
 # Text output

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.compare.side.advice import Run
 from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
@@ -42,7 +44,7 @@ class MeasuredSession(NamedTuple):
     name: str
     slo: SLO
     figures: Mapping[str, float | None]
-    side: Side
+    run: Run
 
     @property
     def text(self) -> str:
@@ -54,7 +56,12 @@ class MeasuredSession(NamedTuple):
 
 
 def measure(
-    target: str | None, seconds: float | None, flags: Mapping[str, Any], command: str
+    target: str | None,
+    seconds: float | None,
+    flags: Mapping[str, Any],
+    command: str,
+    *,
+    for_comparison: bool = False,
 ) -> MeasuredSession:
     """Measure a recording, or the last seconds of a recording or of a running engine.
 
@@ -64,6 +71,7 @@ def measure(
         seconds: None: the whole recording, or the last minute of an engine.
         flags: service levels that were given as options.
         command: the stepscope command that an error suggests.
+        for_comparison: whether to read what a comparison needs, a `Side`: all messages.
     """
     check_seconds(seconds)
     if target is not None and is_metrics_url(target):
@@ -81,8 +89,19 @@ def measure(
             start = recording.find_time(recording.end_ns - round(seconds * 1e9))
             before = recording.step_before(start)
             first = None if before is None else before + 1
+        if not for_comparison:
+            return _of_file(recording, target or "", slo, first)
     side = side_of(chosen, target or "", slo, Stretch(first))
     return MeasuredSession(target or "", slo, side.figures(), side)
+
+
+def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> MeasuredSession:
+    with Progress() as progress:
+        run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
+    note(recording.message)
+    if not run.num_steps:
+        raise NothingMeasured(f"{name}: there is no step to measure")
+    return MeasuredSession(name, slo, run.figures(), run)
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: Stretch | None = None) -> Side:

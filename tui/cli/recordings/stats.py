@@ -26,7 +26,7 @@ def stats(
     """Print all figures of a recording, an engine or /metrics."""
     found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
     if as_json:
-        write_json({**found.document(), "advice": limits_document(found.side)["advice"]})
+        write_json({**found.document(), "advice": limits_document(found.run)["advice"]})
         return
     latencies = {kind: [latency_name(kind, rank) for rank in RANKS] for kind in KINDS}
     rows = [
@@ -39,7 +39,7 @@ def stats(
         for name, spec in FIGURES.items()
         if name not in left_out
     ]
-    advised = advice_lines(found.side)
+    advised = advice_lines(found.run)
     say(
         f"{found.text}; levels {levels_text(levels_of(found.slo))}",
         "",

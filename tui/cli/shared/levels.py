@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.advice import Run, advice
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import (
     LEVEL_NAMES,
@@ -105,7 +104,7 @@ _NAMES: dict[Limit, str] = {
 _SHOWN = 0.005  # smaller shares are left out
 
 
-def limits_text(side: Side) -> str:
+def limits_text(side: Run) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = side.figures()
     names = dict(_NAMES)
@@ -118,12 +117,12 @@ def limits_text(side: Side) -> str:
     return ", ".join(parts) or "unknown"
 
 
-def advice_lines(side: Side) -> list[str]:
+def advice_lines(side: Run) -> list[str]:
     """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
 
 
-def limits_document(side: Side) -> dict[str, Any]:
+def limits_document(side: Run) -> dict[str, Any]:
     """Return the shares of the limits, and the advice, for JSON."""
     figures = side.figures()
     return {
