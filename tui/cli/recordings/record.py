@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
@@ -12,7 +13,7 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.levels import chosen_levels
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
@@ -31,6 +32,7 @@ _GONE_S = 10.0  # an engine that is silent for longer counts as gone
     "stepscope record -o incident.mcap --past 300 --seconds 1",
     "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
     "stepscope record engine-0 --incidents kept --keep 2GB",
+    sections=("levels",),
     takes_key=True,
 )
 def record(
@@ -70,13 +72,8 @@ def record(
         "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
         "standard input",
     ),
-    slo_itl: str | None = option(
-        "TIME", "service level to store in the file: a longer gap between two tokens is a breach"
-    ),
-    slo_ttft: str | None = option(
-        "TIME", "service level to store in the file: a later first token is a breach"
-    ),
     wait: Wait = True,
+    flags: dict[str, Any],
 ) -> None:
     """Record every step of an engine to a file, without a screen.
 
@@ -91,14 +88,14 @@ def record(
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
         options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
-        keep_incidents(chosen, options, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds)
+        keep_incidents(chosen, options, chosen_levels(flags), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate or --incidents")
     check_past(past)
-    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
+    levels = chosen_levels(flags)
     limits, kept = series_limits("--rotate", rotate), series_limits("--keep", keep)
     if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
         raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")

@@ -81,12 +81,12 @@ def picture_path(
     output: str, suffixes: tuple[str, ...] = (".svg", ".txt"), option: str = "--output"
 ) -> Path:
     """Return the path to write to, after a check of its suffix and that it can be written."""
-    path = Path(output)
+    path = output_path(output, option)
     if (suffix := path.suffix.lower()) not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
         instead = "; a screen is no PNG any more: take SVG" if suffix == ".png" else ""
         raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}{instead}")
-    return output_path(output, option)
+    return path
 
 
 def picture_size(text: str) -> tuple[int, int]:

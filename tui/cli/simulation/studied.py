@@ -1,10 +1,10 @@
 """`studied`: reads what forecasts need, from a recording or from the next seconds of an engine."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
@@ -17,7 +17,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
 from stepscope.tui.cli.recordings.record import RecordedEngine, watch_recordings
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
-from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -45,11 +45,9 @@ def studied(
     target: str | None,
     seconds: float | None,
     command: str,
-    slo_itl: str | None,
-    slo_ttft: str | None,
+    flags: Mapping[str, Any],
 ) -> Iterator[Studied]:
     """Read what forecasts need from a recording, or first record a running engine for a while."""
-    flags = level_flags(slo_itl, slo_ttft)
     stop = StopSignals()
     with (
         stop,
