@@ -19,7 +19,6 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.levels import LIMIT_NAMES
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
@@ -27,6 +26,10 @@ from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
+_LIMIT_NAMES = {
+    "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
+    "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
+}  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
     ("ITL p95 ms", "itl_p95_ms"),
@@ -175,7 +178,7 @@ def _limit(seen: Seen) -> str:
     share = f"{seen.share(most):.0%} of the recorded steps"
     if most == "work":
         return f"no setting limited {share}, only the speed of the machine"
-    return f"{LIMIT_NAMES[most]} limited {share}"
+    return f"{_LIMIT_NAMES[most]} limited {share}"
 
 
 def _late(each: Candidate, level: SLO) -> str:
