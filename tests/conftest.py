@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 import zmq
 from hypothesis import settings
+from textual.app import App
+from textual.pilot import Pilot
 
+from stepscope.engine.adapters.metrics import local_servers
+from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
@@ -22,12 +26,14 @@ from tests.support.done import Done
 from tests.support.engines.http_server import HttpServer
 from tests.support.engines.live_engine import LiveEngine, running_engine
 from tests.support.engines.tiny_checkpoint import write_checkpoint
+from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
 from tests.support.sessions.received import Received
 from tests.support.sessions.still_source import StillSource, busy_session
+from tests.support.waiting import WAIT_S
 
-# The time of an example depends on the machine.
-settings.register_profile("stepscope", deadline=None)
+# The time of an example depends on the machine, and a run is to find what the one before it found.
+settings.register_profile("stepscope", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("stepscope")
 
 # Several tests run at a time, and idle threads of torch spin: with one each, a test of the decoder
@@ -38,20 +44,29 @@ os.environ.setdefault("STEPSCOPE_SERVE_THREADS", "1")
 os.environ.setdefault("STEPSCOPE_SERVE_DEVICE", "cpu")
 
 
-# What needs real time, kills, floods, compilers, terminals of other processes or whole searches:
-# `make test-slow`.
+App._press_keys = press_keys  # type: ignore[method-assign]  # what `Pilot.press` calls
+Pilot.pause = pause  # type: ignore[method-assign]
+# An engine on a busy machine may need longer than an operator would wait.
+ControlClient.__init__.__defaults__ = (WAIT_S,)
+
+
+# Files of what needs real time, kills, floods, compilers, terminals of other processes or whole
+# searches: `make test-slow`. Elsewhere single tests are marked.
 SLOW = {
-    "commands": ("cli_bench", "cli_chat", "cli_demo", "cli_record", "cli_starting", "cli_waiting"),
+    "commands": (
+        *("cli_bench", "cli_chat", "cli_demo", "cli_engine", "cli_record", "cli_starting"),
+        "cli_waiting",
+    ),
     "comparing": ("compare_chance", "fleet_live"),
     "compute": ("triton_kernels",),
     "dashboard": ("tour",),
     "house": ("packaging",),
     "measuring": ("bench_gpu", "bench_scripts"),
     "models": ("exactness",),
-    "recording": ("plot", "repair"),
+    "recording": ("export_memory", "plot", "repair"),
     "screens": ("leaving", "terminal"),
-    "serving": ("end_to_end", "http_faults"),
-    "simulation": ("autopilot", "diagnose", "tune", "what_if"),
+    "serving": ("end_to_end", "http_faults", "prefill_and_decode"),
+    "simulation": ("autopilot", "diagnose", "simulated_demo", "tune", "what_if"),
     "telemetry": ("chaos",),
 }
 
@@ -75,6 +90,17 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return Rotated.from_parent(parent, path=path)
 
 
+def _is_slow(path: Path) -> bool:
+    return path.stem.removeprefix("test_") in SLOW.get(path.parent.name, ())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what `make test` would leave out afterwards."""
+    if config.option.markexpr == "not slow" and _is_slow(collection_path):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put all workers' tests into one order, with those of HTTP and of engine processes first.
 
@@ -82,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
     for item in items:
-        if item.path.stem.removeprefix("test_") in SLOW.get(item.path.parent.name, ()):
+        if _is_slow(item.path):
             item.add_marker("slow")
 
 
@@ -115,7 +141,7 @@ def stepscope(
 
 @pytest.fixture
 def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LiveEngine]:
-    """Steps of about 2 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens.
+    """Steps of about 5 ms, 256 blocks of 16 tokens, requests of up to 1024 tokens.
 
     Its parameter, if it has one, is options of `EngineCore`.
     """
@@ -131,10 +157,18 @@ def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep logs and the list of recent files in the tests' own folder, also in child processes."""
-    with pytest.MonkeyPatch.context() as patch:
+def _a_machine_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs, recent files and sockets of the tests, and of what they start, in folders of theirs.
+
+    And no server is looked for at the ports where others on this machine may have one.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="step-") as runtime,
+    ):
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
+        patch.setattr(local_servers, "listening_ports", lambda: ())
         yield
 
 

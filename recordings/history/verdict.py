@@ -133,8 +133,9 @@ def _why(late: Late | None, state: SessionState) -> str:
     main = None if late is None else late.main
     if main is None or main.cause == "unknown":
         return ""
-    if main.cause == "preempted" or main.cause == "recompute":
-        return ": preempted, the KV blocks ran out"
+    if late is not None and (main.cause == "preempted" or main.cause == "recompute"):
+        why = next((each.detail for each in late.pieces if each.cause == "recompute"), "")
+        return f": preempted, {why or 'the KV blocks ran out'}"
     if main.cause == "prefill" and main.request_id is not None:
         prompt = state.requests.get(main.request_id)
         name = request_name(main.request_id)
@@ -181,7 +182,9 @@ def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
     if not number:
         return None
     times = "a request was preempted" if number == 1 else f"{number:.0f} preemptions"
-    return Verdict("caution", f"{times} in {RECENT_S:.0f} s: the KV blocks run out", "screen_kv")
+    has_run_out = history.limits(state.time_ns, RECENT_S).get("kv")
+    why = ": the KV blocks run out" if has_run_out else ""
+    return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 
 
 def _broken_level(history: HistoryView, minute: LatencyReport) -> Verdict | None:

@@ -24,7 +24,7 @@ from stepscope.engine.control.bulk_replies import (
 )
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop import dispatch, inbox
-from stepscope.engine.loop.audit import MAX_REFUSED, REFUSED_FOLD_NS, AuditTrail, ChangeEffect
+from stepscope.engine.loop.audit import REFUSED_FOLD_NS, AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import MAX_ITEMS, MIN_TURN_NS, TURN_SHARE, Departure, Inbox, Turn
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
@@ -52,7 +52,7 @@ from tests.support.waiting import wait_for
 
 @pytest.fixture
 def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+    with ControlClient(live_engine.endpoint) as client:
         yield client
 
 
@@ -329,16 +329,6 @@ def test_refusals_of_a_flooding_viewer_share_audit_entries_and_push_no_change_ou
     assert [each.command for each in audit.last()] == ["Pause", "Resume"]
 
 
-def test_refusals_of_a_client_that_keeps_changing_its_name_share_audit_entries_too() -> None:
-    clock = Clock()
-    audit, told = trail(clock)
-    for number in range(5_000):
-        audit.refused("Pause", Asker(f"name {number}"), "conflict", "no")
-    audit.publish_all()
-    assert len(told) <= MAX_REFUSED + 2
-    assert sum(each.count for each in told) == 5_000
-
-
 def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first() -> None:
     clock = Clock()
     audit, _ = trail(clock)
@@ -423,7 +413,7 @@ def test_the_client_with_the_fewest_open_questions_is_answered_first() -> None:
         for account in (b"many", b"many", b"many", b"gone", b"one", b"two", b"two"):
             asked.take(account, ReplayFrom(sequence=0, limit=1))
         asked.bulk.forget(b"gone")
-    order = [asked.answered.get(timeout=5) for _ in range(6)]
+    order = [asked.answered.get(timeout=30) for _ in range(6)]
     assert order == [b"one", b"two", b"two", b"many", b"many", b"many"]
     asked.bulk.close()
 
@@ -517,6 +507,7 @@ def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
     assert num_chars <= most * rate_limit.TOTAL_CHARS
 
 
+@pytest.mark.slow
 def test_a_flood_of_short_prompts_is_refused_and_other_clients_are_served(
     client: ControlClient, live_engine: Any
 ) -> None:

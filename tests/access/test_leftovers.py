@@ -197,6 +197,7 @@ while time.monotonic() < end_s:
 """
 
 
+@pytest.mark.slow
 def test_concurrent_starts_and_sweeps_remove_no_file_of_a_live_engine() -> None:
     programs = [_STARTER, _STARTER, _SWEEPER, _SWEEPER]
     running = [

@@ -15,7 +15,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_the_longest_waits_equal_those_of_a_full_sort_whatever_was_forgotten(data: Any) -> None:
     longest, known = Longest(), list[tuple[int, int]]()

@@ -11,7 +11,7 @@ import stepscope.recordings.samples
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
@@ -20,10 +20,11 @@ from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.pages import breach_list, latency_page
+from stepscope.tui.views.pages import breach_list
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
+from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -53,6 +54,13 @@ def replay() -> Iterator[ReplaySource]:
 def notice(app: Dashboard) -> str:
     is_empty = app.main.canvas.shows_tabs
     return "" if is_empty else app.main.text_of("notice")[0].strip()
+
+
+async def worst(app: Dashboard, replay: ReplaySource) -> None:
+    """Press the key, and draw once the replay has come to the stall."""
+    await press_keys(app, ["w"])
+    assert replay.wait(30)
+    app.main.draw()
 
 
 def frame_of(history: History, **view: Any) -> Frame:
@@ -85,26 +93,6 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
             assert notice(app).startswith(f"{rank}{'nd' if rank == 2 else 'rd'} worst of")
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-async def test_in_a_narrow_line_a_stall_notice_leaves_out_whole_phrases(
-    replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert replay.file_latency.search.wait(30)
-    replay.seek(200)
-    assert replay.wait()
-    monkeypatch.setattr(FileLatency, "share", 0.415)
-    app = dashboard(replay)
-    async with app.run_test(size=(width, 30)) as pilot:
-        await pilot.press("w")
-        said = notice(app)
-    assert re.fullmatch(
-        r"worst( of 7 seconds with a stall)? in 41% of the file: 837 ms at [\d:]+"
-        r", 12 streams waited so long( \(w: the next\))?",
-        said,
-    )
-    assert ("of 7 seconds" in said) == (width > 80)
-
-
 async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
     source: Any,
 ) -> None:
@@ -117,46 +105,6 @@ async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_lon
             await pilot.press(away, "w")
             assert app.main.view.cursor == steps[0], away
             await pilot.press("L")
-
-
-@pytest.mark.parametrize("key", ["L", "1", "space"])
-async def test_a_stall_notice_disappears_when_the_cursor_leaves_the_stall(
-    source: Any, key: str
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w")
-        assert notice(app).startswith("worst of")
-        await pilot.press(key)
-        assert app.main.view.live
-        assert notice(app) == ""
-
-
-async def test_the_worst_stall_key_on_the_worst_stall_says_so_and_then_goes_to_the_next(
-    source: Any,
-) -> None:
-    steps = [each.step for each in source.history.stalls(None, 1000).longest]
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("g", *str(steps[0]), "enter", "w")
-        assert (app.main.view.cursor, notice(app)[:8]) == (steps[0], "worst of")
-        await pilot.press("w")
-        assert app.main.view.cursor == steps[1]
-
-
-async def test_after_the_shortest_stall_the_worst_stall_key_begins_with_the_longest_again(
-    source: Any,
-) -> None:
-    source.history.set_slo(SLO(1e9, source.history.stalls(None, 3).longest[2].ns / 1e6))
-    assert source.history.stalls().number == 2
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w", "w")
-        assert notice(app).endswith("(w: the worst again)")
-        second = app.main.view.cursor
-        await pilot.press("w")
-        assert notice(app).startswith("worst of 2 seconds with a stall")
-        assert app.main.view.cursor != second
 
 
 async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) -> None:
@@ -177,17 +125,6 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
         assert app.main.view.live
 
 
-async def test_the_worst_stall_key_moves_the_cursor_on_every_screen_of_the_engine(
-    source: Any,
-) -> None:
-    steps = [each.step for each in source.history.stalls(None, 3).longest]
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for page in "23456":
-            await pilot.press("L", page, "w")
-            assert app.main.frame.cursor == steps[0], page
-
-
 async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_yet(
     still_source: Callable[..., Any],
 ) -> None:
@@ -201,38 +138,39 @@ async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_y
 async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_searched(
     replay: ReplaySource,
 ) -> None:
-    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
+    searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w")
+        await worst(app, replay)
         assert app.main.frame.cursor == 302
         said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams"
         assert re.match(said, notice(app))
-        await pilot.press("w")
+        await worst(app, replay)
         assert app.main.frame.cursor == 123
         replay.seek(200)
         assert replay.wait()
-        await pilot.press("1", "w")
+        await pilot.press("1")
+        await worst(app, replay)
         assert app.main.frame.cursor == 123
         where = "in memory (the file is still searched)"
         assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
-        replay.file_latency = searched
-        assert searched.search.wait(30)
+        replay.file_index = searched
+        assert searched.wait(30)
         app.main.navigator.go(150)
-        await pilot.press("w")
+        await worst(app, replay)
         said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
         assert re.match(said, notice(app))
         assert replay.wait()
         assert replay.history.last_step == 302
-        await pilot.press("w")
+        await worst(app, replay)
         assert notice(app).startswith("2nd worst of 7 seconds with a stall: 832 ms")
         assert app.main.new_frame().cursor == 123
         replay.history.set_slo(SLO(500.0, 10_000.0))
         app.main.navigator.go(130)
-        await pilot.press("w")
+        await worst(app, replay)
         assert re.match(r"(the only|worst of \d+) seconds? with a late first token", notice(app))
         replay.history.set_slo(SLO(1e9, 1e9))
-        await pilot.press("w")
+        await worst(app, replay)
         assert notice(app).startswith("no token came later than")
 
 
@@ -240,31 +178,18 @@ async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_s
 async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_token_was_late(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
+    searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     replay.seek(8)
     assert replay.wait()
     app = dashboard(replay)
-    async with app.run_test(size=(width, 30)) as pilot:
-        await pilot.press("w")
+    async with app.run_test(size=(width, 30)):
+        await worst(app, replay)
         assert "0% of the file searched" in notice(app)
         assert notice(app).endswith("w again in a moment")
-        assert searched.search.wait(30)
-        replay.file_latency = searched
-        await pilot.press("w")
+        assert searched.wait(30)
+        replay.file_index = searched
+        await worst(app, replay)
         assert app.main.new_frame().cursor == 302
-
-
-async def test_the_worst_stall_notice_gives_the_searched_share_of_the_file(
-    replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert replay.file_latency.search.wait(30)
-    replay.seek(200)
-    assert replay.wait()
-    monkeypatch.setattr(FileLatency, "share", 0.415)
-    app = dashboard(replay)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w")
-        assert notice(app).startswith("worst of 7 seconds with a stall in 41% of the file: 837 ms")
 
 
 def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -> None:
@@ -278,7 +203,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
         """A replay with room for one step only, and the view that moves through it."""
 
         status, extent, frame = "paused", (0, 10_000), None
-        file_latency = FileLatency(SAMPLE)  # not searched
+        file_index = FileIndex(SAMPLE)  # not searched
 
         def __init__(self) -> None:
             self.view = View()
@@ -331,24 +256,6 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     shown = "\n".join(line_texts(latency_panel.draw(frame_of(history), 60, 10, 14)))
     assert "last stall" in shown
     assert "worst of 1" not in shown
-
-
-def test_the_worst_stall_shown_does_not_depend_on_the_cursor(source: Any) -> None:
-    history = source.history
-    worst = history.stalls().longest[0]
-    shown = line_texts(latency_panel.draw(frame_of(history, cursor=3), 60, 10, 14))
-    assert f"{with_ms(worst.ns / 1e6)} at" in shown[-2]
-
-
-@pytest.mark.parametrize("width", [80, 99])
-def test_the_one_line_latency_panel_has_room_for_the_worst_stall_too(
-    source: Any, width: int
-) -> None:
-    worst = source.history.stalls().longest[0]
-    (line,) = line_texts(latency_panel.one_line(frame_of(source.history), width, 1, 14))
-    assert len(line) <= width
-    assert f"worst {with_ms(worst.ns / 1e6)} (w)" in line
-    assert "ITL" in line.partition("│")[2], "the last one, too"
 
 
 # The list of breaches
@@ -415,13 +322,3 @@ async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter
         worst = source.history.stalls().longest[0]
         await pilot.press("enter")
         assert (app.main.view.page, app.main.view.cursor) == ("step", worst.step)
-
-
-@pytest.mark.parametrize("longest_first", [False, True])
-def test_the_breach_order_and_its_key_are_shown_in_a_small_terminal(
-    source: Any, longest_first: bool
-) -> None:
-    source.history.set_slo(SLO(1.0, 1.0))
-    frame = frame_of(source.history, page="latency", longest_first=longest_first)
-    shown = "\n".join(line_texts(latency_page.draw(frame, 80, 19)))
-    assert re.search(r"(newest|longest ITL) first \(i: (longest|newest)\)", shown)

@@ -1,6 +1,5 @@
 """What telemetry costs, what a recorder takes, and how soon a gap is recovered.
 
-- Parts: building, encoding and publishing the record of one decode step, each timed alone.
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
   time of the engine's thread, by what that thread does for 2 ms between two steps.
 - Overhead: the same of the demo model, in wall time: of whole steps, which says little on a machine
@@ -32,19 +31,15 @@ from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import simulated_info
-from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.subscriber import Subscriber
 
@@ -73,60 +68,6 @@ def subscribers(address: str, count: int, pinned_to: int | None = None) -> Itera
         for process in started:
             process.kill()
             process.wait()
-
-
-# Parts
-
-
-def parts(num_requests: int, num_subscribers: int) -> dict[str, float]:
-    """Median microseconds of what `EngineCore.step` does for one record."""
-    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=2048)
-    num_blocks = num_requests * 130
-    scheduler = Scheduler(
-        KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
-    )
-    sampling = SamplingParams(max_tokens=1900, ignore_eos=True)
-    for number in range(num_requests):
-        prompt = [(number * 37 + i) % 256 for i in range(64 + number % 16)]
-        scheduler.add(Request(number, prompt, sampling, 0))
-    times: dict[str, list[float]] = {name: [] for name in ("rows", "record", "encode", "send")}
-    now_ns, batch_rows = time.monotonic_ns(), BatchRows(scheduler)
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"ipc://{folder}/telemetry"
-        publisher = Publisher(address, 20_000)
-        with subscribers(address, num_subscribers):
-            time.sleep(0.5)
-            for step in range(1200):
-                rows = scheduler.schedule()
-                result = StepResult([1] * len(rows), now_ns, now_ns)
-                started = time.perf_counter()
-                batch = batch_rows.encode(rows)
-                draft = StepDraft.open(step, (now_ns, now_ns), batch, scheduler, knobs_version=0)
-                built = time.perf_counter()
-                scheduler.update(rows, result.token_ids)
-                begun = time.perf_counter()
-                draft.end(result, scheduler.kv)
-                made = time.perf_counter()
-                wire.encode(draft)
-                encoded = time.perf_counter()
-                publisher.publish(draft)
-                done = time.perf_counter()
-                times["rows"].append(built - started)
-                times["record"].append(made - begun)
-                times["encode"].append(encoded - made)
-                times["send"].append((done - encoded) - (encoded - made))
-                time.sleep(0.0003)  # as if a model ran
-        publisher.close()
-    return {name: statistics.median(values[200:]) * 1e6 for name, values in times.items()}
-
-
-def print_parts() -> None:
-    print("one record (us, medians)   rows  record  encode    send     sum")
-    for num_requests in (64, 256):
-        for num_subscribers in (0, 1, 5):
-            found = parts(num_requests, num_subscribers)
-            figures = "".join(f"{value:8.1f}" for value in (*found.values(), sum(found.values())))
-            print(f"  {num_requests:3} requests, {num_subscribers} subs{figures[1:]}")
 
 
 # Overhead of the engine
@@ -362,10 +303,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rate", type=float, default=5000.0, help="steps a second to record")
     parser.add_argument("--seconds", type=float, default=10.0, help="of recording")
-    parser.add_argument("--only", choices=["parts", "engine", "overhead", "recorder", "healing"])
+    parser.add_argument("--only", choices=["engine", "overhead", "recorder", "healing"])
     args = parser.parse_args()
-    if args.only in (None, "parts"):
-        print_parts()
     if args.only in (None, "engine"):
         print_engine(args.requests, 3 * args.rounds)
     if args.only in (None, "overhead"):

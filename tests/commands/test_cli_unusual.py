@@ -17,7 +17,7 @@ from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.theme import TO_ASCII
 
@@ -82,7 +82,7 @@ def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
     assert sorted(each.name for each in folder.iterdir() if each.name != "config") == before
 
 
-@pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30, "--expect-version=" + "9" * 30])
+@pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30])
 def test_a_number_of_more_than_64_bits_is_not_sent(
     live_engine: Any, stepscope: Callable[..., Any], option: str
 ) -> None:
@@ -112,6 +112,7 @@ def _run(
     )
 
 
+@pytest.mark.slow
 def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Path) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _run("$S compare ok.mcap freeze", folder, ascii_only)
@@ -123,6 +124,7 @@ def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Pat
     assert done.stdout.decode("ascii") == drawn.encode("ascii", "replace").decode()
 
 
+@pytest.mark.slow
 def test_a_file_name_that_is_not_utf8_is_not_reported_as_a_bug(folder: Path) -> None:
     odd = b"\xff.mcap"
     shutil.copy(folder / "ok.mcap", os.fsencode(folder) + b"/" + odd)
@@ -132,6 +134,7 @@ def test_a_file_name_that_is_not_utf8_is_not_reported_as_a_bug(folder: Path) -> 
     assert done.stderr.splitlines()[-1].endswith(b"is not valid UTF-8: rename the file")
 
 
+@pytest.mark.slow
 def test_closed_and_full_output_streams_are_not_reported_as_bugs(folder: Path) -> None:
     assert _run("$S verify ok.mcap >&- 2>&-", folder).returncode == 0
     closed = _run("$S verify missing.mcap 2>&-", folder)

@@ -90,7 +90,7 @@ def test_a_difference_in_too_short_a_run_is_never_significant() -> None:
     assert Contrast(sides[0], []).percentile(50) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**11), st.integers(0, 10**11), st.integers(1, 9)),
@@ -227,7 +227,7 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
     assert "ITL beside a prefill p99" in outcome(found, "b")[1][-1]
     assert ", at least " in outcome(found, "b")[1][-1]
     assert between(figure).endswith("x")
-    told = document(found, (before, after), None)
+    told = document(found, (before, after))
     assert told["figures"][figure.key]["interval"] == list(figure.interval)
     assert told["load"]["is_same"] is False
 

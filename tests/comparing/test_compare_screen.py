@@ -28,7 +28,7 @@ from stepscope.tui.views.frame.compare_choices import file_origin, session_origi
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
 from stepscope.tui.views.frame.compare_sides import sizes
-from stepscope.tui.views.frame.compare_text import change, outcome, unclear, verdict
+from stepscope.tui.views.frame.compare_text import outcome, unclear, verdict
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
@@ -396,15 +396,3 @@ def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
     frame.compare = state.page(60)
     assert "what is B?" in "\n".join(line_texts(compare_page.draw(frame, 80, 21)))
     assert len(compare_page.targets(frame)) == len(state.chooser.choices or [])
-
-
-def test_compared_values_in_milliseconds_and_seconds_show_their_units() -> None:
-    def shown(a: float | None, b: float | None) -> str:
-        return change(ComparedFigure("itl_p50", "ITL p50", "ms", a, b, "lower", "b"))
-
-    assert shown(765.7, 90.1) == "766→90.1"
-    assert shown(3237, 18_000) == "3.2s→18.0s"
-    assert shown(17_100, 19.5) == "17.1s→19.5ms"
-    assert shown(17_100, 120_000) == "17.1s→120s"
-    assert shown(None, 4.0) == "—→4.0"
-    assert shown(None, 40_000) == "—→40.0s"

@@ -265,34 +265,7 @@ def test_sparklines_share_one_scale_and_no_load_differs_from_unknown_load() -> N
     assert cells == later == "▇▁▁▁"
 
 
-def test_shortened_engine_names_keep_the_part_in_which_they_differ() -> None:
-    racks = [f"gpu-{number:02}.rack7:5555" for number in range(12)]
-    assert fleet_columns.labels(racks, 20)["gpu-11.rack7:5555"] == "gpu-11.rack7:5555"
-    assert fleet_columns.labels(racks, 10)["gpu-11.rack7:5555"] == "gpu-11…"
-    assert fleet_columns.labels(racks, 5)["gpu-11.rack7:5555"] == "…11…"
-    ports = ["10.0.0.7:5555", "10.0.0.7:5556"]
-    assert fleet_columns.labels(ports, 10)["10.0.0.7:5556"] == "…6"
-    assert fleet_columns.labels([*ports, "b"], 10)["10.0.0.7:5556"] == "….0.7:5556"
-    for width in (1, 4, 7, 30):
-        found = fleet_columns.labels([*racks, *ports], width)
-        assert all(len(label) <= width for label in found.values())
-
-
 def test_numbers_in_engine_names_sort_numerically() -> None:
     names = ["engine-10", "engine-2", "10.0.0.12:5555", "10.0.0.9:5555"]
     ordered = ["10.0.0.9:5555", "10.0.0.12:5555", "engine-2", "engine-10"]
     assert sorted(names, key=natural) == ordered
-
-
-async def test_many_engines_with_the_same_finding_share_one_line(
-    still_source: Callable[..., Any],
-) -> None:
-    made = [still_source(), *[still_source(12) for _ in range(9)]]
-    for number, source in enumerate(made):
-        source.name = f"e{number}"
-    app = dashboard(made)
-    async with app.run_test(size=(120, 40)):
-        text = screen_text(app)
-        assert "▲ e0 since" in text
-        assert "likewise e2, e3, e4, e5, e6, e7 and 2 more" in text
-        assert text.count("has room") == 1

@@ -70,6 +70,7 @@ def test_an_environment_variable_caps_the_instruction_level(level: str) -> None:
         cpu_library.load()
 
 
+@pytest.mark.slow
 @needs_level("baseline")
 def test_the_cpu_library_shares_the_openmp_runtime_of_torch() -> None:
     # Two runtimes in a process would be two thread pools that compete for the cores.
@@ -88,6 +89,7 @@ def test_the_cpu_library_shares_the_openmp_runtime_of_torch() -> None:
     assert loaded == "True"
 
 
+@pytest.mark.slow
 def test_the_cpu_library_can_be_turned_off_and_the_backend_choice_says_so() -> None:
     code = (
         "from stepscope.kernels.cpu import library as cpu_library\n"
@@ -172,7 +174,7 @@ def test_numbers_are_rounded_to_fp8_as_torch_does(level: str) -> None:
 
 
 @EACH_LEVEL
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(st.sampled_from(DTYPES), ROWS, SIZES, st.booleans())
 def test_add_rms_norm_equals_that_of_torch(
     level: str, dtype: torch.dtype, num_rows: int, size: int, is_first: bool
@@ -190,7 +192,7 @@ def test_add_rms_norm_equals_that_of_torch(
 
 
 @EACH_LEVEL
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     st.sampled_from(DTYPES),
     ROWS,
@@ -248,7 +250,7 @@ def test_norm_rope_store_equals_that_of_torch(
 
 
 @EACH_LEVEL
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(st.sampled_from(DTYPES), ROWS, SIZES)
 def test_silu_mul_equals_that_of_torch(
     level: str, dtype: torch.dtype, num_rows: int, size: int

@@ -55,7 +55,7 @@ shapes = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans(), num_threads=st.integers(1, 2)
 )
@@ -76,7 +76,7 @@ def test_packed_products_of_all_shapes_are_exact_up_to_one_rounding(
     assert_rounded_once(PackedLinear(weight, bias)(x), exact, size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans())
 def test_a_gated_product_is_the_silu_of_one_half_times_the_other_half(
     dtype: torch.dtype, shape: tuple[int, int, int], seed: int, has_bias: bool

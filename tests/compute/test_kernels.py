@@ -186,7 +186,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @EACH_LEVEL
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     shape=shapes(),
     window=st.sampled_from([None, 1, 30, 64, 600]),

@@ -230,28 +230,6 @@ def test_in_ascii_arrow_keys_are_named_by_words_because_their_signs_are_other_ke
     assert all(key.isascii() for key in keys.values())
 
 
-async def test_in_ascii_every_hint_names_arrow_keys_by_words(
-    still_source: Callable[..., Any],
-) -> None:
-    source = still_source()
-    app = Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, ascii_only=True,
-        control_endpoint="ipc:///nobody/here",
-    )  # fmt: skip
-    async with app.run_test(size=(160, 40)) as pilot:
-        for key, said in (
-            ("question_mark", "Up/Down PgUp/PgDn scroll"),
-            ("ctrl+p", "Up/Down choose"),
-            ("K", "Up/Down choose  Enter edit"),
-            ("B", "Left/Right 5 %  Shift+Left/Right 25 %"),
-        ):
-            await pilot.press(key)
-            assert said in screen_text(app), key
-            await pilot.press("escape")
-    helped = {action.id: action.help for action in app.main.session.abilities.actions}
-    assert "Left/Right 5 %, Shift+Left/Right 25 %" in helped["budget"]
-
-
 def test_the_documented_key_table_names_every_remappable_action() -> None:
     table = key_table()
     assert all(f"| `{action.id}` |" in table for action in ACTIONS)
@@ -410,16 +388,6 @@ async def test_settings_that_cannot_be_saved_are_reported_and_still_apply(
             assert app.main.skin.mode == "light"
         app.close()
     assert config_file.read_text() == "[dashboard\n"
-
-
-def test_a_notice_names_every_setting_that_is_not_saved() -> None:
-    preferences = Preferences(None, {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0}, "--no-keep")
-    preferences.set("slo_ttft_ms", 400.0)
-    preferences.set("slo_itl_ms", 40.0)
-    said = "TTFT within 400 ms, ITL within 40 ms: for this session only: --no-keep"
-    assert preferences.news() == (said, "text")
-    preferences.set("slo_itl_ms", 60.0)
-    assert preferences.news() == ("ITL within 60 ms: for this session only: --no-keep", "text")
 
 
 # stepscope config

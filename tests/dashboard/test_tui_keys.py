@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.picture import screenshot
 from stepscope.tui.app.run import shown_thread_errors
 from stepscope.tui.session.control.asked_workload import EXAMPLE
 from stepscope.tui.settings.log_file import logged_to_file, see_log
@@ -319,15 +318,6 @@ async def test_a_key_writes_a_picture_of_the_screen(
     pictures = list(tmp_path.glob(f"stepscope-{source.name}-2*.svg"))
     assert len(pictures) == 1
     assert "BUDGET" in pictures[0].read_text("utf-8")
-
-
-def test_a_picture_can_be_written_without_a_terminal(source: Any, tmp_path: Path) -> None:
-    live, early = tmp_path / "live.svg", tmp_path / "early.svg"
-    screenshot(source, source.history, live, size=(120, 40), title="a run")
-    screenshot(source, source.history, early, size=(200, 60), theme="light", step=200)
-    assert "a&#160;run" in live.read_text("utf-8") or "a run" in live.read_text("utf-8")
-    assert "LIVE" in live.read_text("utf-8")
-    assert "PAUSED" in early.read_text("utf-8")
 
 
 async def test_q_and_ctrl_c_quit_the_dashboard(source: Any) -> None:

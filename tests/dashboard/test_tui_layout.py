@@ -120,17 +120,6 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
     assert not app.is_running
 
 
-async def test_the_picture_follows_the_terminal_size(still_source: Callable[..., Any]) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=(120, 40)) as pilot:
-        for size in [(200, 60), (1, 1), (90, 24), (80, 20), (12, 200), (300, 10), (120, 40)]:
-            await pilot.resize_terminal(*size)
-            await pilot.pause()
-            lines = screen_text(app)
-            assert (len(lines[0]), len(lines)) == size
-        assert "token budget" in "\n".join(screen_text(app))
-
-
 async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[..., Any]) -> None:
     for key in ("question_mark", "K", "B", "g", "M"):
         app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")

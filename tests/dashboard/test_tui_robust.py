@@ -94,6 +94,7 @@ async def press(app: Dashboard, *keys: str) -> None:
         await asyncio.sleep(0.03)
 
 
+@pytest.mark.slow
 async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
     engine: EngineProcess,
 ) -> None:

@@ -29,7 +29,6 @@ from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
-from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -91,29 +90,28 @@ async def test_time_travel_works_on_every_screen(source: Any) -> None:
 
 
 @pytest.mark.parametrize("page", BEYOND)
-@pytest.mark.parametrize("size", SIZES)
-async def test_every_screen_fills_every_terminal_size(
-    source: Any, page: Page, size: tuple[int, int]
-) -> None:
+async def test_every_screen_fills_every_terminal_size(source: Any, page: Page) -> None:
     app = dashboard(source)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=SIZES[-1]) as pilot:
         await pilot.press(key_of(page), "down", "down")
-        lines = screen_text(app).splitlines()
-        assert [len(line) for line in lines] == [size[0]] * size[1]
         badge, first = {
             "fleet": ("▐FLEET▌", "engines"),
             "compare": ("▐COMPARE▌", "compare"),
         }.get(page, ("▐LIVE▌", "BUDGET"))
-        assert badge in lines[0]
-        assert first in lines[1 if page in ("fleet", "compare") else 2]
-        assert "drawing failed" not in "\n".join(lines)
-        place = app.main.canvas.places["page"]
-        view = PAGE_VIEWS[page]
-        body = view.draw(app.main.frame, place.width, place.height)
-        assert len(body) == place.height
-        assert all(len(line) == place.width for line in line_texts(body))
-        for smaller in [(60, 15), (1, 1), (300, 90), size]:
-            await pilot.resize_terminal(*smaller)
+        for size in SIZES:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            lines = screen_text(app).splitlines()
+            assert [len(line) for line in lines] == [size[0]] * size[1]
+            assert badge in lines[0]
+            assert first in lines[1 if page in ("fleet", "compare") else 2]
+            assert "drawing failed" not in "\n".join(lines)
+            place = app.main.canvas.places["page"]
+            body = PAGE_VIEWS[page].draw(app.main.frame, place.width, place.height)
+            assert len(body) == place.height
+            assert all(len(line) == place.width for line in line_texts(body))
+        for odd in [(60, 15), (1, 1), (300, 90), (80, 24)]:
+            await pilot.resize_terminal(*odd)
             await pilot.pause()
             assert "drawing failed" not in screen_text(app)
 
@@ -133,14 +131,6 @@ async def test_the_selected_row_stays_with_its_request_from_step_to_step(source:
         assert app.main.view.page == "request"
 
 
-async def test_keys_of_the_main_screen_pressed_elsewhere_name_the_main_screen(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("4", "x")
-        assert app.main.view.zoom == 1
-        assert "x does nothing here; 1 is the main screen" in screen_text(app)
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Page) -> None:
     from stepscope.tui.settings.actions import ACTIONS, Abilities
@@ -155,11 +145,13 @@ def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Pag
 
 
 async def test_help_text_wraps_to_the_terminal_width(source: Any) -> None:
-    for size in [(80, 24), (120, 40), (200, 60)]:
-        app = dashboard(source)
-        async with app.run_test(size=size) as pilot:
+    app = dashboard(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for size in [(80, 24), (120, 40), (200, 60)]:
+            await pilot.resize_terminal(*size)
             await pilot.press("question_mark", *["pagedown"] * 6)
             assert "Errors are written to" in screen_text(app)
+            await pilot.press("escape")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
@@ -342,7 +334,7 @@ def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     assert "… (Enter explains it)" not in shown
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**10), st.integers(0, 10**11), st.integers(1, 9)), min_size=1
@@ -579,35 +571,6 @@ async def test_the_screen_text_can_be_copied(source: Any) -> None:
         assert "breaches (" in app.clipboard
 
 
-async def test_the_copied_text_names_the_worst_stall_and_its_cause_if_it_is_not_the_last(
-    source: Any,
-) -> None:
-    history = source.history
-    history.set_slo(SLO(500.0, 15.0))
-    worst = history.stalls().longest[0]
-    assert history.last_stall().step != worst.step
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("y")
-        assert f"last stall: {history.last_stall().text}\n" in app.clipboard
-        told = history.wait(worst.step, worst.request_id).text
-        assert app.clipboard.endswith(f"\nworst in memory: {told}")
-
-
-async def test_clicking_a_key_figure_opens_its_screen(source: Any) -> None:
-    app = dashboard(source, control_endpoint="ipc:///nobody/here")
-    async with app.run_test(size=(120, 40)) as pilot:
-        line = screen_text(app).splitlines()[2]
-        for name, page in (("ITL p99", "latency"), ("KV ", "kv"), ("TTFT", "latency")):
-            await click(pilot, "figures", (line.index(name) + 1, 0))
-            assert app.main.view.page == page, name
-        await click(pilot, "figures", (line.index("BUDGET") + 2, 0))
-        assert "max_num_batched_tokens" in screen_text(app).splitlines()[-2]
-        await pilot.press("escape")
-        await click(pilot, "figures", (line.index("PREEMPT") + 2, 0))
-        assert source.history.summary(app.main.view.cursor).num_preempted
-
-
 async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -> None:
     history = source.history
     app = dashboard(source)
@@ -656,22 +619,6 @@ async def test_digits_typed_in_a_burst_go_to_the_number_prompt_not_to_screens(
                 break
         assert asked == [int("".join(keys[1:-1]))]
         assert app.main.view.page == "live"
-
-
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_the_service_level_in_the_late_token_heading_is_never_cut_in_a_word(
-    source: Any, width: int
-) -> None:
-    """A bound that nothing exceeded is shown with the median, which needs room."""
-    history = source.history
-    history.set_slo(SLO(ttft_ms=10_000.0, itl_ms=9_000.0))
-    headings = []
-    for request_id in history.state.requests:
-        shown = drawn(history, "request", (width, 40), selected=request_id)
-        headings += [line for line in shown.splitlines() if "twice its median" in line]
-    assert headings
-    for line in headings:
-        assert re.search(r"(ms|none broke 9000 ms|newest first) ─", line), line
 
 
 def test_a_lane_shows_how_its_request_ended_even_after_the_state_forgot_the_request(

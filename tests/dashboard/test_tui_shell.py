@@ -20,6 +20,7 @@ REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at"
 SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
 
 
+@pytest.mark.slow
 def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     terminal: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,23 +78,6 @@ def paused(step: int) -> View:
 # Budget chart
 
 
-def test_the_figure_run_counts_running_requests_and_not_decodes(source: Any) -> None:
-    history = source.history
-    for step in range(50, 400):
-        summary = history.summary(step)
-        if 0 < summary.num_decode_tokens < summary.num_running:
-            break
-    frame = frame_of(source, paused(step))
-    seats = f"{summary.num_running}/32"
-    chart = "\n".join(line_texts(budget_chart.draw(frame, 120, 12, 20)))
-    assert f"decodes {summary.num_decode_tokens}" in chart
-    assert "seats" not in chart
-    assert f"RUN {seats}" in line_texts(key_figures.draw(frame, 120, 1, 14))[0]
-    assert any(f"seats {seats}" in line for line in line_texts(inspector.draw(frame, 60, 12, 14)))
-    page = line_texts(step_page.draw(frame, 120, 30))
-    assert any(re.search(rf"seats +{summary.num_running} of 32 ", line) for line in page)
-
-
 def test_the_budget_chart_draws_prefill_under_the_budget_line_and_decodes_below(
     source: Any,
 ) -> None:
@@ -377,27 +360,6 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
         assert order == sorted(order)
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "context", "label"),
-    [
-        ("r12", "PRE", 4100, " r12 PRE 4.1k"),
-        ("r123", "PRE", 4100, " r123 PRE  4k"),
-        ("r123", "DEC", 128_400, " r123 DEC"),  # 128k would touch the status
-        ("r123", "DEC", 312, " r123 DEC"),  # nor is it cut
-        ("r123", "DEC", 990, " r123 DEC  1k"),
-        ("r123", "WAIT", 4100, " r123 WAIT 4k"),
-        ("r123", "WAIT", 99, " r123 WAIT 99"),
-        ("r123", "WAIT", None, " r123 WAIT"),
-    ],
-)
-def test_a_lane_label_has_the_prompt_size_if_there_is_room(
-    name: str, status: str, context: int | None, label: str
-) -> None:
-    row = lanes.LaneRow(123, name, "", status, context, b"")
-    said = "".join(text for text, _ in lanes._label(row, 14, False))
-    assert said == f"{label:<14}"
-
-
 @pytest.mark.parametrize("status", ["PRE", "WAIT"])
 @pytest.mark.parametrize("context", [41, 312, 4100, 99_499, 128_400, 999_999, 10_000_000, None])
 @pytest.mark.parametrize("request_id", [1, 999, 1000, 431_999, 99_999_999])
@@ -412,18 +374,6 @@ def test_lane_labels_widen_for_long_names_and_prompts(
     if context is not None and context >= 99_500 and request_id < 1_000_000:
         assert said.split()[2] in ("128k", "1.0M", "1M", "10M")
     assert lanes.label_width([], width) == width  # it never shrinks: columns would jump
-
-
-def test_figures_beside_the_budget_chart_are_never_truncated(source: Any) -> None:
-    """`budget 16,38` would be another budget."""
-    frame = frame_of(source)
-    for budget in (512, 16_384, 131_072, 1_048_576):
-        frame.columns = [
-            None if c is None else c._replace(token_budget=budget) for c in frame.columns
-        ]
-        drawn = line_texts(budget_chart.draw(frame, WIDTH, 12, GUTTER))
-        label = drawn[1][1:GUTTER].split()
-        assert label[:2] in (["budget", f"{budget:,}"], ["budget", fmt.short(budget)])
 
 
 def test_the_step_page_marks_the_first_step_as_prepared_without_an_earlier_one(source: Any) -> None:
@@ -550,12 +500,6 @@ def test_the_key_figures_are_those_of_the_cursors_step(source: Any) -> None:
     assert f"RUN {summary.num_running}/32" in line
     assert f"WAIT {summary.num_waiting}" in line
     assert "PREEMPT" in line
-
-
-def test_the_main_key_figures_fit_into_120_cells(source: Any) -> None:
-    line = line_texts(key_figures.draw(frame_of(source), 120, 1, GUTTER))[0]
-    for name in ("BUDGET", "RUN", "WAIT", "KV", "TTFT p95", "ITL p99", "PREEMPT"):
-        assert name in line
 
 
 @pytest.mark.parametrize(
@@ -754,20 +698,6 @@ def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(
         assert {cells[x] for x in columns[1:-1]} == {"─"}
 
 
-def test_a_step_that_broke_the_itl_bound_is_marked_late_on_the_axis(source: Any) -> None:
-    history = source.history
-    late = next(
-        s
-        for s in range(399, 0, -1)
-        if (history.summary(s).max_itl_ns or 0) > 30e6
-        and not history.summary(s).has_knob_change
-        and not history.summary(s).num_preempted
-    )
-    on_time = next(s for s in range(late, 0, -1) if (history.summary(s).max_itl_ns or 0) <= 30e6)
-    assert chart_rows(frame_of(source, paused(late)))[-1][-1] == "!"
-    assert chart_rows(frame_of(source, paused(on_time)))[-1][-1] != "!"
-
-
 def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: Any) -> None:
     history = source.history
     for last in range(150, 400, 7):
@@ -807,25 +737,6 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
                 assert exact.endswith(label[1])
                 kinds.add(len(label[1]))
     assert kinds == {5, 10}
-
-
-@pytest.mark.parametrize("width", [100, 106, 112, 120])
-def test_panels_side_by_side_cut_no_figure_on_a_terminal_of_100_columns(
-    source: Any, width: int
-) -> None:
-    frame = frame_of(source)
-    left = width // 2
-    kv = "\n".join(line_texts(kv_map.draw(frame, left, 10, GUTTER)))
-    assert "·free" in kv
-    assert "% used" in kv
-    latency = line_texts(latency_panel.draw(frame, width - left, 9, GUTTER))
-    assert re.search(r"worst of \d+ s", latency[1])
-    assert re.search(r"mixed (steps )?\d+% *│", "\n".join(latency))
-    page = line_texts(step_page.draw(frame, width, 30))
-    assert any(re.search(r"against it: *│", line) for line in page)
-    assert any(re.search(r"took ([\d,.]+ ms (less|more)|as long)", line) for line in page)
-    assert any(re.search(r"device (—|[\d.]+) *│", line) for line in page)
-    assert any(re.search(r"took .*[+-][\d,]+ *│$", line) for line in page)
 
 
 @pytest.fixture(scope="module")

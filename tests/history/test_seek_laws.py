@@ -93,7 +93,7 @@ def applied_steps(draw: st.DrawFn) -> list[AppliedStep]:
     return steps
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(applied_steps(), applied_steps())
 def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
     first: list[AppliedStep], later: list[AppliedStep]
@@ -118,7 +118,7 @@ def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
         assert list(figures.of(kind)) == list(expected.of(kind))  # type: ignore[arg-type]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 1536), min_size=1, max_size=4), st.integers(0, 99))
 def test_latency_samples_added_at_once_rank_as_if_added_one_by_one(
     sizes: list[int], seed: int

@@ -266,7 +266,7 @@ def test_a_snapshot_after_lost_messages_corrects_the_state() -> None:
     assert lossy.kv == whole.kv
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), keep=st.floats(0.2, 1.0), shuffled=st.booleans())
 def test_lost_repeated_and_shuffled_messages_never_break_the_state(
     seed: int, keep: float, shuffled: bool

@@ -215,7 +215,7 @@ def test_steps_are_prepended_only_if_they_join_the_steps_in_memory(cut: int) -> 
 def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages() -> None:
     """The snapshot that corrects the state comes 60 messages later, in the next segment."""
     whole = from_message(0)
-    for lost_at in range(180, 400, 20):
+    for lost_at in range(180, 400, 50):
         history, state, checked = from_message(0, 150, max_steps=200), SessionState(), set()
         for message in MESSAGES[:150]:
             state.apply(message)

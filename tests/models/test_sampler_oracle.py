@@ -48,7 +48,7 @@ def expected_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
 
 
 @BOTH_WAYS
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(
     vocab_size=st.integers(2, 1600),
     scale=st.sampled_from([0.1, 1.0, 4.0, 20.0]),
@@ -95,7 +95,7 @@ def test_sampled_tokens_follow_the_cumulative_distribution_of_transformers(
 
 
 @BOTH_WAYS
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(
     prompt=st.lists(st.integers(0, 29), min_size=1, max_size=40),
     output=st.lists(st.integers(0, 29), max_size=150),

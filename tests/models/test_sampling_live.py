@@ -348,7 +348,7 @@ KINDS: list[dict[str, object]] = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=12)
+@settings(max_examples=6)
 @given(
     chosen=st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=6),
     budget=st.sampled_from([16, 50, 1024]),

@@ -97,7 +97,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(rows, st.integers(1, 60))
 def test_a_step_run_in_halves_gives_the_result_of_the_whole_step(
     lengths: list[tuple[int, int, bool]], room: int
@@ -116,7 +116,7 @@ def test_a_step_run_in_halves_gives_the_result_of_the_whole_step(
     assert found.unfit_rows == ()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(rows, st.integers(1, 60), st.frozensets(st.integers(0, 11)))
 def test_rows_that_do_not_fit_in_device_memory_are_named_and_the_others_unchanged(
     lengths: list[tuple[int, int, bool]], room: int, hopeless: frozenset[int]
@@ -129,7 +129,7 @@ def test_rows_that_do_not_fit_in_device_memory_are_named_and_the_others_unchange
     assert set(found.logprobs or {}) == {i for i in expected.logprobs or {} if i not in hopeless}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(rows)
 def test_a_step_is_halved_by_tokens_and_at_most_one_row_is_cut(
     lengths: list[tuple[int, int, bool]],

@@ -84,7 +84,7 @@ def test_sampled_tokens_with_drafts_have_the_models_distribution() -> None:
     sampler = Sampler(seed=5)
     first: Counter[int] = Counter()
     second: Counter[int] = Counter()
-    num_requests = 6000
+    num_requests = 2000
     for number in range(num_requests):
         sampling = SamplingParams(max_tokens=50, temperature=1.0)
         request = Request(number, [1, 2, 3], sampling, 0)

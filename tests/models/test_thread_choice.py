@@ -60,7 +60,7 @@ def test_equally_fast_thread_counts_do_not_alternate() -> None:
     assert chosen.count(1) < 30
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(times=st.lists(st.integers(1, 10**9), min_size=1, max_size=300))
 def test_only_one_or_all_threads_are_used_whatever_the_step_times(times: list[int]) -> None:
     choice = ThreadChoice(ALL)

@@ -170,6 +170,7 @@ def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_pa
     assert not any(holds_tokens(wire.decode(frame.payload)) for frame in frames)
 
 
+@pytest.mark.slow
 def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
     with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")

@@ -75,6 +75,7 @@ def recorder(tmp_path: Path) -> Iterator[Callable[[], None]]:
         kill()
 
 
+@pytest.mark.slow
 def test_verify_finds_no_problem_in_a_file_being_written(
     tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
 ) -> None:
@@ -105,6 +106,7 @@ def test_verify_finds_no_problem_in_a_file_being_written(
     assert "it was not closed (crash, full disk or cut copy)" in done.stdout
 
 
+@pytest.mark.slow
 def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
     tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
 ) -> None:

@@ -145,31 +145,6 @@ def test_every_service_level_takes_equal_space_in_a_file_so_that_it_can_be_chang
     assert (len(text["slo_itl_ms"]), levels_in(text)) == (24, {"slo_itl_ms": value})
 
 
-def test_a_picture_uses_the_files_service_levels_unless_an_option_overrides_them(
-    recording: Callable[..., Path],
-    stepscope: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path, picture = recording("a", slo_itl_ms=12.0), tmp_path / "a.txt"
-    config = tmp_path / "config" / "stepscope" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text("[dashboard]\nslo_itl_ms = 7\nslo_ttft_ms = 800\n")
-
-    def shown(*options: str) -> str:
-        done = stepscope(
-            *("screenshot", str(path), "-o", str(picture), "--size", "200x60", *options)
-        )
-        assert done.exit_code == 0, done.stderr
-        return picture.read_text()
-
-    assert "SLO itl<12" in shown()
-    assert "SLO ttft<800" in shown()  # which the file does not carry
-    assert "SLO itl<33" in shown("--slo-itl", "33ms")
-    monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL_MS", "44")
-    assert "SLO itl<44" in shown()
-
-
 def test_compare_uses_the_service_levels_of_the_first_recording_that_has_any(
     recording: Callable[..., Path], stepscope: Callable[..., Any]
 ) -> None:

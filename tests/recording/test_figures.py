@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,8 @@ from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecor
 from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
 from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
-from tests.support.sessions.seek_sessions import record
 
 LEVELS = SLO(ttft_ms=600.0, itl_ms=40.0)
 Messages = list[tuple[int, Telemetry]]
@@ -90,23 +86,6 @@ def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_w
     history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
     late = history.windows.figures(None, None)["goodput"]
     assert late == 0  # only requests with a known longer ITL or TTFT are judged
-
-
-def test_a_replay_has_the_same_figures_as_the_session_in_memory(
-    session: Messages, tmp_path: Path
-) -> None:
-    path = record(tmp_path / "s.mcap", session)
-    source = ReplaySource(Recording(path), History(LEVELS), playing=False)
-    source.start()
-    try:
-        source.seek(699)
-        assert source.wait()
-        found, expected = source.history.figures(), history_of(session).figures()
-        for name in ("itl_p99", "e2e_p90", "out_tokens_per_s", "prefix_hit_rate", "steps"):
-            assert found[name] == pytest.approx(expected[name]), name
-        assert found["goodput"] == pytest.approx(expected["goodput"])
-    finally:
-        source.stop()
 
 
 def test_without_a_step_all_figures_are_unknown() -> None:

@@ -30,7 +30,7 @@ MESSAGES = Later(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     first=st.integers(0, 900),
     asked=st.sets(st.integers(0, 600), max_size=8),

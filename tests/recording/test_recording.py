@@ -150,7 +150,7 @@ def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: Re
         NUM_STEPS - 1,
         NUM_STEPS - 2,
         300,
-        *random.Random(2).sample(range(NUM_STEPS), 8),
+        *random.Random(2).sample(range(NUM_STEPS), 4),
     ]
     for step in steps:
         replay.seek(step)
@@ -412,6 +412,7 @@ def expected_message(recording: Recording) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_a_killed_recorder_leaves_a_readable_file(tmp_path: Path) -> None:
     path = tmp_path / "killed.mcap"
     script = f"""

@@ -314,6 +314,7 @@ def test_a_full_disk_gives_a_one_line_error_and_leaves_the_last_file_intact(
         assert not recording.truncated
 
 
+@pytest.mark.slow
 def test_a_series_without_messages_says_so_and_why(
     live_engine: Any,
     stepscope: Callable[..., Any],

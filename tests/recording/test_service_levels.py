@@ -93,24 +93,6 @@ async def test_a_value_offered_in_an_input_line_is_replaced_by_typing_and_kept_b
         assert "TTFT within 5,000 ms, ITL within 45 ms, for this session only" in screen_text(app)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-async def test_service_levels_of_this_session_only_are_marked(
-    still_source: Callable[..., Any], tmp_path: Path, keeps: bool
-) -> None:
-    """Levels that a recording carries apply to that recording only."""
-    source = still_source()
-    path = tmp_path / "config.toml"
-    began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 50.0} if keeps else {}
-    preferences = Preferences(path, began)
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0, preferences=preferences)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("b", *"ttft=2s", "enter")
-        assert "TTFT within 2,000 ms, ITL within 30 ms" in screen_text(app)
-        assert ("for this session only" in screen_text(app)) != keeps
-    app.close()
-    assert path.exists() == keeps
-
-
 def test_service_levels_are_parsed_in_every_spelling() -> None:
     now = SLO(500, 50)
     assert parse_levels("itl=30", now) == SLO(500, 30)

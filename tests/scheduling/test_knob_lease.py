@@ -2,21 +2,17 @@
 
 import pytest
 
-from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import SetKnobs, Submit
+from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
-from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client
+from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
 BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
@@ -24,19 +20,18 @@ PILOT = Asker("pilot")
 LEASE_S = 5.0
 
 
-class Engine:
-    """A core on a virtual clock, whose steps take 10 ms."""
+class Engine(WholeCore):
+    """Its steps take 10 ms."""
 
     def __init__(self, *, overlap: bool) -> None:
-        self.sink = Sink()
-        self.runner = SimulatedRunner(CostModel(floor_ms=10, token_us=0, context_ns=0, host_ms=0))
-        knobs = Knobs(max_num_batched_tokens=256, max_num_seqs=8)
-        scheduler = Scheduler(KVCacheManager(64, 16), knobs, LIMITS)
-        info = simulated_info(LIMITS, 64, 16, seed=0)
-        self.core = EngineCore(
-            info, self.runner, scheduler, LIMITS, self.sink, dispatch, overlap=overlap,
-            lease=KnobLease(self.runner.clock),
-        )  # fmt: skip
+        runner = SimulatedRunner(CostModel(floor_ms=10, token_us=0, context_ns=0, host_ms=0))
+        super().__init__(
+            LIMITS,
+            runner,
+            knobs={"max_num_batched_tokens": 256},
+            overlap=overlap,
+            lease=KnobLease(runner.clock),
+        )
 
     def set(self, lease_s: float | None, asker: Asker = PILOT, **changes: KnobValue) -> AnyReply:
         client = Client()
@@ -46,13 +41,12 @@ class Engine:
         (reply,) = client.replies
         return reply
 
-    def run(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         """Run steps with one request after another."""
         end_ns = self.core.clock() + round(seconds * 1e9)
         while self.core.clock() < end_ns:
             if not self.core.scheduler.has_work():
-                submit = Submit(sampling=SamplingParams(max_tokens=200, ignore_eos=True))
-                self.core.inbox.put(Call(submit, Client(), [1, 2, 3]))
+                self.submit([1, 2, 3], max_tokens=200, ignore_eos=True)
             self.core.step()
             self.core.publish_heartbeat(idle=False)
 
@@ -80,15 +74,15 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def test_leased_knobs_are_restored_when_their_client_falls_silent(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=128)
     engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
-    engine.run(LEASE_S / 2)
+    engine.run_for(LEASE_S / 2)
     assert engine.knobs == (64, 4)
-    engine.run(LEASE_S)
+    engine.run_for(LEASE_S)
     assert engine.knobs == (256, 8)
     given_back = engine.audited[-1]
     assert given_back.new == {BUDGET: 256, SEATS: 8}
     assert given_back.who == PILOT.who
     assert "did not renew" in given_back.detail
-    engine.run(2 * LEASE_S)
+    engine.run_for(2 * LEASE_S)
     assert engine.audited[-1] == given_back
 
 
@@ -101,7 +95,7 @@ def test_an_idle_engine_restores_leased_knobs_too(engine: Engine) -> None:
 def test_renewing_a_lease_keeps_its_knobs_and_is_not_audited(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     for _ in range(4):
-        engine.run(LEASE_S / 2)
+        engine.run_for(LEASE_S / 2)
         assert isinstance(engine.set(LEASE_S, max_num_batched_tokens=64), Ack)
     assert engine.knobs == (64, 8)
     assert [entry.new for entry in engine.audited] == [{BUDGET: 64}]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -302,7 +302,6 @@ class Ways:
         assert as_objects.runs() == plain.runs() == compiled.runs()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -6,51 +6,35 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
-from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Command, Pause, Resume, StepOnce, Submit
 from stepscope.engine.protocol.replies import Error, Output
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
-from stepscope.engine.simulation.step_time import CostModel
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.limits import LIMITS as LIMITS_OF_STEPS
-from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.core_ends import Client
+from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
 
 
-class Engine:
-    """A core stepped as by its own loop; its telemetry is kept."""
-
-    def __init__(self, *, overlap: bool) -> None:
-        self.sink = Sink()
-        self.core = EngineCore(
-            simulated_info(LIMITS, 64, 16, seed=0),
-            SimulatedRunner(CostModel()),
-            Scheduler(KVCacheManager(64, 16), Knobs(max_num_seqs=8), LIMITS),
-            LIMITS,
-            self.sink,
-            dispatch,
-            overlap=overlap,
-        )
+class Engine(WholeCore):
+    """Stepped as by its own loop."""
 
     def ask(self, command: Command) -> Client:
-        client = Client()
-        is_prompt = isinstance(command, Submit)
-        self.core.inbox.put(Call(command, client, [1, 2, 3] if is_prompt else None))
+        client = super().ask(command)
         self.run()
         return client
 
-    def submit(self, max_tokens: int) -> Client:
-        return self.ask(Submit(sampling=SamplingParams(max_tokens=max_tokens)))
+    def serve(self, max_tokens: int) -> Client:
+        client = self.submit([1, 2, 3], max_tokens=max_tokens)
+        self.run()
+        return client
 
-    def run(self) -> None:
+    def run(self, most: int = 0) -> None:
         while self.core.step():
             self.core.publish_heartbeat(idle=False)
         self.core.publish_heartbeat(idle=True)
@@ -62,7 +46,7 @@ class Engine:
 
 @pytest.fixture(params=[False, True], ids=["one by one", "overlapped"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return Engine(overlap=request.param)
+    return Engine(LIMITS, overlap=request.param)
 
 
 def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(
@@ -72,7 +56,7 @@ def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(
     assert isinstance(refused, Error)
     assert refused.message.startswith("there is nothing to run: ")
     assert engine.published_state == engine.core.snapshot().state == "idle"
-    assert len(engine.submit(max_tokens=9).tokens) == 9
+    assert len(engine.serve(max_tokens=9).tokens) == 9
     assert engine.published_state == "idle"
 
 
@@ -82,7 +66,7 @@ def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(
     engine.ask(Pause())
     engine.ask(StepOnce(n=1))
     assert engine.published_state == engine.core.snapshot().state == "paused"
-    client = engine.submit(max_tokens=9)
+    client = engine.serve(max_tokens=9)
     assert len(client.tokens) == 1
     assert engine.published_state == engine.core.snapshot().state == "paused"
     engine.ask(Resume())
@@ -94,11 +78,11 @@ def test_the_engine_stays_paused_if_work_ends_before_the_requested_single_steps(
     engine: Engine,
 ) -> None:
     engine.ask(Pause())
-    engine.submit(max_tokens=3)
+    engine.serve(max_tokens=3)
     engine.ask(StepOnce(n=5))
     assert engine.core.next_step == 3
     assert engine.published_state == engine.core.snapshot().state == "paused"
-    client = engine.submit(max_tokens=9)  # gets the two steps that are left
+    client = engine.serve(max_tokens=9)  # gets the two steps that are left
     assert len(client.tokens) == 2
     assert engine.published_state == "paused"
     engine.ask(Resume())
@@ -119,7 +103,7 @@ def test_a_running_engine_reports_itself_paused_after_a_single_step(
 
 
 def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: Any) -> None:
-    with ControlClient(live_engine.endpoint, timeout_s=5.0) as client:
+    with ControlClient(live_engine.endpoint) as client:
         with pytest.raises(CommandRefused, match="there is nothing to run") as refused:
             client.ask(StepOnce(who="anna"))
         assert refused.value.code == "nothing_to_run"
@@ -137,9 +121,9 @@ def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: An
 def test_only_steps_held_back_by_the_operator_count_as_limited_by_a_pause(
     engine: Engine,
 ) -> None:
-    engine.submit(max_tokens=4)  # step 0 to 3
+    engine.serve(max_tokens=4)  # step 0 to 3
     engine.ask(Pause())
-    engine.submit(max_tokens=6)
+    engine.serve(max_tokens=6)
     for _ in range(2):  # step 4 and 5
         wait_a_minute(engine)
         engine.ask(StepOnce(n=1))

@@ -5,24 +5,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.replies import AnyReply, Output
+from stepscope.engine.protocol.replies import Output
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import KnobValue, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.acceptance import accepted, bursts_of, has_drafts
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.core_ends import Client
+from tests.support.engines.whole_core import WholeCore
 
 MAX_MODEL_LEN = 128
 EOS = 9
@@ -81,77 +78,39 @@ class Collected:
         return self.result
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.state = SessionState()
-        self.records: list[StepRecord] = []
-
-    def publish(self, message: Telemetry) -> None:
-        from stepscope.engine.protocol import wire
-
-        self.next_sequence += 1
-        read = wire.decode(wire.encode(message))
-        self.state.apply(read)
-        if isinstance(read, StepRecord):
-            self.records.append(read)
-
-
-class Client:
-    def __init__(self) -> None:
-        self.outputs: list[Output] = []
-
-    def reply(self, message: AnyReply) -> None:
-        if isinstance(message, Output):
-            self.outputs.append(message)
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token for output in self.outputs for token in output.token_ids]
-
-
-class Engine:
+class Engine(WholeCore):
     def __init__(self, num_blocks: int = 64, *, overlap: bool = False, **knobs: object) -> None:
         settings = {
             "max_num_batched_tokens": 64,
-            "max_num_seqs": 16,
             "prompt_lookup_min": 2,
             "prompt_lookup_max": 4,
         }
-        self.runner = CopyingRunner()
-        self.kv = KVCacheManager(num_blocks, 4)
         limits = Limits(
             max_num_batched_tokens=256, max_num_seqs=16, max_model_len=min(128, num_blocks * 4)
         )
-        self.scheduler = Scheduler(self.kv, Knobs(**{**settings, **knobs}), limits)  # type: ignore[arg-type]
-        self.sink = Sink()
-        self.core = EngineCore(
-            simulated_info(limits, num_blocks, 4, 0),
-            self.runner,
-            self.scheduler,
+        super().__init__(
             limits,
-            self.sink,
-            dispatch,
+            CopyingRunner(),
+            num_blocks,
+            4,
+            {**settings, **knobs},
             eos_token_ids=frozenset((EOS,)),
             overlap=overlap,
         )
+        self.kv = self.scheduler.kv
         self.core.publish_heartbeat(idle=True)
 
-    def submit(self, prompt: list[int], sampling: SamplingParams, *, stream: bool = True) -> Client:
+    def submit(  # type: ignore[override]
+        self, prompt: list[int], sampling: SamplingParams, *, stream: bool = True
+    ) -> Client:
         client = Client()
         submit = Submit(client_id="c", prompt_token_ids=prompt, sampling=sampling, stream=stream)
         stop_text = None
         if sampling.stop:
-            stream = TextStream(lambda token_ids: "".join(map(str, token_ids)))
-            stop_text = StopText(stream, sampling.stop, sampling.include_stop)
+            text = TextStream(lambda token_ids: "".join(map(str, token_ids)))
+            stop_text = StopText(text, sampling.stop, sampling.include_stop)
         self.core.inbox.put(Call(submit, client, prompt, stop_text))
         return client
-
-    def run(self) -> None:
-        while self.core.step():
-            self.kv.check_integrity()
-        self.core.settle()
 
 
 def workload(seed: int) -> list[tuple[list[int], SamplingParams]]:
@@ -170,7 +129,7 @@ def outputs(seed: int, **settings: object) -> tuple[list[list[int]], Engine]:
     clients = [engine.submit(*each) for each in workload(seed)]
     engine.run()
     assert engine.kv.num_held == 0
-    return [client.token_ids for client in clients], engine
+    return [client.tokens for client in clients], engine
 
 
 @pytest.mark.parametrize("order", ["decode_first", "arrival"])
@@ -216,8 +175,12 @@ def test_no_step_with_drafts_exceeds_the_budget() -> None:
 
 def test_the_session_state_counts_every_accepted_draft_token() -> None:
     expected, engine = outputs(1, speculative="ngram")
-    views = engine.sink.state.requests
-    assert [views[i].num_output_tokens for i in range(8)] == [len(each) for each in expected]
+    state = SessionState()
+    for message in engine.sink.messages:
+        state.apply(message)
+    assert [state.requests[i].num_output_tokens for i in range(8)] == [
+        len(each) for each in expected
+    ]
 
 
 def test_steps_with_drafts_run_without_overlap() -> None:
@@ -238,7 +201,7 @@ def test_speculation_can_be_switched_between_two_steps() -> None:
         changes = settings[number // 3 % 3]
         engine.core.set_knobs(engine.scheduler.knobs.changed(changes, LIMITS))
         number += 1
-    assert [client.token_ids for client in clients] == expected
+    assert [client.tokens for client in clients] == expected
     most = max(d.num_drafted for record in engine.sink.records for d in record.drafts or ())
     assert most == 5
 
@@ -257,8 +220,8 @@ def test_accepted_drafts_are_cut_at_the_token_that_ends_the_request() -> None:
     )
     client = engine.submit(prompt, SamplingParams(max_tokens=20))
     engine.run()
-    assert client.token_ids[-1] == EOS
-    assert client.token_ids.count(EOS) == 1
+    assert client.tokens[-1] == EOS
+    assert client.tokens.count(EOS) == 1
     assert client.outputs[-1].finish_reason == "stop"
 
 
@@ -279,7 +242,7 @@ def test_a_stop_string_inside_accepted_drafts_ends_the_request_there(
         assert engine.kv.num_held == 0
         text = "".join(output.text or "" for output in client.outputs)
         kept = sum(d.num_accepted for record in engine.sink.records for d in record.drafts or ())
-        return client.token_ids, text, client.outputs[-1], kept
+        return client.tokens, text, client.outputs[-1], kept
 
     whole, _, _, _ = run("off", "x")
     digits = "".join(map(str, whole))

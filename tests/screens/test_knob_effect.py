@@ -5,10 +5,9 @@ import re
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepRecord
+from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, StepRecord
 from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.audit_text import changes_text
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.panels.knob_effect import effect_of
@@ -166,36 +165,3 @@ def test_all_knobs_of_a_change_are_named_and_its_author_shown_whole(
     (last,) = [row for row in rows if "enable_chunked_prefill" in row and "on→off" not in row]
     assert re.search(r"\d\d:\d\d:\d\d by bob", last)
     assert "…" not in last.partition(" by bob")[2][:20]
-
-
-def test_knob_changes_without_room_are_counted_and_no_field_is_cut() -> None:
-    old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "batching": "chunked"}
-    new: dict[str, KnobValue] = {"max_num_batched_tokens": 512, "batching": "static"}
-    full = "max_num_batched_tokens 256→512, batching chunked→static"
-    short = "budget 256→512, batching chunked→static"
-    assert changes_text(old, new) == changes_text(old, new, len(full)) == full
-    assert changes_text(old, new, len(full) - 1) == short
-    assert changes_text(old, new, len(short)) == short
-    assert changes_text(old, new, len(short) - 1) == "budget 256→512, +1 more"
-
-
-def test_at_80_columns_a_change_older_than_memory_is_described_in_whole_words(
-    history: History,
-) -> None:
-    fresh = History()
-    fresh.begin(history.state_at(history.last_step or 0), 0)
-    entry = Audited(
-        number=1,
-        command="SetKnobs",
-        who="anna",
-        time_ns=1,
-        effective_step=1,
-        version=1,
-        old={"max_num_seqs": 8},
-        new={"max_num_seqs": 7},
-    )
-    fresh.append(1, entry)
-    (listed,) = [row for row in drawn(fresh, 80) if "8→7" in row]
-    assert listed.rstrip(" │").endswith("too long ago")
-    (listed,) = [row for row in drawn(fresh, 120) if "8→7" in row]
-    assert listed.rstrip(" │").endswith("older than memory")

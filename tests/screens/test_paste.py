@@ -8,15 +8,7 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
-from stepscope.engine.protocol.wire import KnobSpec
-from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
-from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.start.start import StartApp
-from stepscope.tui.session.control.knob_change import KnobsNow
-from stepscope.tui.session.start_finder import Finder
-from stepscope.tui.settings.recent import RecentFiles
-from stepscope.tui.views.theme import Skin
 from tests.screens.test_terminal import STEPSCOPE
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
@@ -106,65 +98,7 @@ async def test_a_paste_where_nothing_is_typed_does_nothing(
         assert screen_text(app) == before
 
 
-class _Watch:
-    """A watch of an engine that always answers."""
-
-    def trouble(self, room: int) -> str | None:
-        return None
-
-    def look(self) -> bool:
-        return False
-
-    def begin(self) -> None: ...
-
-    def admits(self) -> bool:
-        return True
-
-
-_SPECS = (
-    KnobSpec("budget", "int", 512, low=1, high=8192),
-    KnobSpec("reserve", "choice", "prompt", choices=("prompt", "none")),
-    KnobSpec("chunks", "bool", True),
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "shown"),
-    [
-        ("budget", "1024\n", "1024_"),
-        ("budget", "lots", "lots_"),  # and why it is no value: never some digits out of a text
-        ("reserve", "none", "◀ none ▶"),
-        ("reserve", "nonsense", "◀ prompt ▶"),
-        ("chunks", "off\n", "◀ off ▶"),
-    ],
-)
-def test_the_knob_editor_takes_a_pasted_value(name: str, text: str, shown: str) -> None:
-    values = {"budget": 512, "reserve": "prompt", "chunks": True}
-    now = KnobsNow(1, values, (), _SPECS)
-    editor = KnobEditor(Skin(), lambda: now, _Watch(), name)  # type: ignore[arg-type]
-    editor.insert("7")  # nothing is edited yet
-    editor.pressed("enter", None)
-    editor.insert(pasted_line(text))
-    lines = "\n".join("".join(run for run, _ in line) for line in editor.lines(110, 9))
-    assert shown in lines
-    assert ("takes a number" in lines) == (text == "lots")
-
-
-async def test_a_paste_goes_into_the_address_of_the_start_screen(tmp_path: Path) -> None:
-    asked: list[Any] = []
-    app = StartApp(
-        lambda choice: asked.append(choice) or "not there",
-        lambda: Finder(tmp_path, RecentFiles(tmp_path / "recent.json")),
-        any_terminal=True,
-    )
-    async with app.run_test(size=(100, 30)) as pilot:
-        app.post_message(events.Key("e", "e"))
-        await paste(pilot, "tcp://gpu-3:5555\nq")
-        assert isinstance(app.screen, Prompt)
-        assert "tcp://gpu-3:5555_" in screen_text(app)
-    app.close()
-
-
+@pytest.mark.slow
 def test_a_bracketed_paste_works_in_a_terminal(
     terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:

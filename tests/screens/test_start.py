@@ -386,6 +386,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_quitting_a_recording_leads_back_to_the_start_screen(
     terminal: Callable[..., Any], folder: Path, runtime_folder: Path
 ) -> None:
@@ -489,24 +490,3 @@ async def test_an_address_without_an_engine_can_be_corrected_in_the_input_line(e
         await settled(app, pilot, lambda: app.return_value is not None)
     assert app.return_value == StartChoice("engines", ("tcp://h:1",))
     assert check.asked == [StartChoice("engines", (f"tcp://h:{n}",)) for n in (2, 1)]
-
-
-async def test_a_long_error_is_shown_whole() -> None:
-    error = f"no engine at ipc:///{'long/' * 30}engine-0: there is no such socket; none runs here"
-    app = start_app(Checks(engines=error))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
-        await pilot.press("enter")
-        await settled(app, pilot, lambda: "no such socket; none runs here" in screen_text(app))
-        assert "q Quit" in screen_text(app)
-        assert "engine-0" in screen_text(app)
-    app.close()
-
-
-def test_the_error_of_a_broken_recording_names_it_without_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 20)
-    folder.mkdir()
-    (folder / "broken.mcap").write_text("nothing")
-    said = start_command.check(StartChoice("file", (str(folder / "broken.mcap"),)))
-    assert said is not None
-    assert said.startswith("broken.mcap is not a stepscope recording")

@@ -3,7 +3,6 @@
 import csv
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.simulation.simulated import simulate
-from stepscope.recordings.export import export as exporting
 from stepscope.recordings.export.export import FORMATS
-from stepscope.recordings.export.moments import moments
-from stepscope.recordings.export.output import UNFINISHED_SUFFIX
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -175,55 +171,6 @@ def _wheel_down() -> Any:
     from textual import events
 
     return events.MouseScrollDown
-
-
-async def test_an_interrupted_export_leaves_no_file_and_errors_are_one_line(
-    replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = replay.recording.path
-    go_on = threading.Event()
-
-    def halting(recording: Recording, *arguments: Any) -> Iterator[Any]:
-        for number, moment in enumerate(moments(recording, *arguments)):
-            if number == 200:
-                assert go_on.wait(10.0)
-            yield moment
-
-    monkeypatch.setattr(exporting, "moments", halting)
-    half = path.with_name(f"session.jsonl{UNFINISHED_SUFFIX}")
-    app = dashboard(replay)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("2", "E", *["down"] * 3, "enter")
-        await told(app, "exporting session.jsonl 4")
-        assert "%, Esc cancels" in notice(app)
-        assert half.exists()
-        await pilot.press("E")
-        assert "an export already runs; Esc cancels it" in notice(app)
-        await pilot.press("escape")
-        go_on.set()
-        await told(app, "export to session.jsonl cancelled")
-        assert app.main.view.page == "step", "that Esc was for the export"
-        assert [each.name for each in path.parent.iterdir()] == ["session.mcap"]
-
-        go_on.clear()
-        await pilot.press("E", "enter")
-        await told(app, "exporting session.jsonl 4")
-        assert half.exists()
-        go_on.set()
-        app.close()
-        await told(app, "export to session.jsonl cancelled")
-        left = [each.name for each in path.parent.iterdir()]
-        assert half.name not in left
-
-        monkeypatch.setattr(exporting, "moments", lambda *arguments: 1 / 0)
-        await pilot.press("E", "enter")
-        await told(app, "export failed, see the log: ZeroDivisionError")
-        path.rename(path.with_name("elsewhere.mcap"))
-        await pilot.press("E", "enter")
-        await told(app, "no export: cannot read ")
-        assert sorted(each.name for each in path.parent.iterdir()) == sorted(
-            {*left, "elsewhere.mcap"} - {"session.mcap"}
-        )
 
 
 class Feed:

@@ -197,25 +197,6 @@ def test_a_notice_about_a_step_disappears_on_leaving_it_and_others_stay() -> Non
     assert notices.line([], 80)
 
 
-def test_several_notices_are_shown_whole_if_they_fit_or_shortened() -> None:
-    notices = Notices(lambda: 0.0)
-    notices.say("the demo's engine has ended for good", "caution")
-    gone = "demo-4194304 is gone: killed or crashed (its process was 4194304)"
-    pending = "asking: run one step …"
-
-    def shown(width: int, *standing: str) -> str:
-        line = notices.line([(text, "caution") for text in standing], width)
-        assert sum(len(text) for text, _ in line) <= width
-        return "".join(text for text, _ in line)
-
-    assert gone in shown(130, gone)
-    assert "killed or crashed" in shown(120, gone)
-    assert pending in shown(120, pending, gone)
-    assert "is gone: killed" in shown(120, pending, gone)
-    assert gone in shown(160, pending, gone)
-    assert shown(80, pending, gone).count("│") == 2
-
-
 async def test_view_and_service_levels_of_a_replay_are_not_saved_in_the_config_file(
     source: ReplaySource, tmp_path: Path
 ) -> None:

@@ -400,7 +400,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     body=st.dictionaries(NAMES, VALUES, max_size=6).map(lambda each: json.dumps(each).encode())
     | st.binary(max_size=40),

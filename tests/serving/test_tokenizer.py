@@ -1,6 +1,5 @@
 """Text in and out: pieces join to the whole text, and no character is ever split."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -59,14 +58,6 @@ def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-def test_streamed_pieces_join_to_the_text_and_split_no_character(tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode(TEXT)
-    pieces = streamed(tokenizer, token_ids, [1] * len(token_ids))
-    assert "".join(pieces) == TEXT
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert len([piece for piece in pieces if piece]) == len(TEXT)
-
-
 def test_an_unfinished_character_is_sent_when_the_text_ends(tokenizer: Tokenizer) -> None:
     stream = tokenizer.text_stream()
     assert stream.push([0x41, 0xE4, 0xB8]) == "A"
@@ -78,33 +69,6 @@ def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     pieces = streamed(tokenizer, [0x41, EOS_TOKEN_ID, 0x42], [1, 1, 1])
     assert "".join(pieces) == "AB"
     assert streamed(tokenizer, [EOS_TOKEN_ID] * 100, [1] * 100) == [""] * 102
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_random_bytes_stream_to_the_same_text_as_decoded_at_once(
-    tokenizer: Tokenizer, seed: int
-) -> None:
-    """An untrained model writes such text; it must not be held back for ever."""
-    rng = random.Random(seed)
-    alphabet = rng.choice([range(256), range(128, 256), [0x80], [0xE2, 0x82, 0xAC, 0x41], [0xFF]])
-    token_ids = [rng.choice(alphabet) for _ in range(300)]
-    sizes = [rng.choice([1, 1, 1, 2, 7]) for _ in range(60)]
-    pieces = streamed(tokenizer, token_ids, sizes)
-    assert "".join(pieces) == tokenizer.decode(token_ids)
-    assert sum(len(piece) for piece in pieces[:-1]) > 0
-
-
-def test_streamed_words_keep_their_spaces_and_bytes_become_characters(
-    sentencepiece_like: Tokenizer,
-) -> None:
-    the, cat, plural = 1, 2, 3
-    euro = [6 + byte for byte in "€".encode()]
-    token_ids = [the, cat, plural, *euro, the, *euro, *euro, cat]
-    text = "the cats€ the€€ cat"
-    assert sentencepiece_like.decode(token_ids) == text
-    pieces = streamed(sentencepiece_like, token_ids, [1] * len(token_ids))
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_the_text_of_a_single_token_equals_its_text_inside_a_sequence(
@@ -124,13 +88,6 @@ def test_the_text_of_a_single_token_equals_its_text_inside_a_sequence(
     ]
 
 
-def test_text_streams_are_independent_of_each_other(tokenizer: Tokenizer) -> None:
-    one, two = tokenizer.text_stream(), tokenizer.text_stream()
-    assert one.push([0xC3]) == ""
-    assert two.push([0x41]) == "A"
-    assert one.push([0xA9]) == "é"
-
-
 def test_characters_per_token_are_measured_on_prose(tokenizer: Tokenizer) -> None:
     class Words:
         def encode(self, text: str) -> list[int]:
@@ -139,19 +96,6 @@ def test_characters_per_token_are_measured_on_prose(tokenizer: Tokenizer) -> Non
     assert tokenizer.chars_per_token == 1.0
     assert 400 < len(PROSE) < 2000
     assert Tokenizer(Words()).chars_per_token == len(PROSE) / len(PROSE.split())
-
-
-def test_a_pure_python_tokenizer_decodes_too() -> None:
-    class Slow:
-        def encode(self, text: str) -> list[int]:
-            return list(text.encode())
-
-        def decode(self, token_ids: list[int], **options: bool) -> str:
-            assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-            return bytes(token_ids).decode(errors="replace")
-
-    slow = Tokenizer(Slow())
-    assert "".join(streamed(slow, slow.encode(TEXT), [1] * 20)) == TEXT
 
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "é"}]

@@ -488,6 +488,7 @@ async def test_no_backfill_is_offered_if_the_engine_keeps_no_steps(tmp_path: Pat
     made.close()
 
 
+@pytest.mark.slow
 def test_pressing_home_twice_in_a_terminal_starts_a_backfill(
     late: Late, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:

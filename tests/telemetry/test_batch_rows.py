@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -54,7 +54,6 @@ def test_the_row_encoder_is_compiled_if_there_is_a_compiler() -> None:
 
 
 @needs_compiled
-@settings(deadline=None)
 @given(ROWS, st.sampled_from([Phase.DECODE, None]))
 def test_the_compiled_row_encoder_equals_the_python_one_byte_for_byte(
     numbers: list[tuple[int, Phase, int, int]], ordinary: Phase | None
@@ -140,7 +139,6 @@ def test_rows_that_change_while_being_encoded_raise_an_error() -> None:
         batch_rows.compiled(rows, None, Request, clear)
 
 
-@settings(deadline=None)
 @given(ROWS, st.data())
 def test_batch_rows_selected_from_an_encoded_batch_are_unchanged(
     numbers: list[tuple[int, Phase, int, int]], data: st.DataObject

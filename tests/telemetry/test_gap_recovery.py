@@ -213,24 +213,6 @@ async def followed(folder: Path) -> AsyncIterator[Followed]:
     engine.close()
 
 
-async def test_the_metrics_recover_many_gaps_without_reaching_the_rate_limit(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path) as follows:
-        limiter = follows.engine.limiter = RateLimiter()
-        num_before = follows.num_steps
-        healed_before = follows.total("stepscope_telemetry_healed")
-        for _ in range(100):
-            follows.run_with_gaps(20)
-            await asyncio.sleep(0.02)
-        follows.engine.publish(step(follows.engine.next_sequence))
-        await until(follows.has_caught_up, "caught up")
-        assert limiter.num_limited == 0
-        assert follows.total("stepscope_telemetry_lost") == 0
-        assert follows.num_steps - num_before == 2_001
-        assert follows.total("stepscope_telemetry_healed") - healed_before == 1_000
-
-
 async def test_metrics_that_stop_without_a_reply_count_the_gap_as_lost(
     tmp_path: Path,
 ) -> None:

@@ -48,9 +48,7 @@ def test_memory_of_the_replay_ring_depends_on_kept_messages_not_on_all_published
     assert resident_bytes() - before < 50_000_000
 
 
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 3_000_000) | st.integers(0, 20_000_000), max_size=12),
     ring_size=st.integers(1, 6),
@@ -90,7 +88,7 @@ def test_the_replay_ring_is_bounded_in_bytes_and_says_which_messages_it_still_ha
     assert publisher.sender.num_bytes == size
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=60),
     ring_size=st.integers(1, 12),

@@ -280,6 +280,7 @@ def engine_process(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[bytes], E
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(
     tmp_path: Path,
 ) -> None:

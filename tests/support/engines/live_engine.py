@@ -76,7 +76,7 @@ def running_engine(
 ) -> Iterator[LiveEngine]:
     endpoint = Endpoint.parse(f"{folder}/engine")
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
-    cost = CostModel(floor_ms=2.0, token_us=2.0, context_ns=0.0)
+    cost = CostModel(floor_ms=5.0, token_us=2.0, context_ns=0.0)
     with EndpointLock(endpoint, local_key(gate)):
         publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
         scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)

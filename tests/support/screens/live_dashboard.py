@@ -1,11 +1,8 @@
 """A dashboard of an engine that runs in the same process, and key presses for it."""
 
-import asyncio
-
-from textual import events
-
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
+from tests.support.screens.keys import press_keys
 
 
 def dashboard(source: Subscriber) -> Dashboard:
@@ -14,7 +11,4 @@ def dashboard(source: Subscriber) -> Dashboard:
 
 
 async def press(app: Dashboard, *keys: str) -> None:
-    """Like `Pilot.press`, which would wait for an idle process: here an engine runs in it."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.05)
+    await press_keys(app, keys)

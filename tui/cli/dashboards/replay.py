@@ -1,11 +1,8 @@
 """`stepscope replay`: shows a recording in the dashboard."""
 
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incident_in, incidents_in
@@ -13,26 +10,25 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.options import RecordingFile, example, option, with_options
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.options import RecordingFile, command, option
+from stepscope.tui.cli.shared.output import note, say
+from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+@command(
+    "stepscope replay session.mcap --speed 4",
+    "stepscope replay chunked --at 120",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def replay(
     file: RecordingFile,
-    speed: Annotated[float | None, option("NUMBER", "2 is twice as fast  [default: 1]")] = None,
-    at: Annotated[int | None, option("STEP", "open paused at this step")] = None,
+    speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
+    at: int | None = option("STEP", "open paused at this step"),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -49,8 +45,7 @@ def replay(
     if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
     with Recording(find_recording(file)) as recording:
-        if recording.message is not None:
-            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+        note(recording.message)
         first, last = recording.first_step, recording.last_step
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
@@ -65,7 +60,9 @@ def replay(
         try:
             if at is not None:
                 source.seek(at)
-            _run_replay(source, settings)
+            from stepscope.tui.app.run import run_dashboard
+
+            run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
 
@@ -90,9 +87,3 @@ def list_incidents(folder: Path) -> None:
     for path, incident in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.started_wall_ns / 1e9))
         say(f"{when}  {incident.text}  {path}")
-
-
-def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
-    from stepscope.tui.app.run import run_dashboard
-
-    run_dashboard(source, source.history, **dashboard_options(settings))

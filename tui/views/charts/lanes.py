@@ -14,8 +14,8 @@ from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 MAX_LABEL = 20
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
-_TOKENS = str.maketrans("━═", LATE * 2)
-_STILL = str.maketrans("─", LATE)  # its token does not come
+_TOKENS = {ord(glyph): LATE for glyph in "━═"}
+_STILL = {ord("─"): LATE}  # its token does not come
 _RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",

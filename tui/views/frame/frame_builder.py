@@ -35,7 +35,7 @@ from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.view import View
 
 if TYPE_CHECKING:
-    from stepscope.recordings.replay.file_events import FileEvents  # with mcap, only when needed
+    from stepscope.recordings.replay.file_index import FileIndex  # with mcap, only when needed
 
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
@@ -110,7 +110,7 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
-        in_file: "FileEvents | None" = None,
+        in_file: "FileIndex | None" = None,
         stands: Callable[[], bool] = lambda: False,
         cpu_clock: Callable[[], float] | None = None,
     ) -> None:
