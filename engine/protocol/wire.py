@@ -192,7 +192,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # could waste none.
     num_wasted_tokens: int | None = None
     token_limit: int | None = None  # token budget that device memory allows for now, if smaller
-    totals: Totals | None = None  # from an engine that does not name the requests of a step
+    totals: Totals | None = None  # of an engine that does not name requests, or blocks
     drafts: list[DraftRow] | None = None  # None: nothing was guessed, or the engine does not say
     # The kind of CUDA graph that the step ran in: full, piecewise or none. None: the device has no
     # graphs, or the engine does not say.
@@ -262,6 +262,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     # The fields of its `WorkloadSpec` that have a value; None: no workload, or an unknown one.
     workload_spec: dict[str, KnobValue] | None = None
     leased: LeasedKnobs | None = None
+    totals: Totals | None = None  # the share of the KV cache in use, if `kv` is unknown
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class Event(Struct, frozen=True, tag_field="type", tag=str.lower):
 class Arrived(Event, frozen=True, omit_defaults=True):
     client_id: str
     num_prompt_tokens: int
-    max_tokens: int
+    max_tokens: int  # 0: it only reads its prompt, as for an embedding
     priority: int
     time_ns: int
     prompt_token_ids: list[int] | None = None  # only with `with_tokens`, ...

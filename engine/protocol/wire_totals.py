@@ -1,5 +1,7 @@
 """Telemetry: totals, from an engine that does not publish single requests. A part of `wire`.
 
+Of an engine that publishes requests and no blocks, they only tell of the KV cache.
+
 Counts are for one record. A record is for one forward step, or for all steps of some seconds
 (`EngineInfo.totals_every_s`). None is unknown.
 """

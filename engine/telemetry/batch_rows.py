@@ -32,7 +32,7 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
 _RESUMED = int(RowFlag.RESUMED)
 _DECODE = int(Phase.DECODE)
-_NUM_TOKENS = BatchRow.__struct_fields__.index("num_tokens")
+_START = BatchRow.__struct_fields__.index("start")  # `num_tokens` follows
 _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD  # msgpack
 
 
@@ -62,11 +62,11 @@ def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
 
 
-def with_num_tokens(batch: msgspec.Raw, num_tokens: Mapping[int, int]) -> msgspec.Raw:
-    """Return `batch` with other token counts in some rows, by row index."""
+def with_positions(batch: msgspec.Raw, tokens: Mapping[int, tuple[int, int]]) -> msgspec.Raw:
+    """Return `batch` with another start and token count in some rows, by row index."""
     rows = msgspec.msgpack.decode(batch)
-    for index, number in num_tokens.items():
-        rows[index][_NUM_TOKENS] = number
+    for index, start_and_number in tokens.items():
+        rows[index][_START : _START + 2] = start_and_number
     return msgspec.Raw(msgspec.msgpack.encode(rows))
 
 

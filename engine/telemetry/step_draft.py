@@ -16,12 +16,13 @@ from stepscope.engine.protocol.wire import (
     RequestEvent,
     StepRecord,
     Telemetry,
+    Totals,
 )
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
-from stepscope.engine.telemetry.batch_rows import keep_rows, with_num_tokens
+from stepscope.engine.telemetry.batch_rows import keep_rows, with_positions
 
 
 class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
@@ -54,6 +55,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
+    totals: Totals | None = None
     drafts: list[DraftRow] | None = None
     cuda_graph: str | None = None
 
@@ -105,8 +107,8 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
             rows: the rows as scheduled.
             bursts: the tokens that each row with drafts added, by row index.
         """
-        self.batch = with_num_tokens(
-            self.batch, {index: len(burst) for index, burst in bursts.items()}
+        self.batch = with_positions(
+            self.batch, {index: (rows[index].start, len(burst)) for index, burst in bursts.items()}
         )
         self.drafts = [
             DraftRow(

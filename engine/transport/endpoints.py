@@ -158,18 +158,24 @@ class EndpointLock:
         local: the key for clients of this user on this machine, if the engine asks for keys. It is
             written into the lock file, where these clients read it.
         name: the engine's name, if it is not the one in its address.
+        advice: how to give the engine another address.
 
     Raises:
         ConfigError: on entering, if a running engine holds the lock.
     """
 
     def __init__(
-        self, endpoint: Endpoint, local: Credentials | None = None, name: str = ""
+        self,
+        endpoint: Endpoint,
+        local: Credentials | None = None,
+        name: str = "",
+        advice: str = "give --endpoint or --name another one",
     ) -> None:
         self.endpoint = endpoint
         self._name = name
         self.path = lock_path(endpoint)
         self._local = local
+        self._advice = advice
         self._fd = -1
 
     def __enter__(self) -> "EndpointLock":
@@ -196,7 +202,7 @@ class EndpointLock:
             raise ConfigError(
                 "endpoint_in_use",
                 f"an engine (pid {other.get('pid', '?')}) is already on "
-                f"{self.endpoint.control}; stop it, or give --endpoint or --name another one",
+                f"{self.endpoint.control}; stop it, or {self._advice}",
             )
         fields = {"pid": os.getpid(), "control": self.endpoint.here.control}
         if self._name:
@@ -211,9 +217,15 @@ class EndpointLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._remove_sockets()
-        self.path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self.release()
+
+    def release(self) -> None:
+        """Remove the files and free the endpoint. The sockets stay open until they are closed."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._remove_sockets()
+            self.path.unlink(missing_ok=True)
+            os.close(fd)
 
     def _remove_sockets(self) -> None:
         """Remove the endpoint's socket files, ours or those of a dead engine. Nothing else."""

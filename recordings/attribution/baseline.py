@@ -7,7 +7,7 @@ alike when each of these three numbers lies within the same factor of two.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
@@ -92,6 +92,7 @@ class Baseline:
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self._ended_ns = 0  # when the last of `add_rows` ended
         self._alike: dict[_Class, _Alike] = {}
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, baseline)
 
@@ -106,6 +107,16 @@ class Baseline:
             alike = self._alike[kind] = _Alike()
         alike.add(ns)
         self.num_steps += 1
+
+    def add_rows(self, steps: StepTable) -> None:
+        """Add the next steps of a session."""
+        if steps:
+            first = [steps.column(name)[0] for name in _COLUMNS]
+            measured = [_work_and_duration([*first, self._ended_ns]), *_measured(steps, 1)]
+            for each in measured:
+                if each is not None:
+                    self.add(*each)
+            self._ended_ns = steps.tokens_ns[-1]
 
     def knows(self, work: StepWork) -> bool:
         """Whether there is a baseline for steps with this work."""
@@ -190,11 +201,6 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
         num_attended,
         0 if record.kv is None else record.kv.used,
     )
-
-
-def steps_in(columns: StepTable) -> Iterator[tuple[StepWork, int]]:
-    """Work and duration of every step, without the first: it may overlap another."""
-    return (step for step in _measured(columns, 0) if step is not None)
 
 
 def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | None]:

@@ -39,6 +39,7 @@ QUEUE_REASONS = {
     "batch": "for the batch before it to end",
     "decode_engine": "for room in the decode engine",
     "transfer": "for the keys and values of others to be loaded",
+    "paused": "because the engine admits nobody (paused)",
     "queued": "behind others",
     "step": "for the step under way to end",
     "": "for an unknown reason",
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
     # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
-    # transfer: "room", "way", "load" or "lost"
+    # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
     num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
@@ -95,7 +96,8 @@ class Piece(NamedTuple):
                 return f"preempted, its blocks were taken, {steps}"
             return f"preempted, waited {reason}, {steps}"
         if self.cause == "recompute":
-            return f"recomputed {self.num_tokens:,} tokens in {steps}"
+            why = self.detail and f": {self.detail}"
+            return f"recomputed {self.num_tokens:,} tokens in {steps}{why}"
         if self.cause == "transfer":
             return self._transfer
         if self.cause == "step":

@@ -286,7 +286,10 @@ class Explainer:
                 if wait is None or (began_ns is not None and wait.start_ns != began_ns):
                     wait = Wait("running", began_ns)
                 wait.fill(between, start_ns, record.step)
-                wait.add_step(own(row, record, prefills, start_ns), span)
+                piece = own(row, record, prefills, start_ns)
+                if piece.cause == "recompute" and wait.preempted_for:
+                    piece = piece._replace(detail=wait.preempted_for)
+                wait.add_step(piece, span)
                 if row.phase != _DECODE and not row.flags & _LAST_CHUNK:
                     continue
                 waits.pop(row.request_id, None)

@@ -18,7 +18,9 @@ from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
+from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.session import request_name
@@ -89,10 +91,9 @@ def explain_recording(
     slo_ttft_ms: float | None = None,
     request_id: int | None = None,
 ) -> Explanation:
-    """Explain all late tokens of a recording. Reads the file once or twice.
+    """Explain all late tokens of a recording. Reads its indexes, then its messages once.
 
-    The file is read again if a bound must be derived from the median, or if a step was slow:
-    medians and baselines are known only at the end.
+    The indexes tell the medians and baselines, which are known only at the end of the messages.
 
     Args:
         slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
@@ -102,17 +103,14 @@ def explain_recording(
         msgspec.DecodeError, RecordingError: the recording cannot be read.
         NotInRecording: there is no such request.
     """
-    baseline = Baseline()
-    bounds = [None if ms is None else ms * 1e6 for ms in (slo_itl_ms, slo_ttft_ms)]
-    if is_learnt := None in bounds:
-        waits = _read(recording, Explainer(math.inf, math.inf, learns=baseline)).waits.of
-        twice = _twice_the_median(waits["itl"]), _twice_the_median(waits["ttft"])
-        bounds = [two if ns is None else ns for ns, two in zip(bounds, twice, strict=True)]
-    itl_ns, ttft_ns = (math.inf if ns is None else ns for ns in bounds)
-    if not is_learnt:
-        found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, learns=baseline))
-    if is_learnt or baseline.has_slow:
-        found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
+    learnt, baseline = WaitSums({}), Baseline()
+    for _, index in indexes(recording):
+        rows = IndexRows(index)
+        learnt.add_rows(rows)
+        baseline.add_rows(rows.steps())
+    itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
+    ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
+    found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
     explainer, waits = found.explainer, found.waits.of
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in (seen := found.live | found.ended):
@@ -230,9 +228,12 @@ def _median(waits: Distribution) -> int | None:
     return next(iter(waits.percentiles(50)), None)
 
 
-def _twice_the_median(waits: Distribution) -> float | None:
+def _bound_ns(given_ms: float | None, waits: Distribution) -> float:
+    """The length above which a wait is late; without a level, twice the median."""
+    if given_ms is not None:
+        return given_ms * 1e6
     median_ns = _median(waits)
-    return None if median_ns is None else median_ns * MEDIANS
+    return math.inf if median_ns is None else median_ns * MEDIANS
 
 
 def _bound(waits: Distribution, is_given: bool) -> Bound:

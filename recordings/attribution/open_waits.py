@@ -55,10 +55,12 @@ class Wait:
     Attributes:
         queued_ns: since when the request was last in the queue; None if unknown.
         num_before: number of pieces from before that.
+        preempted_for: why the request was preempted; empty: its blocks were needed.
     """
 
     __slots__ = (
-        "covered_ns", "num_before", "num_output", "pieces", "queued_ns", "start_ns", "status"
+        "covered_ns", "num_before", "num_output", "pieces", "preempted_for", "queued_ns",
+        "start_ns", "status",
     )  # fmt: skip
 
     def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
@@ -69,6 +71,7 @@ class Wait:
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_output = num_output  # tokens before this wait
         self.pieces: list[Piece] = []
+        self.preempted_for = ""
 
     def add(self, piece: Piece, end_ns: int) -> None:
         """Explain the time up to `end_ns` with `piece`.

@@ -12,7 +12,7 @@ from stepscope.recordings.state.session import SessionState
 # recomputed; it ended before that; unknown, because messages are missing.
 PreemptionStatus: TypeAlias = Literal["waits", "recomputes", "back", "ended", "unknown"]
 
-_NO_BLOCKS = frozenset({"kv_full", "out of KV blocks"})  # our reason, and vLLM's
+NO_BLOCKS = frozenset({"kv_full", "out of KV blocks"})  # our reason, and vLLM's
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | N
     if record.batch is None or before.kv is None:
         return found
     views = before.requests
-    victims = deque(event for event in preempted if event.reason in _NO_BLOCKS)
+    victims = deque(event for event in preempted if event.reason in NO_BLOCKS)
     num_free = before.kv.cached + before.kv.empty
     # A victim may have got blocks in this step before it lost them.
     num_needed = sum(each.num_blocks - _num_held(views, each.request_id) for each in victims)

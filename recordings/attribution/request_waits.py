@@ -14,6 +14,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.attribution.causes import Piece
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, wait_of
+from stepscope.recordings.attribution.preemptions import NO_BLOCKS
 from stepscope.recordings.attribution.queue import QueueWait, reasons_of
 from stepscope.recordings.attribution.queue_time import QueueTime
 from stepscope.recordings.state.session import SessionState
@@ -121,6 +122,7 @@ class RequestWaits:
             wait = self.open.get(request_id) or self.wait(request_id)
             wait.fill(between, time_ns, step)
             wait.status = "out"
+            wait.preempted_for = "" if event.reason in NO_BLOCKS else event.reason
             wait.queued_ns, wait.num_before = time_ns, len(wait.pieces)
             self._waiting.add(request_id)
 
@@ -166,7 +168,10 @@ class RequestWaits:
         for request_id in self._waiting:
             wait = copy.copy(self.open[request_id])
             wait.pieces = wait.pieces.copy()
-            wait.fill(self._queue.since(wait.covered_ns), now_ns, self._state.step)
+            pauses = self._state.pauses.parts(wait.covered_ns, now_ns)  # no step follows yet
+            step = self._state.step
+            paused = [Piece("paused", since, until - since, step) for since, until in pauses]
+            wait.fill([*self._queue.since(wait.covered_ns), *paused], now_ns, step)
             found[request_id] = self._queue_wait(request_id, wait, wait.status == "out", None, None)
         return found
 

@@ -16,7 +16,12 @@ from stepscope.recordings.file import rights as file_rights
 from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.file.compatibility import decode_keyframe
 from stepscope.recordings.file.losses import Loss
-from stepscope.recordings.file.mcap.chunk import channels, read_chunk, read_chunk_bytes
+from stepscope.recordings.file.mcap.chunk import (
+    channels,
+    read_chunk,
+    read_chunk_bytes,
+    read_stored_index,
+)
 from stepscope.recordings.file.mcap.format import (
     LOSSES,
     PART_SUFFIX,
@@ -197,7 +202,10 @@ def _put(
         for message in chunk.messages:
             counts[message.channel_id] = counts.get(message.channel_id, 0) + 1
         times = chunk.messages[0].log_ns, chunk.messages[-1].log_ns
-        sink.copy_chunk(read_chunk_bytes(source, place), times, counts)
+        index = None
+        with contextlib.suppress(ValueError):  # damaged: readers make it anew
+            index = read_stored_index(source, place)
+        sink.copy_chunk(read_chunk_bytes(source, place), times, counts, index)
         return
     for message in chunk.messages:
         sink.add(*message[:3], message.payload)

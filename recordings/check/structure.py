@@ -16,7 +16,7 @@ from stepscope.recordings.file.reader import Recording
 def structure_problems(recording: Recording) -> list[str]:
     """List the structural problems, one line each; empty for an intact file.
 
-    It does not look into chunks.
+    It does not look into chunks, only at the index behind each.
     """
     index = recording.index
     found = []
@@ -39,9 +39,23 @@ def structure_problems(recording: Recording) -> list[str]:
     assert walked is not None
     if walked.num_lost_bytes:
         found.append(f"{walked.num_lost_bytes:,} bytes belong to no record")
+    found += [
+        f"the index of chunk {number + 1} is damaged"
+        for number in range(recording.num_chunks)
+        if not _has_sound_index(recording, number)
+    ]
     if index.is_complete:
         found += _summary_problems(recording, len(walked.chunks))
     return found
+
+
+def _has_sound_index(recording: Recording, number: int) -> bool:
+    """Whether the index of a chunk can be read, or there is none."""
+    try:
+        recording.stored_index(number)
+    except ValueError:
+        return False
+    return True
 
 
 def _summary_problems(recording: Recording, num_found: int) -> list[str]:

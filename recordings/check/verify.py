@@ -23,6 +23,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
+from stepscope.recordings.check.token_ledger import TokenLedger
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
 from stepscope.recordings.file.mcap.chunk import was_overwritten
@@ -91,6 +92,7 @@ class VerifyReport:
     steps: Check = field(default_factory=lambda: Check("step order", "steps"))
     times: Check = field(default_factory=lambda: Check("times", "steps"))
     blocks: Check = field(default_factory=lambda: Check("block accounting", "steps"))
+    tokens: Check = field(default_factory=lambda: Check("token accounting", "requests"))
     keyframes: Check = field(default_factory=lambda: Check("keyframes", "keyframes"))
     privacy: Check = field(default_factory=lambda: Check("privacy", "messages"))
 
@@ -104,6 +106,7 @@ class VerifyReport:
             self.steps,
             self.times,
             self.blocks,
+            self.tokens,
             self.keyframes,
             self.privacy,
         )
@@ -185,6 +188,7 @@ class _MessageChecks:
         self._num_missing = 0  # messages since the last step
         self._after_gap = False  # after a loss, until the next keyframe
         self._ledger = BlockLedger()
+        self._tokens = TokenLedger()
         self._has_map = True  # whether the engine publishes its block map
 
     def take(self, frame: MessageFrame) -> None:
@@ -252,6 +256,7 @@ class _MessageChecks:
         self._report.num_lost_messages += num_messages
         self._after_gap = True
         self._ledger.close()
+        self._tokens.forget()
 
     def _end_gap(self, before_step: int | None) -> bool:
         """Report messages missing since the last step, unless a repair has listed them as lost.
@@ -288,13 +293,16 @@ class _MessageChecks:
 
     def _take_changes(self, message: StepRecord | EngineStatus, where: str, is_start: bool) -> None:
         ledger, check = self._ledger, self._report.blocks
+        rows = message.batch if isinstance(message, StepRecord) else []
+        for problem in self._tokens.take(rows, message.events):
+            self._report.tokens.problem(f"{where}: {problem}")
+        self._report.tokens.num_checked = self._tokens.num_checked
         is_first = is_start and self._has_map and not self._after_gap
         if not ledger.is_open and is_first and message.kv is not None:
             ledger.open_empty(message.kv)
         if not ledger.is_open:
             return
-        batch = message.batch if isinstance(message, StepRecord) else []
-        problems = ledger.take(message.moves, batch, message.events)
+        problems = ledger.take(message.moves, rows, message.events)
         problems += ledger.check(message.kv)
         check.num_checked += isinstance(message, StepRecord)
         for problem in problems:
@@ -312,3 +320,4 @@ class _MessageChecks:
             check.problem(f"keyframe of step {snapshot.step:,} after step {self._step:,}")
         self._after_gap = False
         self._ledger.open(snapshot)
+        self._tokens.open(snapshot)

@@ -7,7 +7,6 @@ from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
 
 Align: TypeAlias = Literal["time", "step", "request"]
-NUM_STRETCHES = 20  # rows of a table
 ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
@@ -99,19 +98,3 @@ def _since(side: Side, time_ns: int) -> int:
 def _life(side: Side, run: RequestRun, zero: int) -> int:
     end = side.points.end_ns if run.end_ns is None else _since(side, run.end_ns)
     return end - zero
-
-
-def stretches(
-    a: Side, b: Side, align: Align
-) -> list[tuple[int, StepPoint | None, StepPoint | None]]:
-    """Divide the axis into at most `NUM_STRETCHES` equal stretches, for a chart.
-
-    Returns for each its offset, and the maxima over its steps in A and in B (None without steps).
-    """
-    axis = axis_of(align, a, b, None)
-    width = max(axis.unit, -(-(axis.end - axis.start) // NUM_STRETCHES))
-    starts = range(axis.start, axis.end, width)
-    a_columns, b_columns = (
-        [axis.column(place, start, start + width) for start in starts] for place in (axis.a, axis.b)
-    )
-    return list(zip(starts, a_columns, b_columns, strict=True))

@@ -56,7 +56,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
         NotInRecording: the range contains no step.
         RecordingError: the recording contains no step.
     """
-    first, last = _bounds(recording, steps)
+    first, last = bounds(recording, steps)
     before = recording.find_step(first - 1) if first > 0 else None
     snapshot, position = recording.keyframe_before(before or Position(0, 0))
     state = SessionState.from_snapshot(snapshot)
@@ -94,7 +94,8 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
             begun = True
 
 
-def _bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
+def bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
+    """The first and last step of a range. Raises as `moments` does."""
     if recording.first_step is None or recording.last_step is None:
         raise RecordingError(f"{recording.path} holds no step")
     first = recording.first_step if steps.first is None else max(steps.first, recording.first_step)

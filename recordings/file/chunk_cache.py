@@ -27,6 +27,7 @@ from stepscope.recordings.file.mcap.chunk import (
     message_at,
     message_places,
     read_chunk,
+    read_stored_index,
 )
 from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
 from stepscope.recordings.file.mcap.index import ChunkPlace, McapIndex
@@ -235,6 +236,11 @@ class ChunkCache:
             if len(self._loaded) > MAX_CHUNKS:
                 self._loaded.popitem(last=False)
             return chunk
+
+    def stored_index(self, number: int) -> bytes | None:
+        """See `Recording.stored_index`."""
+        with self._lock:
+            return read_stored_index(self._stream, self.places[number])
 
     def first_step(self, number: int) -> int | None:
         """The first step of a chunk, read without loading it; None if it has none.

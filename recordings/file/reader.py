@@ -144,6 +144,14 @@ class Recording:
             return None
         return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
 
+    def stored_index(self, number: int) -> bytes | None:
+        """The index of a chunk as the recorder wrote it; None if there is none.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        return self._chunks.stored_index(number)
+
     def check_chunk(self, number: int) -> bool:
         """Read a chunk. Returns whether it is undamaged."""
         self._chunks.load(number)

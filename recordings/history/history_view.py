@@ -6,7 +6,7 @@ percentiles) happens outside the lock, on data that never changes.
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
@@ -20,8 +20,6 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.baseline import (
     FileBaseline,
     MemoryBaseline,
-    StepWork,
-    steps_in,
 )
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
@@ -174,11 +172,6 @@ class HistoryView:
         """Summarize the steps `first` to `last` as one `Span`; None if none is in memory."""
         with self._lock:
             return self._timeline.span(first, last)
-
-    def durations(self) -> Iterator[tuple[StepWork, int]]:
-        """Yield the work and the duration in nanoseconds of every step but the first."""
-        with self._lock:
-            return steps_in(self._timeline.columns)
 
     def record(self, step: int) -> StepRecord | None:
         """The decoded record of a step; None if the step is lost, forgotten or in the future."""

@@ -133,8 +133,9 @@ def _why(late: Late | None, state: SessionState) -> str:
     main = None if late is None else late.main
     if main is None or main.cause == "unknown":
         return ""
-    if main.cause == "preempted" or main.cause == "recompute":
-        return ": preempted, the KV blocks ran out"
+    if late is not None and (main.cause == "preempted" or main.cause == "recompute"):
+        why = next((each.detail for each in late.pieces if each.cause == "recompute"), "")
+        return f": preempted, {why or 'the KV blocks ran out'}"
     if main.cause == "prefill" and main.request_id is not None:
         prompt = state.requests.get(main.request_id)
         name = request_name(main.request_id)
@@ -162,7 +163,8 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
         half = history.step_at((before.tokens_ns + state.time_ns) // 2)
         middle = None if half is None else history.summary(half)
         grows = middle is None or state.num_waiting > (middle.num_waiting or 0)
-    if not grows and (ttft.within_slo is None or ttft.within_slo >= _KEPT):
+    is_late = ttft.within_slo is not None and ttft.within_slo < _KEPT
+    if not grows and not is_late:
         return None
     text = f"{state.num_waiting:,} requests wait" if state.num_waiting > 1 else "one request waits"
     if grows and before is not None:
@@ -172,7 +174,7 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
     held = max((each for each in limits if each in _BOUND), key=limits.__getitem__, default=None)
     if held is not None and limits[held] >= _OFTEN:
         text += f"; {_BOUND[held]} in {limits[held]:.0%} of steps"
-    return Verdict("breach" if grows else "caution", text, "screen_step")
+    return Verdict("breach" if grows and is_late else "caution", text, "screen_step")
 
 
 def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
@@ -180,7 +182,9 @@ def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
     if not number:
         return None
     times = "a request was preempted" if number == 1 else f"{number:.0f} preemptions"
-    return Verdict("caution", f"{times} in {RECENT_S:.0f} s: the KV blocks run out", "screen_kv")
+    has_run_out = history.limits(state.time_ns, RECENT_S).get("kv")
+    why = ": the KV blocks run out" if has_run_out else ""
+    return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 
 
 def _broken_level(history: HistoryView, minute: LatencyReport) -> Verdict | None:

@@ -74,7 +74,7 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
     if len(known):
         low, high = int(known.min()), int(known.max())
         lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
-    num_tokens = series.totals.sums.num_out_tokens
+    num_tokens = series.sums.num_out_tokens
     if num_tokens is not None:
         lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
     finish(panel, grid, "Tokens", "tokens a step", lines)
@@ -239,7 +239,7 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
         label="cached, free",
     )
     lines = [f"held max {np.nanmax(held):.0f}%"]
-    if num_preempted := series.totals.sums.num_preempted:
+    if num_preempted := series.sums.num_preempted:
         is_out = np.array([column.num_preempted > 0 for column in series.columns])
         panel.plot(
             grid.middles[is_out],

@@ -1,24 +1,26 @@
 """`PlotSeries`: the data of a plot, one entry per pixel column.
 
-The recording is read once, message by message, in bounded memory. Every column covers the same span
-of time and keeps the maxima of the steps in it. A step longer than a column counts in each column
-that it covers.
+The indexes of the recording are read, in bounded memory. Every column covers the same span of time
+and keeps the maxima of the steps in it. A step longer than a column counts in each column that it
+covers.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
-from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
-from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.session.totals import RunTotals
-from stepscope.recordings.session.waits import WaitSums, waits_in
-from stepscope.recordings.state.outcome import AppliedStep, Outcome
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.export.moments import Progress, StepRange, bounds
+from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.session.index import KINDS, Index, IndexRows
+from stepscope.recordings.session.steps import StepSummary
+from stepscope.recordings.session.sums import Sums, sums_of
+from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.events import changed_knobs
+from stepscope.recordings.state.series.events import changed_knobs, gap_event
 from stepscope.recordings.state.series.latency import SLO
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
@@ -64,20 +66,23 @@ class PlotEvent:
 
 
 class PlotSeries:
-    """The data of a plot, filled from the messages of a range of a recording, in order.
+    """The data of a plot, filled from the indexes of a recording, in order.
 
     Args:
         start_ns, end_ns: the range, in engine time.
         num_columns: number of pixel columns of the plot.
+        is_one_step: whether each row is one step, not the sum of an interval.
     """
 
-    def __init__(self, start_ns: int, end_ns: int, num_columns: int, slo: SLO) -> None:
+    def __init__(
+        self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool = True
+    ) -> None:
         self.start_ns = start_ns
         self.end_ns = max(end_ns, start_ns + 1)
         self.slo = slo
         self.columns = [PlotColumn() for _ in range(num_columns)]
         self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
-        self.totals = RunTotals()
+        self.sums = Sums()
         self.events: list[PlotEvent] = []
         self.num_left_out = 0  # events beyond MAX_EVENTS
         self.pauses: list[tuple[int, int]] = []  # pauses by the operator, from the beginning on
@@ -86,23 +91,51 @@ class PlotSeries:
         self.last_step: int | None = None
         self.num_steps = 0
         self._num_kept: Counter[EventKind] = Counter()
-        self._last_ns = start_ns  # end of the step before
+        self._is_one_step = is_one_step
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
-    def take(self, moment: Moment) -> None:
-        """Process the next message."""
-        message = moment.message
-        if isinstance(message, StepRecord):
-            assert moment.outcome is not None
-            self._take_step(message, moment)
-        elif isinstance(message, KnobsChanged):
-            if text := changed_knobs(message):
-                self._keep("knobs", message.time_ns, text)
-        elif isinstance(message, Mark):
-            self._keep("mark", message.time_ns, message.text)
+    def add(self, index: Index, first: int, last: int) -> None:
+        """Add the steps from `first` to `last` that are in an index, and its events."""
+        rows = IndexRows(index)
+        table = rows.steps()
+        begin, end = table.num_before(first), table.num_before(last + 1)
+        for start_ns, end_ns in index.pauses:
+            if self.start_ns <= start_ns <= self.end_ns:
+                self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
+            text = f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s"
+            self._keep("pause", start_ns, text)
+        for _, message in index.said:
+            if isinstance(message, KnobsChanged):
+                if text := changed_knobs(message):
+                    self._keep("knobs", message.time_ns, text)
+            elif isinstance(message, Mark):
+                self._keep("mark", message.time_ns, message.text)
+        for lost in index.lost:
+            self._keep("lost", lost.time_ns, gap_event(*lost).text)
+        if begin == end:
+            return
+        self.num_steps += end - begin
+        if self.first_step is None:
+            self.first_step = table.steps[begin]
+        self.last_step = table.steps[end - 1]
+        self.sums += sums_of(table, begin, end)
+        self.waits.add_rows(rows, begin, end, is_one_step=self._is_one_step)
+        for place in range(begin, end):
+            self._add_step(table.summary(place))
+        kinds = rows.column("waits", "kind").tolist()
+        places, waits_ns = (rows.column("waits", name).tolist() for name in ("place", "ns"))
+        numbers = rows.column("waits", "number").tolist()
+        for kind, place, ns, number in zip(kinds, places, waits_ns, numbers, strict=True):
+            if begin <= place < end:
+                column = self.columns[self._column_at(table.tokens_ns[place])]
+                if KINDS[kind] == "itl":
+                    column.itl = column.itl or _few_values()
+                    column.itl.add(ns, number)
+                elif KINDS[kind] == "ttft":
+                    column.max_ttft_ns = max(column.max_ttft_ns or 0, ns)
 
     def _keep(self, kind: EventKind, time_ns: int, text: str) -> None:
         if not self.start_ns <= time_ns <= self.end_ns:
@@ -117,40 +150,12 @@ class PlotSeries:
         place = (time_ns - self.start_ns) * len(self.columns) // self.duration_ns
         return min(max(place, 0), len(self.columns) - 1)
 
-    def _take_step(self, record: StepRecord, moment: Moment) -> None:
-        outcome = moment.outcome
-        assert outcome is not None
-        self.num_steps += 1
-        if self.first_step is None:
-            self.first_step = record.step
-            self.knobs = dict(moment.state.knobs)
-        self.last_step = record.step
-        num_rows = None if record.batch is None else len(record.batch)
-        is_one_step = not moment.state.is_summed_up
-        applied = AppliedStep(moment.sequence, record, outcome, num_rows, is_one_step)
-        self.totals.append(applied, max(0, record.tokens_ns - self.start_ns))
-        for start_ns, end_ns in moment.state.pauses.parts(self._last_ns, record.schedule_start_ns):
-            self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
-            self._keep("pause", start_ns, f"engine paused for {(end_ns - start_ns) / 1e9:,.1f} s")
-        if moment.after_gap and self.num_steps > 1:
-            self._keep(
-                "lost", record.schedule_start_ns, f"records lost before step {record.step:,}"
-            )
-        self._last_ns = record.tokens_ns
-        step_ns = record.tokens_ns - record.schedule_start_ns
-        last = self._column_at(record.tokens_ns)
-        first = min(self._column_at(record.schedule_start_ns), last)
-        for place in range(first, last + 1):
-            _add_step(self.columns[place], record, outcome, step_ns if is_one_step else None)
-        column = self.columns[last]
-        column.num_preempted += outcome.num_preempted
-        for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
-            self.waits.of[kind].add(ns, weight)
-            if kind == "itl":
-                column.itl = column.itl or _few_values()
-                column.itl.add(ns, weight)
-            elif kind == "ttft":
-                column.max_ttft_ns = max(column.max_ttft_ns or 0, ns)
+    def _add_step(self, step: StepSummary) -> None:
+        last = self._column_at(step.tokens_ns)
+        first = min(self._column_at(step.schedule_start_ns), last)
+        for column in self.columns[first : last + 1]:
+            _add_step(column, step, is_one_step=self._is_one_step)
+        self.columns[last].num_preempted += step.num_preempted or 0
 
 
 def read_series(
@@ -161,68 +166,60 @@ def read_series(
     Raises:
         RecordingError: the range contains no step.
     """
-    series: PlotSeries | None = None
-    for moment in _from_first_step(moments(recording, steps, progress)):
-        if series is None:
-            assert isinstance(moment.message, StepRecord)
-            start_ns = moment.message.schedule_start_ns
-            end_ns = _end_of(recording, steps.last) or moment.message.tokens_ns
-            series = PlotSeries(start_ns, end_ns, num_columns, slo)
-        series.take(moment)
-    assert series is not None, "moments() has raised where there is no step"
+    first, last = bounds(recording, steps)
+    begin, end = _record_at(recording, first), _record_at(recording, last)
+    if begin is None or end is None:
+        raise RecordingError(f"{recording.path}: its steps cannot be read")
+    is_one_step = recording.info.totals_every_s is None
+    start_ns = begin.schedule_start_ns
+    series = PlotSeries(start_ns, end.tokens_ns, num_columns, slo, is_one_step=is_one_step)
+    snapshot, _ = recording.keyframe_before(Position(0, 0))
+    series.knobs = dict(snapshot.knobs)
+    for number, index in indexes(recording):
+        series.add(index, first, last)
+        for _, message in index.said:
+            if isinstance(message, KnobsChanged) and message.effective_step <= begin.step:
+                series.knobs |= message.new
+        progress(number / recording.num_chunks)
+    series.events.sort(key=lambda event: event.time_ns)
     return series
 
 
-def _from_first_step(source: Iterable[Moment]) -> Iterable[Moment]:
-    begun = False
-    for moment in source:
-        begun = begun or isinstance(moment.message, StepRecord)
-        if begun:
-            yield moment
-
-
-def _end_of(recording: Recording, step: int | None) -> int | None:
-    """Return the engine time at which a step ended, or the last recorded step before it.
-
-    Args:
-        step: its number; None: the last step of the file.
-    """
-    last = recording.last_step or 0
-    position = recording.find_step(last if step is None else min(step, last))
-    frame = None if position is None else recording.frame_before(position)
-    message = None if frame is None else wire.decode(frame.payload)
-    return message.tokens_ns if isinstance(message, StepRecord) else None
+def _record_at(recording: Recording, step: int) -> StepRecord | None:
+    """The record of a step, or of the nearest one that can be read."""
+    for position in (recording.find_step(step), recording.find_step(step + 1)):
+        frame = None if position is None else recording.frame_before(position)
+        message = None if frame is None else wire.decode(frame.payload)
+        if isinstance(message, StepRecord):
+            return message
+    return None
 
 
 def _few_values() -> Distribution:
     return Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS)
 
 
-def _add_step(
-    column: PlotColumn, record: StepRecord, outcome: Outcome, step_ns: int | None
-) -> None:
+def _add_step(column: PlotColumn, step: StepSummary, *, is_one_step: bool) -> None:
     column.num_steps += 1
     if column.first_step is None:
-        column.first_step = record.step
-    padded = record.num_padded_tokens or 0
-    column.num_decode_tokens += record.num_decode_tokens
-    column.num_prefill_tokens += record.num_prefill_tokens
-    column.num_padded_tokens += padded
-    column.num_cached_tokens += outcome.num_cached_tokens
-    spent = record.num_decode_tokens + record.num_prefill_tokens + padded
-    column.max_spent_tokens = max(column.max_spent_tokens, spent)
-    column.max_cached_tokens = max(column.max_cached_tokens, outcome.num_cached_tokens)
-    budget = record.token_budget
+        column.first_step = step.step
+    cached = step.num_cached_tokens or 0
+    column.num_decode_tokens += step.num_decode_tokens
+    column.num_prefill_tokens += step.num_prefill_tokens
+    column.num_padded_tokens += step.num_padded_tokens or 0
+    column.num_cached_tokens += cached
+    column.max_spent_tokens = max(column.max_spent_tokens, step.num_spent_tokens)
+    column.max_cached_tokens = max(column.max_cached_tokens, cached)
+    budget = step.token_budget
     if budget is not None:
         column.token_budget = min(column.token_budget or budget, budget)
-    if step_ns is not None:
+    if is_one_step:
         column.step = column.step or _few_values()
-        column.step.add(step_ns)
-    column.max_running = max(column.max_running or 0, record.num_running)
-    column.max_waiting = max(column.max_waiting or 0, record.num_waiting)
-    kv = record.kv
-    total = 0 if kv is None else kv.used + kv.cached + kv.empty
-    if kv is not None and total:
-        share = kv.used / total
-        if column.max_kv_used is None or share > column.max_kv_used:
-            column.max_kv_used, column.kv_cached = share, kv.cached / total
+        column.step.add(step.duration_ns)
+    column.max_running = max(column.max_running or 0, step.num_running or 0)
+    column.max_waiting = max(column.max_waiting or 0, step.num_waiting or 0)
+    if step.kv_used is not None and step.kv_cached is not None and step.kv_empty is not None:
+        total = step.kv_used + step.kv_cached + step.kv_empty
+        share = step.kv_used / total if total else None
+        if share is not None and (column.max_kv_used is None or share > column.max_kv_used):
+            column.max_kv_used, column.kv_cached = share, step.kv_cached / total

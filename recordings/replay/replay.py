@@ -17,8 +17,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.replay.file_events import FileEvents
-from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.playhead import Playhead, Tempo
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, step_in
@@ -41,8 +40,7 @@ class ReplaySource:
         playing: whether to play at once, instead of standing at the first step.
 
     Attributes:
-        file_events: the events of the whole file.
-        file_latency: the late tokens and lost messages of the whole file, as far as was searched.
+        file_index: the events, late tokens and lost messages of the whole file.
         on_found: called on the replay's thread when the result of a seek is shown. It must not
             block or raise.
     """
@@ -62,13 +60,7 @@ class ReplaySource:
         self.history.known_since_ns = recording.known_since_ns
         self.history.carried = recording.metadata
         self.tap = FrameTap()
-        self.file_events = FileEvents(recording.path)
-        self.file_latency = FileLatency(
-            recording.path,
-            lambda: self.history.last_step,
-            lambda: self._busy,
-            self.history.know_baseline,
-        )
+        self.file_index = FileIndex(recording.path, lambda: self._busy, self.history.know_baseline)
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._tempo = Tempo(speed)
@@ -120,15 +112,13 @@ class ReplaySource:
 
     def start(self) -> None:
         self._thread.start()
-        self.file_events.search.start()
-        self.file_latency.search.start()
+        self.file_index.start()
 
     def stop(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        self.file_events.search.stop()
-        self.file_latency.search.stop()
+        self.file_index.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self.recording.close()

@@ -14,6 +14,8 @@ SHOWS: Mapping[str, str] = {
     "vllm": "an unmodified vLLM 0.32 whose token budget is turned from 1,024 to 256",
     "speculation": "a model that guesses ahead: copies take several tokens a step, chats do not",
 }
+# Those that show how long something takes: best viewed on the axis of time.
+ABOUT_TIME = frozenset({"freeze", "chunked"})
 
 
 def shipped() -> dict[str, Path]:

@@ -113,8 +113,8 @@ class StepTable:
     One thread writes; readers must hold its lock.
     """
 
-    def __init__(self) -> None:
-        self._columns = [array("q") for _ in COLUMNS]
+    def __init__(self, columns: "list[array[int]] | None" = None) -> None:
+        self._columns = columns or [array("q") for _ in COLUMNS]
         self.steps = self.column("step")
         self.tokens_ns = self.column("tokens_ns")
 
@@ -151,6 +151,10 @@ class StepTable:
         num_kept = bisect_right(self.steps, step)
         for column in self._columns:
             del column[num_kept:]
+
+    def num_before(self, step: int) -> int:
+        """Number of steps before a step."""
+        return bisect_left(self.steps, step)
 
     def index(self, step: int) -> int | None:
         """Place of a step; None if the step is not there."""

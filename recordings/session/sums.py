@@ -128,9 +128,9 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
     return _Rows(table, first, last).sums() if first < last else Sums()
 
 
-def limited_sums(table: StepTable) -> Mapping[Limit, Sums]:
-    """For each limit, the sums over the steps of a table that had it."""
-    rows = _Rows(table, 0, len(table))
+def limited_sums(table: StepTable, first: int = 0) -> Mapping[Limit, Sums]:
+    """For each limit, the sums over the steps from the place `first` on that had it."""
+    rows = _Rows(table, first, len(table))
     return {limit: rows.where(code).sums() for code, limit in enumerate(LIMITS) if rows.has(code)}
 
 
@@ -143,12 +143,16 @@ class _Rows:
 
         self._np = np
         self._table = table
+        self._first = first
         self._chosen: slice | NDArray[np.bool_] = slice(first, last)
 
     def where(self, limit: int) -> "_Rows":
         """Those of all rows that had a limit."""
         rows = _Rows(self._table, 0, 0)
-        rows._chosen = self.values("limit") == limit
+        limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
+        chosen = limits == limit
+        chosen[: self._first] = False
+        rows._chosen = chosen
         return rows
 
     def has(self, limit: int) -> bool:

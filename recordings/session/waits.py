@@ -1,12 +1,18 @@
 """`WaitSums`: how long the waits of a session were, in bounded memory."""
 
 from collections.abc import Iterator, Mapping
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.session.index import KINDS, IndexRows
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 
 
 def waits_in(
@@ -40,12 +46,33 @@ class WaitSums:
     """
 
     def __init__(self, levels: Mapping[LatencyKind, float]) -> None:
-        self.of = {kind: Distribution(levels.get(kind)) for kind in get_args(LatencyKind)}
+        self.of = {kind: Distribution(levels.get(kind)) for kind in KINDS}
 
     def add(self, record: StepRecord, outcome: Outcome, *, is_one_step: bool) -> None:
         """Add the waits that ended in a step; see `waits_in`."""
         for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
             self.of[kind].add(ns, weight)
+
+    def add_rows(
+        self, rows: IndexRows, first: int = 0, end: int | None = None, *, is_one_step: bool = True
+    ) -> None:
+        """Add the waits that ended in the steps of an index in the places [first, end)."""
+        import numpy as np
+
+        end = rows.number("steps") if end is None else end
+        place, kinds = rows.column("waits", "place"), rows.column("waits", "kind")
+        ns, number = rows.column("waits", "ns"), rows.column("waits", "number")
+        found: list[tuple[LatencyKind, NDArray[np.int64], NDArray[np.int64]]] = []
+        for code, kind in enumerate(KINDS):
+            chosen = (kinds == code) & (place >= first) & (place < end)
+            found.append((kind, ns[chosen], number[chosen]))
+        if is_one_step:
+            starts, ends = (rows.column("steps", name)[first:end] for name in _STEP_TIMES)
+            found.append(("step", ends - starts, np.ones(len(starts), dtype=np.int64)))
+        for kind, waits_ns, numbers in found:
+            distribution = self.of[kind]
+            for wait_ns, weight in zip(waits_ns.tolist(), numbers.tolist(), strict=True):
+                distribution.add(wait_ns, weight)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """The percentiles of all latencies."""

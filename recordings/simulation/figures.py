@@ -13,11 +13,12 @@ RANKS = (50, 95, 99)
 
 
 class Spread(Struct, frozen=True):
-    """Nearest-rank percentiles in milliseconds; None without samples."""
+    """Nearest-rank percentiles and the maximum in milliseconds; None without samples."""
 
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
+    max: float | None = None
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ class RunSums:
 
 
 def _spread(samples: Distribution) -> Spread:
-    return Spread(*(value / 1e6 for value in samples.percentiles(*RANKS)))
+    return Spread(*(value / 1e6 for value in samples.percentiles(*RANKS, 100)))
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:

@@ -136,7 +136,7 @@ def chunks_for(knobs: Knobs) -> Iterator[dict[str, KnobValue]]:
         return
     chunks: dict[str, KnobValue] = {"batching": "chunked", "enable_chunked_prefill": True}
     recorded = knobs.as_dict()
-    for budget in (128, 256, 512, 2048):
+    for budget in (256, 128, 512, 2048):  # among equals the first is named, as in the advice
         changes = {**chunks, "max_num_batched_tokens": budget}
         yield {name: value for name, value in changes.items() if value != recorded[name]}
 

@@ -91,7 +91,8 @@ class RequestTable:
                 if view.is_partial and end > view.num_prompt_tokens:
                     view.num_prompt_tokens = end
                 if not row.flags & _LAST_CHUNK:
-                    outcome.num_cut_rows += 1
+                    has_output = view.is_partial or view.max_tokens > 0
+                    outcome.num_cut_rows += has_output or end < view.num_prompt_tokens
                     continue
             # Compute the number from position and prompt, which corrects it after lost steps.
             number = end + 1 - view.num_prompt_tokens

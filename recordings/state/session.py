@@ -241,6 +241,7 @@ class SessionState:
         if not status.num_waiting:
             self.waiting_reasons = None if self.waiting_reasons is None else {}
         self.kv = status.kv
+        self.totals = status.totals or self.totals
         self.num_dropped = status.num_dropped
         self.workload = status.workload
         self.workload_spec = status.workload_spec

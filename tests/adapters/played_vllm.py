@@ -55,6 +55,7 @@ class PlayedRequest:
         self.prompt_token_ids = [SECRET_TOKEN] * self.num_prompt_tokens
         self.max_tokens: int = line["max_tokens"]
         self.priority: int = line["priority"]
+        self.pooling_params: object | None = True if "pooling" in line else None
         self.arrival_time = time.time()
         self.become([0, self.num_prompt_tokens, 0, "WAITING"])
 
@@ -100,6 +101,7 @@ class PlayedScheduler:
         self.outputs: list[SimpleNamespace] = []
         self.model_output: object = object()
         self.num_free = 0
+        self.pause_state: SimpleNamespace | None = None
         self.requests: dict[str, PlayedRequest] = {}
         self._all: dict[str, PlayedRequest] = {}
         self.running: list[PlayedRequest] = []
@@ -155,7 +157,9 @@ class PlayedScheduler:
         again = line.get("again", [])
         output = SimpleNamespace(
             num_scheduled_tokens=line.get("tokens", {}),
-            scheduled_spec_decode_tokens={},
+            scheduled_spec_decode_tokens={
+                name: [-1] * number for name, number in line.get("drafts", {}).items()
+            },
             total_num_scheduled_tokens=sum(line.get("tokens", {}).values()),
             scheduled_new_reqs=[
                 SimpleNamespace(
@@ -196,10 +200,17 @@ class PlayedScheduler:
     def finish_requests(self, request_ids: list[str], status: object) -> None:
         self._become("finish")
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        if reset_running_requests:
+            self._become("reset")
+            return True
         for block in self.pool.blocks:
             block.block_hash = None
         return True
+
+    def set_pause_state(self, state: str) -> None:
+        self._become("pause")
+        self.pause_state = None if state == "UNPAUSED" else SimpleNamespace(name=state)
 
     def shutdown(self) -> None:
         """Does nothing: vLLM has nothing more to close."""
@@ -242,6 +253,10 @@ class PlayedScheduler:
                     num_updated += 1
                 case "finish":
                     self.finish_requests(line["ids"], "FINISHED_ABORTED")
+                case "reset":
+                    self.reset_prefix_cache(reset_running_requests=True)
+                case "pause":
+                    self.set_pause_state(line["state"])
                 case "budget":
                     self.max_num_scheduled_tokens = line["budget"]
                     next(self._lines)

@@ -148,7 +148,7 @@ def test_an_endpoint_in_use_leaves_the_scheduler_unchanged(attach: Attach, tmp_p
     attach(PlayedScheduler("0.32.0", "chunked"))
     second = PlayedScheduler("0.32.0", "chunked")
     before = outside(second)
-    with pytest.raises(ConfigError, match="already on"):
+    with pytest.raises(ConfigError, match="or set STEPSCOPE_ENDPOINT to another name"):
         attach_to_vllm(second, f"ipc://{tmp_path}/vllm")
     assert outside(second) == before
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -82,9 +83,9 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=CASES)
-def played(attach: Attach, version: str, request: pytest.FixtureRequest) -> Played:
-    return Played(attach, version, request.param)
+@pytest.fixture(params=sorted(path.stem for path in SCHEDULES.glob("*.jsonl")))
+def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
+    return Played(attach, *request.param.split("-"))
 
 
 def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
@@ -93,6 +94,8 @@ def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) 
     names = {each.request_id: each.client_id for each in played.events(Arrived)}
     for step, tokens, budget in zip(played.steps, played.scheduled, played.budgets, strict=True):
         rows = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
+        for each in step.drafts or ():  # a row has the tokens that its request got
+            rows[names[each.request_id]] += each.num_drafted - each.num_accepted
         assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
         assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
         assert rows.items() <= tokens.items()
@@ -110,7 +113,8 @@ def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -
     assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
     assert finished.keys() == last.keys() - aborted
     assert all(each.num_output_tokens == last[name][2] for name, each in finished.items())
-    assert all(each.reason == "length" for each in finished.values())
+    reasons = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_STOPPED": "stop"}
+    assert all(each.reason == reasons[last[name][3]] for name, each in finished.items())
     assert len(played.events(Finished)) + len(played.events(Aborted)) == len(names)
 
 
@@ -126,10 +130,11 @@ def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Playe
     assert whole
     for each in whole:
         name = each.request_id
-        assert computed[name] == arrived[name] + each.num_output_tokens - 1 - hits[name]
+        assert computed[name] == arrived[name] + max(0, each.num_output_tokens - 1) - hits[name]
     firsts = Counter(each.request_id for each in played.events(FirstToken))
     assert all(count == 1 for count in firsts.values())
-    assert firsts.keys() >= {each.request_id for each in played.events(Finished)}
+    ended = {each.request_id for each in played.events(Finished) if each.num_output_tokens}
+    assert firsts.keys() >= ended
 
 
 def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
@@ -202,6 +207,46 @@ def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     for number, message in played.messages:
         if isinstance(message, StepRecord):
             assert all(ended_at[row.request_id] >= number for row in message.batch or ())
+
+
+def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> None:
+    played = Played(attach, "0.32.0", "speculation")
+    drafts = [draft for step in played.steps for draft in step.drafts or ()]
+    assert any(0 < draft.num_accepted < draft.num_drafted for draft in drafts)
+    session = SessionState()
+    outcomes = [session.apply(message) for _, message in played.messages]
+    num_output = sum(outcome.num_output_tokens for outcome in outcomes if outcome is not None)
+    last = {}
+    for line in played.scheduler.calls:
+        last.update(line.get("requests", {}))
+    assert num_output == sum(state[2] for state in last.values())
+
+
+def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
+    played = Played(attach, "0.32.0", "pooling")
+    assert not played.events(FirstToken)
+    session = SessionState()
+    outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
+    assert [each.num_output_tokens for each in outcomes if each.num_output_tokens] == []
+    assert [each.ttft_ns for each in outcomes if each.ttft_ns] == []
+    assert sum(len(each.e2e_ns) for each in outcomes) == 4
+    cut = [each.num_cut_rows for each in outcomes]
+    assert cut == [1, 1, 0, 0]
+
+
+def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "abort")
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        for request in scheduler.requests.values():
+            stop = ["\n\n"] if request.request_id == "2" else []
+            request.sampling_params = SimpleNamespace(stop=stop)
+    attachment.close()
+    events = [event for _, message in published(attachment) for event in _events(message)]
+    names = {each.request_id: each.client_id for each in events if isinstance(each, Arrived)}
+    reasons = {names[each.request_id]: each.reason for each in events if isinstance(each, Aborted)}
+    assert reasons.pop("2") == "by a stop string, or its client left"
+    assert set(reasons.values()) == {"aborted in vLLM"}
 
 
 def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:

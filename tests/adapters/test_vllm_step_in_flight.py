@@ -32,6 +32,7 @@ def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
         num_output_tokens=0,
         num_tokens=100,
         priority=0,
+        pooling_params=None,
         status=SimpleNamespace(name="RUNNING"),
     )
     out: Any = SimpleNamespace(
@@ -42,6 +43,7 @@ def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
         num_scheduled_tokens={"a": 64},
         total_num_scheduled_tokens=64,
         preempted_req_ids=None,
+        scheduled_spec_decode_tokens={},
     )
     watcher = VllmWatcher(scheduler(request))
     watcher.added(request)
@@ -52,5 +54,5 @@ def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
     said = running.message(5_000_000_000)
     assert (said.step, said.since_ns, said.token_budget) == (0, 1_000, 512)
     assert (said.num_prefill_tokens, said.num_decodes) == (64, 0)
-    watcher.updated(out, versions.CudaGraph(), 6_000_000_000, 0, set())
+    watcher.updated(out, versions.CudaGraph(), 6_000_000_000, 0, set(), {}, None)
     assert watcher.recorder.step_under_way is None

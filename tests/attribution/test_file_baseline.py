@@ -1,7 +1,6 @@
 """Once a replay has searched its file, its baseline is that of the whole file."""
 
 import math
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.chunk_latency import waits_in
-from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay import file_index
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, record
@@ -59,12 +58,13 @@ def replay(tmp_path: Path, slow: tuple[Numbered, int]) -> Iterator[ReplaySource]
 
 
 def learnt_of(recording: Recording) -> list[tuple[StepWork, int]]:
-    found = []
-    for number in random.Random(1).sample(range(recording.num_chunks), recording.num_chunks):
-        waits = waits_in(recording, number, lambda: True)
-        assert waits is not None
-        found += waits.steps
-    return sorted(found)
+    noting = Noting()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_index, "Baseline", lambda: noting)
+        found = FileIndex(recording.path)
+    found.start()
+    assert found.wait(30)
+    return sorted(noting.added)
 
 
 class Noting(Baseline):
@@ -115,7 +115,7 @@ def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
     with Recording(replay.recording.path) as recording:
         found = [w for w in explain_recording(recording, 200, 60_000).late if w.step == step]
     assert {late.cause for late in found} == {"held_up"}
-    assert replay.file_latency.search.wait(30)
+    assert replay.file_index.wait(30)
     replay.seek(step + 2)
     assert replay.wait(30)
     assert replay.history.num_steps < 60
@@ -172,13 +172,13 @@ def test_a_baseline_from_fewer_steps_than_are_in_memory_is_not_used() -> None:
 def test_a_file_search_tells_the_baseline_once_when_enough_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, num_known: int
 ) -> None:
-    monkeypatch.setattr("stepscope.recordings.replay.file_latency.ENOUGH_STEPS", enough)
+    monkeypatch.setattr(file_index, "ENOUGH_STEPS", enough)
     path = record(tmp_path / "a.mcap", list(enumerate(busy(5, 900))))
     given: list[tuple[Baseline, int]] = []
-    latency = FileLatency(path, learnt=lambda learnt: given.append((learnt, learnt.num_steps)))
-    latency.search.start()
-    assert latency.search.wait(30)
-    latency.search.stop()
+    latency = FileIndex(path, learnt=lambda learnt: given.append((learnt, learnt.num_steps)))
+    latency.start()
+    assert latency.wait(30)
+    latency.stop()
     ((baseline, num_steps),) = given
     assert num_known <= num_steps == baseline.num_steps
 

@@ -187,7 +187,7 @@ def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_f
     source.start()
     try:
         assert source.wait()
-        assert source.file_latency.search.wait(30)
+        assert source.file_index.wait(30)
         extent = source.extent
         assert extent is not None
         for slo in (SLO(30.0, 12.0), SLO(ttft_ms=900.0, itl_ms=60.0), SLO(500.0, 33.0)):
@@ -202,11 +202,11 @@ def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_f
                 at = extent[direction < 0] - direction
                 walked = []
                 while (found := history.next_event(at, direction, SLO_KIND)) is not None:
-                    assert source.file_latency.next(at, direction, SLO_KIND, slo) == found
+                    assert source.file_index.next(at, direction, SLO_KIND, slo) == found
                     walked.append(found)
                     at = found.step
                 assert len(walked) > 5
-            searched, number = source.file_latency.stalls(slo, 1000)
+            searched, number = source.file_index.stalls(slo, 1000)
             in_memory = history.stalls(None, 1000)
             assert number == in_memory.number
             assert [each.step for each in searched] == [each.step for each in in_memory.longest]

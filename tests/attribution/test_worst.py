@@ -11,7 +11,7 @@ import stepscope.recordings.samples
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
@@ -138,7 +138,7 @@ async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_y
 async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_searched(
     replay: ReplaySource,
 ) -> None:
-    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
+    searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
         await worst(app, replay)
@@ -154,8 +154,8 @@ async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_s
         assert app.main.frame.cursor == 123
         where = "in memory (the file is still searched)"
         assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
-        replay.file_latency = searched
-        assert searched.search.wait(30)
+        replay.file_index = searched
+        assert searched.wait(30)
         app.main.navigator.go(150)
         await worst(app, replay)
         said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
@@ -178,7 +178,7 @@ async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_s
 async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_token_was_late(
     replay: ReplaySource, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched, replay.file_latency = replay.file_latency, FileLatency(SAMPLE)
+    searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     replay.seek(8)
     assert replay.wait()
     app = dashboard(replay)
@@ -186,8 +186,8 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
         await worst(app, replay)
         assert "0% of the file searched" in notice(app)
         assert notice(app).endswith("w again in a moment")
-        assert searched.search.wait(30)
-        replay.file_latency = searched
+        assert searched.wait(30)
+        replay.file_index = searched
         await worst(app, replay)
         assert app.main.new_frame().cursor == 302
 
@@ -203,7 +203,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
         """A replay with room for one step only, and the view that moves through it."""
 
         status, extent, frame = "paused", (0, 10_000), None
-        file_latency = FileLatency(SAMPLE)  # not searched
+        file_index = FileIndex(SAMPLE)  # not searched
 
         def __init__(self) -> None:
             self.view = View()

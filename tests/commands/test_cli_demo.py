@@ -91,13 +91,13 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     )
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, stderr
-    assert re.search(r"^workload +at most 12 under way, 100 requests/s: ", stdout, re.M)
+    assert re.search(r"^workload +12 requests under way at all times: ", stdout, re.M)
     assert re.search(r"^engine +decode of 8 streams [\d.,]+ ms a step, prefill of", stdout, re.M)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
-    assert re.search(r"^tokens +out [\d.,]+/s", stdout, re.MULTILINE)
+    assert re.search(r"^tokens +out [\d.,]+ tokens/s", stdout, re.MULTILINE)
     assert re.search(r"^TTFT +p50 [\d.,]+ ms  p99 [\d.,]+ ms", stdout, re.MULTILINE)
     assert re.search(r"^ITL +p50 [\d.,]+ ms  p99 [\d.,]+ ms", stdout, re.MULTILINE)
-    assert re.search(r"^mixed +\d+% of the steps", stdout, re.MULTILINE)
+    assert re.search(r"^mixed +[\d.]+ % of the steps", stdout, re.MULTILINE)
     assert re.search(r"^gaps +0$", stdout, re.MULTILINE)
     assert (runtime / "out.svg").read_text("utf-8").startswith("<svg")
     assert (runtime / "out.mcap").stat().st_size > 1000

@@ -1,6 +1,5 @@
 """One table of fields makes the options; flags win over the environment, that over the file."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import command as made_by
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -67,11 +66,11 @@ def test_an_error_about_a_value_says_where_the_value_was_set(
 def test_every_setting_is_a_command_line_option_with_a_description() -> None:
     taken: dict[str, Any] = {}
 
-    @with_options("serve", "knobs", "load", "dashboard")
+    @made_by(sections=("serve", "knobs", "load", "dashboard"))
     def command(own: str = "", *, flags: dict[str, Any]) -> None:
         taken.update(own=own, flags=flags)
 
-    parameters = inspect.signature(command).parameters
+    parameters = {each.name: each for each in command.parameters()}
     kinds = (EngineConfig, Knobs, WorkloadSpec, DashboardSettings)
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
     # The two renamed options still accept their old names, without showing them.
@@ -81,7 +80,7 @@ def test_every_setting_is_a_command_line_option_with_a_description() -> None:
     for name in names:
         assert parameters[name].annotation.__metadata__[0].help
     arguments = dict.fromkeys(parameters, None)
-    command(**{**arguments, "own": "x", "model": "m", "rate": "2"})
+    command.run({**arguments, "own": "x", "model": "m", "rate": "2"})
     assert taken == {"own": "x", "flags": {"model": "m", "rate": "2"}}
 
 

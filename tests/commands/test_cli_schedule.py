@@ -241,6 +241,13 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     assert list(steps) == list(found)
 
 
+@pytest.mark.parametrize("source", ["mix", "freeze", "trace.csv"])
+def test_steps_of_work_that_counts_in_seconds_are_refused(run: Run, source: str) -> None:
+    done = run(source)
+    assert done.exit_code == 2
+    assert f"{source} counts in seconds, not in steps: -o FILE.mcap" in done.error()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -249,6 +256,7 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
         (("--summary", "--runs", "2"), "has no chance in it"),
         (("--summary", "--modes", "fast"), "expected all, or some of naive, static"),
         (("--json",), "each step is a line of JSON"),
+        (("--gpu", "h100"), "it needs no step times; leave out --gpu"),
         (("--summary", "-o", "x.mcap"), "--output: not with"),
         (("--mode-file", "mode.py:mode"), "--mode-file is no more: a mode is a function in"),
     ],

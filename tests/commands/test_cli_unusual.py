@@ -17,7 +17,7 @@ from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.cli.shared.output_path import output_path
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.theme import TO_ASCII
 
@@ -82,7 +82,7 @@ def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
     assert sorted(each.name for each in folder.iterdir() if each.name != "config") == before
 
 
-@pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30, "--expect-version=" + "9" * 30])
+@pytest.mark.parametrize("option", ["max_num_seqs=" + "9" * 30])
 def test_a_number_of_more_than_64_bits_is_not_sent(
     live_engine: Any, stepscope: Callable[..., Any], option: str
 ) -> None:

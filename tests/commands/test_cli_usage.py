@@ -123,6 +123,31 @@ def test_an_old_name_does_what_the_new_one_does_and_says_so(
     assert rest.partition(" (see")[0] == after.stderr.partition(" (see")[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["statz", "freeze"],
+            "'stepscope' has no command 'statz': did you mean 'stepscope stats'?",
+        ),
+        (["what_if", "freeze"], "did you mean 'stepscope what-if'?"),
+        (["lab", "freeze"], "did you mean 'stepscope lab run freeze'?"),
+        (
+            ["serve", "--http-for"],
+            "option '--http-for' requires an argument (see 'stepscope serve ",
+        ),
+        (["stats", "--foo"], "error: no such option: --foo (see 'stepscope stats --help')"),
+        (["http", "--foo"], "no such option: --foo (see 'stepscope http --help')"),
+    ],
+)
+def test_a_wrong_word_is_an_error_that_says_what_is_near_and_where_to_look(
+    run: Run, words: list[str], said: str
+) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
 def test_the_version_is_shown(run: Run) -> None:
     done = run("--version")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -199,7 +224,7 @@ def test_audit_accepts_recordings_and_shipped_samples_by_name(
     (tmp_path / "mine").write_bytes(samples.shipped()["freeze"].read_bytes())
     for name in ("freeze", "chunked.mcap", "mine"):
         done = run("snapshot", "--audit", name)
-        assert (done.exit_code, done.stdout) == (0, "no changes yet\n"), done.stderr
+        assert (done.exit_code, done.stdout) == (0, "no change is recorded in it\n"), done.stderr
     done = run("snapshot", "--audit", str(tmp_path))
     assert done.exit_code == 1  # a folder is neither
 

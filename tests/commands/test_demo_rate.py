@@ -7,20 +7,24 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli.dashboards.demo import workload_of
-from stepscope.tui.cli.dashboards.demo_engine import WORKLOAD
+from stepscope.tui.cli.dashboards.demo_engine import WORKLOAD, workload_of, workload_text
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "much", "inf", "nan", "10001", ""])
 def test_an_invalid_demo_rate_is_refused_with_the_allowed_range(text: str) -> None:
     with pytest.raises(WrongUsage, match="--rate: expected a number above 0 and of at most 10000"):
-        workload_of(text, WORKLOAD)
+        workload_of(text)
 
 
 def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
-    assert workload_of(None, WORKLOAD) == WORKLOAD
-    assert workload_of("0.5", WORKLOAD) == replace(WORKLOAD, rate=0.5)
+    assert workload_of(None) == WORKLOAD
+    assert workload_of("0.5") == replace(WORKLOAD, rate=0.5)
+
+
+def test_a_closed_loop_is_told_by_how_many_are_under_way_and_not_by_its_rate() -> None:
+    assert workload_text(WORKLOAD).startswith("12 requests under way at all times: chats of 96 ")
+    assert workload_text(workload_of("0.5")).startswith("at most 12 under way, 0.5 requests/s: ")
 
 
 @pytest.mark.parametrize(

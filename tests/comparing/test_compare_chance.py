@@ -227,7 +227,7 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
     assert "ITL beside a prefill p99" in outcome(found, "b")[1][-1]
     assert ", at least " in outcome(found, "b")[1][-1]
     assert between(figure).endswith("x")
-    told = document(found, (before, after), None)
+    told = document(found, (before, after))
     assert told["figures"][figure.key]["interval"] == list(figure.interval)
     assert told["load"]["is_same"] is False
 

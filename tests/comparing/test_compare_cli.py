@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Audited, Mark, StepRecord
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
-from stepscope.recordings.compare.columns import NUM_STRETCHES
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.dashboards import compare as compare_command
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -50,7 +49,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
 
 
 def printed(capsys: pytest.CaptureFixture[str], a: str, b: str | None, **options: Any) -> str:
-    options = {"mark": None, "align": None, "limit": 20, "as_table": False, "as_json": False,
+    options = {"mark": None, "as_table": False, "as_json": False,
                "flags": {}, **options}  # fmt: skip
     compare_command.compare(a, b, **options)
     return capsys.readouterr().out
@@ -110,7 +109,7 @@ def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str
 def test_the_json_of_compare_holds_every_value_of_the_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = document(capsys, "freeze", "chunked", align="time")
+    found = document(capsys, "freeze", "chunked")
     itl = found["figures"]["itl_p99"]
     assert (round(itl["a"], 1), round(itl["b"], 1)) == (765.7, 90.1)
     assert itl["ratio"] == itl["b"] / itl["a"]
@@ -121,22 +120,6 @@ def test_the_json_of_compare_holds_every_value_of_the_table(
     pairs = found["requests"]["pairs"]
     assert len(pairs) == 19
     assert {pair["name"] for pair in pairs} >= {"chat-0", "document-6"}
-    assert len(found["aligned"]) == NUM_STRETCHES
-    longest = max(each["a"]["longest_us"] for each in found["aligned"] if each["a"])
-    assert longest == round(found["figures"]["itl_max"]["a"] * 1000)
-
-
-def test_requests_are_listed_in_pairs_with_the_most_different_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "freeze", "chunked", align="request", limit=3)
-    rows = text.split("by client id")[1].splitlines()
-    assert rows[2].split() == ["chat-0", "96", "17.9", "12.5", "836.7", "143.3", "r0", "r0"]
-    assert rows[-1] == "and 16 more: --limit 0 shows all"
-    everything = printed(capsys, "freeze", "chunked", align="request", limit=0)
-    assert len(everything.split("by client id")[1].splitlines()) == 2 + 19
-    steps = printed(capsys, "freeze", "chunked", align="step")
-    assert "4,096" in steps.split("step from")[1]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +190,7 @@ def test_a_mark_that_leaves_one_part_empty_is_refused_with_the_steps_of_the_file
 
 def test_invalid_options_of_compare_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for options, message in (
-        ({"align": "clock"}, "--align: expected time, step, request, got 'clock'"),
         ({"as_table": True, "as_json": True}, "--table, --json and --output: give one of them"),
-        ({"limit": -1}, "--limit: expected 0"),
     ):
         with pytest.raises(WrongUsage, match=message):
             printed(capsys, "freeze", "chunked", **options)
@@ -219,10 +200,10 @@ def test_the_compare_screen_can_be_drawn_into_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "both.txt"
-    said = printed(capsys, "freeze", "chunked", output=str(picture), size="90x30", align="step")
+    said = printed(capsys, "freeze", "chunked", output=str(picture), size="90x30")
     assert said == f"{picture}: freeze and chunked, 90x30\n"
     rows = picture.read_text().splitlines()
-    assert "A freeze  B chunked  by step" in rows[0]
+    assert "A freeze  B chunked  by time" in rows[0]
     assert any("B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in row for row in rows)
 
 

@@ -20,9 +20,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from record_vllm import MODEL, make_request, make_scheduler, result_of, sha256
-from vllm import __version__
+import torch
+from record_vllm import MODEL, drafts_of, make_request, make_scheduler, result_of, sha256
+from vllm import PoolingParams, __version__
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -69,6 +71,7 @@ class Tape:
             prompt=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,
+            pooling=[True] if request.pooling_params is not None else [],
         )
 
     def schedule(self) -> Any:
@@ -76,9 +79,11 @@ class Tape:
         output = self._scheduler.schedule()
         again = output.scheduled_cached_reqs
         self._keep(
-            "simulate",
-            "--steps",
+            "schedule",
             tokens=output.num_scheduled_tokens,
+            drafts={
+                name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()
+            },
             new=[
                 [new.req_id, new.block_ids, new.num_computed_tokens]
                 for new in output.scheduled_new_reqs
@@ -114,6 +119,14 @@ class Tape:
     def set_budget(self, budget: int) -> None:
         self._scheduler.max_num_scheduled_tokens = budget
         self._keep("budget", budget=budget)
+
+    def reset(self) -> None:
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        self._keep("reset")
+
+    def pause(self, name: str) -> None:
+        self._scheduler.set_pause_state(interface.PauseState[name])
+        self._keep("pause", state=name)
 
     def _keep(self, call: str, **fields: Any) -> None:
         state = dict(self._state())
@@ -170,21 +183,51 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
     for step in range(MAX_STEPS):
         for number, wanted in enumerate(case["requests"]):
             if wanted["arrival_step"] == step:
-                tape.add(make_request(number, wanted, case, hasher))
+                request = make_request(number, wanted, case, hasher)
+                if case.get("pools"):
+                    request.sampling_params, request.pooling_params = None, PoolingParams()
+                tape.add(request)
         if step in case.get("budget_at", {}):
             tape.set_budget(case["budget_at"][step])
+        if step in case.get("reset_at", ()):
+            tape.reset()
+        if step in case.get("pause_at", {}):
+            tape.pause(case["pause_at"][step])
         if step in case.get("abort_at", {}):
             tape.finish(case["abort_at"][step])
         output = tape.schedule()
-        in_flight.append((output, result_of(scheduler, output)))
+        wanted_tokens = case["requests"] if "speculative" in case else None
+        if case["is_asynchronous"]:
+            draft_ahead(scheduler, output, wanted_tokens, step)
+        result = result_of(scheduler, output, wanted_tokens)
+        if case.get("pools"):
+            whole = [bool(tokens) for tokens in result.sampled_token_ids]
+            result.pooler_output = [torch.zeros(1) if each else None for each in whole]
+            result.sampled_token_ids = []
+        in_flight.append((output, result))
         if len(in_flight) == most_in_flight:
-            tape.update(*in_flight.popleft())
+            output, result = in_flight.popleft()
+            tape.update(output, result)
+            if wanted_tokens and not case["is_asynchronous"]:
+                scheduler.update_draft_token_ids(drafts_of(scheduler, result, case))
         if step > last and not scheduler.requests and not output.num_scheduled_tokens:
             break
     while in_flight:
         tape.update(*in_flight.popleft())
     assert not scheduler.requests, "the case did not end"
     return tape.lines
+
+
+def draft_ahead(
+    scheduler: Scheduler, output: Any, wanted: list[dict[str, Any]] | None, step: int
+) -> None:
+    """Replace the placeholders of drafts as vLLM's worker does: some are right, the rest not."""
+    drafts = output.scheduled_spec_decode_tokens
+    for name, placeholders in drafts.items():
+        assert wanted is not None
+        first = scheduler.requests[name].num_output_tokens
+        right = wanted[int(name)]["output"][first : first + (step + int(name)) % 4]
+        drafts[name] = (right + placeholders)[: len(placeholders)]
 
 
 def requests(*wanted: tuple[int, int, int]) -> list[dict[str, int]]:
@@ -205,6 +248,24 @@ def shared_prompts() -> list[dict[str, Any]]:
     return found
 
 
+def repeated_texts() -> list[dict[str, Any]]:
+    """Texts that mostly repeat themselves, so that some drafts are right and some are wrong."""
+    found = []
+    for number in range(8):
+        phrase = [100 * number + position for position in range(5)]
+        text = [token for turn in range(30) for token in (*phrase, 1000 * number + turn % 7)]
+        found.append(
+            {
+                "arrival_step": number // 2,
+                "prompt_len": 20 + 3 * number,
+                "output_len": 24,
+                "tokens": text[: 20 + 3 * number],
+                "output": text[20 + 3 * number : 60 + 3 * number],
+            }
+        )
+    return found
+
+
 def cases() -> dict[str, dict[str, Any]]:
     base = {
         "block_size": 16,
@@ -217,6 +278,12 @@ def cases() -> dict[str, dict[str, Any]]:
     aborts = requests(
         (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
     )
+    drafts = {
+        "speculative": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 4,
+    }
     return {
         "chunked": base
         | {
@@ -237,6 +304,39 @@ def cases() -> dict[str, dict[str, Any]]:
             # During prefill, decoding, waiting, and once more, when nothing is left to abort.
             "abort_at": {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
         },
+        # With preemptions, and requests that end among their drafts.
+        "speculation": base
+        | drafts
+        | {
+            "max_num_batched_tokens": 96,
+            "num_blocks": 17,
+            "requests": repeated_texts(),
+            "reserve": "none",
+            "abort_at": {9: ["3"]},
+        },
+        "pause": base
+        | {
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
+            "reset_at": [5, 23],
+            "pause_at": {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
+        },
+        "pooling": base
+        | {
+            "pools": True,
+            "max_num_batched_tokens": 64,
+            "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
+        },
+        "speculation_ahead": base
+        | drafts
+        | {
+            "speculative": "ngram_gpu",
+            "is_asynchronous": True,
+            "max_num_batched_tokens": 96,
+            "num_blocks": 17,
+            "requests": repeated_texts(),
+            "reserve": "none",
+        },
         "asynchronous": base
         | {
             "is_asynchronous": True,
@@ -253,6 +353,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Record the calls of vLLM's own scheduler.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--v2", action="store_true", help="as for vLLM's second model runner")
+    parser.add_argument("--case", help="only this one")
     given = parser.parse_args()
     folder: Path = given.folder
     dumps: Callable[[object], str] = lambda line: json.dumps(line, separators=(",", ":"))  # noqa: E731
@@ -261,6 +362,10 @@ def main() -> int:
         (model / "config.json").write_text(json.dumps(MODEL))
         version = f"{__version__}_v2" if given.v2 else __version__
         for name, case in cases().items():
+            if given.case not in (None, name):
+                continue
+            if name == "pause" and not hasattr(interface, "PauseState"):
+                continue  # before 0.17
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"
             path.write_text("".join(dumps(line) + "\n" for line in lines))

@@ -122,7 +122,7 @@ def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:
     if workload.get("speculative", "off") == "off":
         return None
     return SpeculativeConfig(
-        method="ngram",
+        method=workload["speculative"],
         num_speculative_tokens=workload["num_speculative_tokens"],
         prompt_lookup_min=workload["prompt_lookup_min"],
         prompt_lookup_max=workload["prompt_lookup_max"],

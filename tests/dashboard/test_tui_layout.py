@@ -21,9 +21,10 @@ def screen_text(app: Dashboard) -> list[str]:
     return [strip.text for strip in app.main._compositor.render_strips()]
 
 
+@pytest.mark.parametrize("few_lanes", [False, True])
 @pytest.mark.parametrize("size", [*SIZES, *TINY])
-def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> None:
-    places = layout.plan(*size)
+def test_the_views_share_the_screen_without_overlap(size: tuple[int, int], few_lanes: bool) -> None:
+    places = layout.plan(*size, few_lanes=few_lanes)
     screen = Region(0, 0, *size)
     covered = 0
     for name, region in places.items():
@@ -48,7 +49,12 @@ def test_each_terminal_size_shows_its_own_views() -> None:
     assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
     narrow = layout.plan(90, 24)
     assert {"header", "figures", "lanes", "latency_line"} <= set(narrow)
-    assert not {"chart", "kv", "latency"} & set(narrow)
+    assert not {"kv", "latency"} & set(narrow)
+    assert "chart" in layout.plan(80, 24)
+    assert "chart" not in layout.plan(80, 20)
+    few = layout.plan(200, 60, few_lanes=True)
+    assert few["chart"].height > layout.plan(200, 60)["chart"].height
+    assert (few["itl"].x, few["itl"].width) == (few["chart"].x, few["chart"].width)
     assert narrow["figures"].height == 2
     assert set(layout.plan(79, 40)) == set(layout.plan(120, 19)) == {"too_small"}
 
@@ -68,7 +74,7 @@ async def test_at_usual_sizes_the_picture_fills_the_screen(
         everything = "\n".join(lines)
         assert "requests × steps" in everything
         assert "━" in everything
-        assert ("token budget" in everything) == (size[0] >= 100)
+        assert ("token budget" in everything) == (size[0] >= 100 or size[1] >= 23)
         assert ("follows cursor" in everything) == (size[0] >= 160)
 
 

@@ -271,7 +271,7 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
         assert len(body) == height
         room = width - kv_page._SIDE_WIDTH - 4
         room -= room % cells_each
-        key = next(y for y, line in enumerate(body) if "holders, most" in line)
+        key = next(y for y, line in enumerate(body) if "most blocks first" in line)
         cells = "".join(line[2 : 2 + room] for line in body[1:key]).rstrip()
         if height >= 24:  # the chart below has use for every row without blocks
             assert key - 1 <= -(-len(cells) // room)

@@ -108,12 +108,12 @@ def test_in_a_terminal_of_16_colours_only_those_16_are_used() -> None:
             assert colour is None or colour.is_default or (colour.number or 0) < 16
 
 
-def test_red_is_used_for_preemptions_and_breaches_only() -> None:
+def test_red_is_used_for_what_is_late_or_down_only() -> None:
     for mode in ("dark", "light", "ansi"):
         looks = styles(mode)
         red = looks["breach"].color
         users = {n for n, s in looks.items() if red in (s.color, s.bgcolor)}
-        assert users == {"breach", "preempted"}
+        assert users == {"breach", "badge_down"}
 
 
 def test_the_number_of_colours_depends_on_the_terminal() -> None:

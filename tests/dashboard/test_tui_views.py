@@ -4,7 +4,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import msgspec
@@ -100,16 +100,20 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
     strip = line_texts(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
     assert strip[1:].lstrip().startswith(f"limit {LIMITS[history.summary(last).limit]}")
     steps = range(last - COLUMNS + 1, last + 1)
-    letters = "".join(LIMIT_LETTERS[LIMITS[history.summary(step).limit]] for step in steps)
-    assert strip[1 + GUTTER : -1] == letters
+    shown = ""
+    for limit, group in groupby(LIMITS[history.summary(step).limit] for step in steps):
+        band = LIMIT_LETTERS[limit] * len(list(group))
+        is_named = limit != "work" and len(band) >= len(limit) + 2
+        shown += f" {limit} ".ljust(len(band), "–") if is_named else band
+    assert strip[1 + GUTTER : -1] == shown
     first, letter = last // 50 * 50 - 50, LIMIT_LETTERS  # the last but one column
     counts = Counter(
         letter[LIMITS[history.summary(step).limit]] for step in range(first, first + 50)
     )
     view = View(zoom_idx=ZOOMS.index(50))
-    zoomed = line_texts(budget_chart.draw(frame_of(source, view), WIDTH, 13, GUTTER))[-3]
+    last_column = frame_of(source, view).columns[-2]
     assert len(counts) > 1
-    assert zoomed[-3] == counts.most_common(1)[0][0]
+    assert letter[last_column.limit] == counts.most_common(1)[0][0]
     low = line_texts(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
     assert not any("limit" in line for line in low)
 
@@ -176,12 +180,18 @@ def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: A
     flying = in_flight(source)
     frame = frame_of(source)
     after = [row[:COLUMNS] for row in chart_rows(frame)]
-    assert [row[:-1] for row in after[:-1]] == [row[1:] for row in before[:-1]]
-    column = [row[-1] for row in after[:-1]]
-    assert set(column) == set(" ·▒╍")
-    assert column[-1] == "╍"
-    lanes = {lane.request_id: lane.cells[-1] for lane in frame.lanes}
-    assert set(lanes.values()) <= {0, int(Cell.WAITING), int(Cell.PREFILL), len(Cell)}
+    wide = sum(column is not None and column.is_open for column in frame.columns)
+    assert wide == COLUMNS // 8  # it has run for far longer than any step before it
+    assert [row[:-wide] for row in after[:-1]] == [row[wide:] for row in before[:-1]]
+    for x in range(-wide, 0):
+        column = [row[x] for row in after[:-1]]
+        assert set(column) == set(" ·▒╍")
+        assert column[-1] == "╍"
+    assert after[-1].endswith("!7300 ms".ljust(wide, "─"))
+    drawn = line_texts(lanes.draw(frame, WIDTH, 40, GUTTER))
+    assert any(line.endswith("!" * wide + "│") for line in drawn)
+    doing = {lane.cells[-1] for lane in frame.lanes}
+    assert doing <= {0, int(Cell.WAITING), int(Cell.PREFILL), len(Cell)}
     for width in (120, 200):
         connection = header.SourceState("stepscope", "ipc://engine-0", "live", 10.0)
         line = line_texts(header.draw(frame, connection, width))[0]
@@ -710,12 +720,14 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
             view = View(cursor=last, right=last, axis="time", zoom_idx=zoom_idx)
             frame = frame_of(source, view)
             axis = chart_rows(frame)[-1]
-            before: list[int] | None = None
+            before = None
             for x, column in enumerate(frame.columns):
-                steps = None if column is None else [column.first, column.last]
-                if column is not None and steps != before and column.has_breach:
-                    assert axis[x] in "!✗◆", (last, column.first)
-                before = steps
+                if column is not None and column.has_breach:
+                    is_held = before is not None and column.is_pending and before.is_pending
+                    is_marked = before is not None and before[:2] == column[:2]
+                    is_marked |= is_held and before.last == column.last
+                    assert is_marked or axis[x] in "!✗◆", (last, column.first)
+                before = column
             for label in re.finditer(r"┴((?:\d\d:\d\d)?:\d\d\.\d)", axis):
                 column = frame.columns[label.start()]
                 assert column is not None
@@ -727,20 +739,57 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
     assert kinds == {5, 10}
 
 
-def test_a_step_in_which_all_streams_waited_is_marked_in_every_lane_that_decoded() -> None:
+@pytest.fixture(scope="module")
+def freeze() -> History:
     with Recording(samples.shipped()["freeze"]) as recording:
         history = History(SLO(3000, 150))
         for message, _ in recording.frames():
             history.append(message.sequence, message.payload)
-    view = View()
+    return history
+
+
+@pytest.mark.parametrize("axis", ["step", "time"])
+def test_a_step_in_which_all_streams_stood_still_is_a_band_across_their_lanes(
+    freeze: History, axis: Any
+) -> None:
+    view = View(axis=axis)
     view.pause(130)
-    frame = FrameBuilder(history).build(view, 104, 12, 4)
+    frame = FrameBuilder(freeze).build(view, 104, 12, 4)
     shown = line_texts(lanes.draw(frame, 120, 14, 14))[1:-1]
-    at = {x for line in shown for x, glyph in enumerate(line) if glyph == "!"}
-    assert len(at) == 2  # steps 62 and 123
     decoding = [line for line in shown if " DEC " in line and "0.2k" in line]
     assert len(decoding) > 5
-    assert all(line[max(at)] == "!" for line in decoding)
-    view.axis = "time"  # there the step is wide
-    wide = line_texts(lanes.draw(FrameBuilder(history).build(view, 104, 12, 4), 120, 14, 14))
-    assert not any("!" in line for line in wide)
+    assert all(re.search(r"!{10,}━", line) for line in decoding)
+    axis_line = line_texts(budget_chart.draw(frame, 120, 12, 14))[-2]
+    assert re.search(r"!\d{3} ms", axis_line)  # and how long it took
+    prompts = [line for line in shown if re.search("[▓▒]{10,}", line)]
+    assert prompts  # the prompt that they stood still behind
+
+
+@pytest.mark.parametrize("width", [20, 64, 104, 170])
+@pytest.mark.parametrize("zoom_idx", [0, 1, 3])
+def test_wide_steps_make_room_at_the_left_and_leave_no_step_out(
+    freeze: History, width: int, zoom_idx: int
+) -> None:
+    columns = ChartColumns(freeze)
+    for right in range(0, 450, 9):
+        shown = columns.visible(View(cursor=right, right=right, zoom_idx=zoom_idx), width)
+        assert len(shown) == width
+        known = [each for each in shown if each is not None]
+        assert known[-1].first <= right <= known[-1].last
+        for before, column in pairwise(known):
+            assert column[:2] == before[:2] or column.first == before.last + 1
+        for steps, group in groupby(known, key=lambda each: each[:2]):
+            wide = list(group)
+            is_long = freeze.span(*steps).longest_ns > 150e6
+            assert len(wide) == 1 or is_long
+            assert not wide[-1].is_pending
+            assert all(each.is_pending for each in wide[:-1])
+
+
+def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> None:
+    builder, view = FrameBuilder(freeze), View()
+    view.pause(450)
+    for step in [*range(450, 0, -7), *range(0, 450, 11)]:
+        view.go(step, 0, 453)
+        frame = builder.build(view, 40, 12, 4)
+        assert frame.columns[frame.cursor_column].last == step

@@ -2,19 +2,25 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.views.charts import kv_map
+from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.panels import header, latency_panel, verdict_line
 from stepscope.tui.views.view import View
+from tests.support.screens.screen_text import line_texts
 
 FRAME_S = 0.1
 KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
@@ -22,10 +28,10 @@ WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.12, document_tokens=2600
 COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 
 
-def messages() -> Iterator[tuple[int, Telemetry]]:
+def messages(num_steps: int = 300) -> Iterator[tuple[int, Telemetry]]:
     """Messages of a session in which requests arrive, wait and end all the time."""
     session = simulate(
-        seed=5, num_steps=300, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
+        seed=5, num_steps=num_steps, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
     )
     return iter(session)
 
@@ -120,3 +126,82 @@ def test_steps_that_arrive_while_a_picture_is_made_are_in_the_next_picture() -> 
     assert history.last_step > frame.cursor
     last = next(column for column in reversed(frame.columns) if column is not None)
     assert frame.cursor == frame.state.step == frame.summary.step == last.last
+
+
+class Session:
+    """A session whose messages come when a clock says, and the builder of its frames."""
+
+    def __init__(self, cpu_s: float = 0.0) -> None:
+        self.now_s = self.cpu_s = 0.0
+        self.history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+        self._coming = list(messages(3_000))[::-1]
+        self._builder = FrameBuilder(
+            self.history, clock=lambda: self.now_s, cpu_clock=partial(self._spent, cpu_s)
+        )
+        self._begun_ns = 0
+
+    def _spent(self, cpu_s: float) -> float:
+        self.cpu_s += cpu_s
+        return self.cpu_s
+
+    def receive(self, until_s: float) -> None:
+        """Receive what the engine sent up to `until_s` on its own clock."""
+        while True:
+            sequence, message = self._coming[-1]
+            time_ns = getattr(message, "tokens_ns", 0)
+            self._begun_ns = self._begun_ns or time_ns
+            if time_ns > self._begun_ns + until_s * 1e9:
+                return
+            self._coming.pop()
+            if isinstance(message, EngineInfo):  # as if it ran in real time
+                message = msgspec.structs.replace(message, simulated=None)
+            self.history.append(sequence, message)
+
+    def drawn(self, late_s: float = 0.0) -> Frame:
+        self.receive(self.now_s - late_s)
+        return self._builder.build(View(), 60, 12, 4)
+
+
+def badge_of(frame: Frame) -> str:
+    return header.badge(frame, header.SourceState("stepscope", "ipc://engine-0", "live", 10.0))[0]
+
+
+def test_the_badge_of_a_starved_observer_says_that_it_is_behind() -> None:
+    session = Session()
+    for _ in range(30):
+        session.now_s += 0.1
+        assert badge_of(session.drawn()) == "▐LIVE▌"
+    session.now_s += 12.0  # nothing ran here; then the messages are worked off slowly
+    frame = session.drawn(late_s=10.0)
+    assert badge_of(frame) == "▐LIVE 10 s behind▌"
+    assert "figures are 1" in line_texts(verdict_line.draw(frame, 80, 1, 0))[0]
+    session.now_s += 0.5
+    assert badge_of(session.drawn(late_s=4.0)) == "▐LIVE 4.0 s behind▌"
+    session.now_s += 0.5
+    assert badge_of(session.drawn()) == "▐LIVE▌"
+
+
+@pytest.mark.parametrize(("cpu_s", "most_s"), [(0.0, 1.1), (0.5, 5.1)])
+def test_figures_keep_up_on_a_busy_machine_and_old_ones_say_their_age(
+    cpu_s: float, most_s: float
+) -> None:
+    session = Session(cpu_s)
+    ages = set()
+    for _ in range(90):
+        session.now_s += 0.4  # a frame comes late, because others have the processor
+        frame = session.drawn()
+        ages.add(frame.figures_age_s)
+        panel = line_texts(latency_panel.draw(frame, 58, 10, 14))[0]
+        assert ("s ago" in panel) == (frame.figures_age_s >= 3.0)
+        if frame.figures_age_s < 0.01:
+            late = [each for each in frame.columns if each is not None and each.has_breach]
+            assert not late or (frame.stall is not None and frame.stall.step >= late[-1].first)
+    assert max(ages) <= most_s + 0.4
+
+
+def test_a_map_that_is_drawn_more_rarely_says_of_which_step_it_is() -> None:
+    session = Session()
+    session.now_s = 2.0
+    frame = session.drawn()
+    for width in (58, 60, 140):
+        assert f"as of step {frame.step:,} " in line_texts(kv_map.draw(frame, width, 9, 14))[0]

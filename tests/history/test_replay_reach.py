@@ -51,7 +51,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay = ReplaySource(Recording(file), playing=False)
     replay.start()
     assert replay.wait()
-    assert replay.file_events.search.wait()
+    assert replay.file_index.wait()
     yield replay
     replay.stop()
 

@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import Mark
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_latency import FileLatency
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
@@ -96,7 +97,7 @@ def opened(file: Path, history: History | None = None) -> Iterator[ReplaySource]
 def source(file: Path) -> Iterator[ReplaySource]:
     """One replay for several tests: its memory depends on those before."""
     with opened(file) as replay:
-        assert replay.file_events.search.wait(30)
+        assert replay.file_index.wait(30)
         yield replay
 
 
@@ -215,35 +216,26 @@ def test_after_a_jump_figures_of_windows_that_are_not_yet_filled_are_marked(
 
 @pytest.fixture
 def unsearched(file: Path) -> Iterator[ReplaySource]:
-    """A replay whose file was not yet searched for late tokens."""
+    """A replay whose file was not yet searched."""
     with opened(file) as replay:
-        replay.file_latency.search.stop()
-        replay.file_latency = FileLatency(file)
-        assert replay.file_events.search.wait(30)
+        replay.file_index.stop()
+        replay.file_index = FileIndex(file)
         yield replay
 
 
 def test_a_jump_to_an_event_says_how_many_unsearched_steps_it_passed(
     unsearched: ReplaySource,
 ) -> None:
-    source, way = unsearched, Way(unsearched)
+    way = Way(unsearched)
     way.picture()
-    ahead = source.file_events.next(0, 1, NOTABLE)
-    assert ahead is not None
-    assert source.history.last_step == 0
+    assert unsearched.history.last_step == 0
+    unsearched.history.add_mark(Mark(step=700, time_ns=0, text="here", who="me"))
     way.navigator.event(1)
-    number = ahead.step - 1
-    over = f"; {number:,} steps between not yet searched for late tokens"
-    assert way.said() == ahead.text + over
-    way.picture()
-    way.navigator.go(0)
-    way.picture()
-    way.navigator.event(1, {"preempt"})  # all of those are known
-    assert "searched" not in way.said()
+    assert way.said() == "here (me); 699 steps between not yet searched"
 
 
 def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySource) -> None:
-    assert source.file_latency.search.wait(30)
+    assert source.file_index.wait(30)
     way = Way(source)
     for slo in (SLO(ttft_ms=100.0, itl_ms=70.0), SLO(ttft_ms=5_000.0, itl_ms=100.0)):
         source.history.set_slo(slo)  # which needs no new search
@@ -251,7 +243,7 @@ def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySourc
         at = way.picture().cursor
         assert at == 0
         for _ in range(4):
-            late = source.file_latency.next(at, 1, {"slo"}, slo)
+            late = source.file_index.next(at, 1, {"slo"}, slo)
             if late is None:
                 break
             way.navigator.event(1, {"slo"})
@@ -270,10 +262,9 @@ def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySourc
 def test_unsearched_parts_of_a_file_are_never_reported_as_without_events(
     source: ReplaySource, unsearched: ReplaySource
 ) -> None:
-    assert source.file_events.search.wait(30)
-    last = source.file_events.next(NUM_STEPS - 1, -1, NOTABLE)
+    assert source.file_index.wait(30)
+    last = source.file_index.next(NUM_STEPS - 1, -1, NOTABLE - {"slo"}, SLO())
     assert last is not None
-    assert source.file_latency.search.wait(30)
     for replay in (source, unsearched):
         replay.history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
         way = Way(replay)
@@ -291,17 +282,15 @@ def test_unsearched_parts_of_a_file_are_never_reported_as_without_events(
         if replay is source:
             assert way.said() == f"no event {where} in all of the file"
         else:
-            expected = f"no event {where} so far; {rest} not yet searched for late tokens"
+            expected = f"no event {where} so far; {rest} not yet searched"
             assert way.said() == expected
-            ended = FileLatency(Path("nowhere.mcap"))  # as when nothing more is searched
-            ended.search.start()
-            assert ended.search.wait(30)
-            replay.file_latency = ended
+            ended = FileIndex(Path("nowhere.mcap"))  # as when nothing more is searched
+            ended.start()
+            assert ended.wait(30)
+            replay.file_index = ended
             way.navigator.event(1)
-            rest = f"{rest} could not be searched for late tokens or lost messages"
+            rest = f"{rest} could not be searched"
             assert way.said() == f"no other event {where}; {rest}"
-        way.navigator.event(1, {"preempt"})
-        assert way.said() == f"no preemption {where} in all of the file"
         replay.history.set_slo(SLO())
 
 

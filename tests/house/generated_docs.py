@@ -6,6 +6,7 @@ rewrites them, between `<!-- generated -->` and `<!-- /generated -->` of each pa
 page is written by hand. `test_docs.py` checks that they match the tables.
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +17,15 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.file.mcap.format import TOPICS
+from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS, WAIT_COLUMNS
+from stepscope.recordings.session.steps import StepSummary
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.command_line import command_tree
 from stepscope.tui.settings.actions import key_table
 from stepscope.tui.settings.settings import SECTIONS, Section
@@ -56,6 +63,7 @@ def pages() -> dict[str, str]:
         "figures": figure_table(),
         "oncall": alert_figure_table(),
         "glossary": glossary_tables(),
+        "recordings": recording_tables(),
     }
 
 
@@ -63,6 +71,30 @@ def written_anew(page: str, generated: str) -> str:
     """The text of a page with its generated part replaced."""
     before, rest = page.split(BEGIN)
     return before + BEGIN + generated + END + rest.split(END)[1]
+
+
+# Recordings
+
+
+def recording_tables() -> str:
+    """The topics of a recording, and the columns of its index."""
+    types = {topic.decode(): kind for kind, topic in wire.TOPICS.items()}
+    lines = ["| topic | message |", "|---|---|"]
+    for topic in TOPICS:
+        kind = types.get(topic, StepRecord)
+        lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
+    lines += ["", "| table | column | meaning |", "|---|---|---|"]
+    source = inspect.getsource(StepSummary)
+    for name in STORED_COLUMNS:
+        found = re.search(rf"^    {name}: [^#\n]+(?:  # (.+))?$", source, re.MULTILINE)
+        assert found is not None
+        meaning = found[1] or ""
+        if name == "limit":
+            meaning = ", ".join(f"{place} {limit}" for place, limit in enumerate(LIMITS))
+        lines.append(f"| `steps` | `{name}` | {meaning} |")
+    for table, columns in (("waits", WAIT_COLUMNS), ("finished", FINISHED_COLUMNS)):
+        lines += [f"| `{table}` | `{name}` | {meaning} |" for name, meaning in columns.items()]
+    return "\n".join(lines)
 
 
 # Figures

@@ -17,15 +17,17 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_events import EventSteps, FileEvents
+from stepscope.recordings.replay.event_steps import EventSteps
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.frame import NOTABLE
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
 
-RECKONED = {"slo", "gap"}  # events found only by playing the file
+TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
@@ -67,12 +69,12 @@ def file(messages: list[Telemetry], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def found(file: Path) -> Iterator[FileEvents]:
-    events = FileEvents(file)
-    events.search.start()
-    assert events.search.wait(30)
+def found(file: Path) -> Iterator[FileIndex]:
+    events = FileIndex(file)
+    events.start()
+    assert events.wait(30)
     yield events
-    events.search.stop()
+    events.stop()
 
 
 @pytest.fixture
@@ -80,34 +82,34 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay = ReplaySource(Recording(file), playing=False)
     replay.start()
     assert replay.wait()
-    assert replay.file_events.search.wait(30)
+    assert replay.file_index.wait(30)
     yield replay
     replay.stop()
 
 
-@pytest.mark.parametrize("kind", sorted(NOTABLE - RECKONED))
+@pytest.mark.parametrize("kind", sorted(NOTABLE - TIMED))
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_file_search_finds_every_event_that_playing_the_file_shows(
-    found: FileEvents, messages: list[Telemetry], kind: str, direction: int
+    found: FileIndex, messages: list[Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
     expected = sorted({each.step for each in history.events(limit=10**6, kinds=frozenset({kind}))})
     steps, at = [], -1 if direction > 0 else 10**6
-    while (event := found.next(at, direction, {kind})) is not None:
+    while (event := found.next(at, direction, {kind}, SLO())) is not None:
         assert event.kind == kind
         steps.append(event.step)
         at = event.step
     assert steps[::direction] == expected
     if kind in ("preempt", "abort", "reject"):  # in the same words as once it is in memory
         texts = {each.text for each in history.events(limit=10**6, kinds=frozenset({kind}))}
-        assert {found.next(step - 1, 1, {kind}).text for step in expected} <= texts
+        assert {found.next(step - 1, 1, {kind}, SLO()).text for step in expected} <= texts
     least = {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
     assert len(steps) >= least
 
 
-def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileEvents) -> None:
+def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
     steps = EventSteps()
     for step in range(0, 100_000, 7):
         steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
@@ -124,11 +126,11 @@ def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: File
     assert kinds == {"knobs", "preempt"}
 
 
-def test_the_next_event_is_the_nearest_of_all_kinds(found: FileEvents) -> None:
-    kinds = NOTABLE - RECKONED
+def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:
+    kinds = NOTABLE - TIMED
     at, seen = -1, []
-    while (event := found.next(at, 1, kinds)) is not None:
-        nearest = [found.next(at, 1, {kind}) for kind in kinds]
+    while (event := found.next(at, 1, kinds, SLO())) is not None:
+        nearest = [found.next(at, 1, {kind}, SLO()) for kind in kinds]
         assert event.step == min(each.step for each in nearest if each is not None)
         seen.append(event.kind)
         at = event.step
@@ -144,7 +146,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(
         assert "✗" in main_text(app).splitlines()[-3], "not on the scrub bar"
         at = 0
         for _ in range(3):
-            expected = source.file_events.next(at, 1, {"preempt"})
+            expected = source.file_index.next(at, 1, {"preempt"}, SLO())
             assert expected is not None
             await pilot.press("right_curly_bracket")
             step = expected.step
@@ -166,7 +168,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(
 async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
     source: ReplaySource,
 ) -> None:
-    (change,) = source.file_events.changes
+    (change,) = source.file_index.changes
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")

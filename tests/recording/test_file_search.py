@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.replay.file_events import FileSearch
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import wait_for
@@ -37,22 +37,17 @@ def test_a_closed_replay_leaves_no_search_thread_and_no_file_handle(
     replay.stop()
     assert set(threading.enumerate()) <= before
     assert opened(file) == 0
-    assert replay.file_events.is_done
-    assert replay.file_latency.is_done
+    assert replay.file_index.is_done
 
 
-def test_a_file_search_ends_at_once_when_stopped(file: Path) -> None:
-    def look(recording: Recording) -> None:
-        while not search.is_stopping:
-            search.rest(60.0)
-
-    search = FileSearch(file, "a search", look, first_pause_s=60.0)
-    search.start()
-    assert not search.wait(0.05)  # begins, and does not rest
-    search.stop()
-    assert search.is_done
-    search.stop()  # stopping again does nothing
+def test_a_reading_ends_at_once_when_stopped(file: Path) -> None:
+    found = FileIndex(file, is_busy=lambda: True)
+    found.start()
+    assert not found.is_done
+    found.stop()
+    assert found.is_done
+    found.stop()  # stopping again does nothing
 
 
-def test_a_file_search_that_was_never_started_can_be_stopped(file: Path) -> None:
-    FileSearch(file, "a search", lambda recording: None, 0.0).stop()
+def test_a_reading_that_was_never_started_can_be_stopped(file: Path) -> None:
+    FileIndex(file).stop()

@@ -66,7 +66,6 @@ def session(
             if not isinstance(message, StepRecord) or message.step not in LOST:
                 source.take(sequence, message)
             if isinstance(message, StepRecord) and message.step == MARK_AT:
-                sequence += 1
                 source.take(
                     sequence,
                     Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops"),
@@ -185,7 +184,7 @@ def test_plotted_events_are_in_order_and_only_from_the_range(
     assert [(event.kind, event.text) for event in sorted(series.events, key=when)] == [
         ("mark", "of $x$ _y_"),
         ("pause", "engine paused for 3.0 s"),
-        ("lost", "records lost before step 310"),
+        ("lost", "10 messages lost after step 299"),
         ("knobs", "max_num_batched_tokens 1024→512"),
     ]
     part = read(path, 100, 150, 250)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import ChunkPlace
+from stepscope.recordings.file.mcap.sink import RECORD
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -91,6 +93,8 @@ class Written:
             chunks = range(recording.num_chunks)
             self.num_in = [len(recording.chunk_frames(number)) for number in chunks]
         assert len(self.frames) == count
+        _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
+        self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
 
     def num_safe(self, num_bytes: int) -> int:
         return max(frames for size, frames in self.safe if size <= num_bytes)
@@ -167,7 +171,7 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
         try:
             with Recording(path) as recording:
                 assert recording.truncated
-                is_all = length >= large.chunks[-1].end + 13
+                is_all = length >= large.end_of_data
                 why = "index is cut off" if is_all else "was not closed"
                 assert why in (recording.message or "")
                 last = recording.num_chunks - 1
@@ -184,7 +188,6 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
 
 def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """The last bytes only index the file: no step lies there."""
-    end_of_data = small.chunks[-1].end + 13
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
         path = tmp_path / f"cut-{length}.mcap"
         path.write_bytes(small.content[:length])
@@ -194,7 +197,7 @@ def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_pat
             assert recording.truncated
             said = recording.message or ""
         report = repair(path, tmp_path / f"mended-{length}.mcap", nothing)
-        if length >= end_of_data:
+        if length >= small.end_of_data:
             assert "its index is cut off" in said
             assert "missing" not in said
             assert report.losses == []
@@ -405,7 +408,7 @@ def test_the_damage_message_names_missing_steps_and_the_remedy(
             assert recording.message is not None
         steps = [each.step for each in messages if isinstance(each, wire.StepRecord)]
         # A repair can still be requested, from the readable part.
-        assert recording.message == done.stdout.splitlines()[-1]
+        assert f"stepscope: note: {recording.message}" == done.stderr.splitlines()[-1]
         return recording.message, steps
 
     num = len(places)
@@ -514,7 +517,10 @@ def test_steps_lost_in_a_repair_are_noted_in_the_file_and_not_counted_as_a_probl
     assert num_lost == num_written - report.num_steps
     done = stepscope("verify", str(output))
     assert done.exit_code == 0
-    assert done.stdout.endswith(f"whole but for {num_lost:,} steps, repaired\n")
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith("whole but for ")
+    assert said.endswith(", repaired")
+    assert sum(int(each) for each in re.findall(r"(\d+) steps", said)) == num_lost
     # An index that has to be rebuilt takes nothing of it away.
     path.write_bytes(output.read_bytes()[:-20])
     assert verify(path, nothing).losses == found.losses
@@ -532,7 +538,7 @@ def test_steps_lost_in_a_repair_are_noted_in_the_file_and_not_counted_as_a_probl
     assert [*sorted([found.losses[1], *again.losses[:2]]), again.losses[2]] == report.losses
     last = report.losses[-1].after_step
     said = stepscope("verify", str(tmp_path / "again.mcap")).stdout.splitlines()[-1]
-    assert said.endswith(f" steps and whatever came after step {last:,}, repaired")
+    assert said.endswith(f" and whatever came after step {last:,}, repaired")
 
 
 def test_a_gap_that_no_repair_noted_stays_a_problem_of_a_repaired_file(

@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
-from stepscope.engine.protocol.wire import Admitted, BlockMove, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    BlockMove,
+    Finished,
+    Phase,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
 from tests.support.sessions.later import Later
@@ -38,6 +45,12 @@ def changed(step: int, change: Callable[[StepRecord], Telemetry]) -> Messages:
         (number, change(m) if isinstance(m, StepRecord) and m.step == step else m)
         for number, m in MESSAGES
     ]
+
+
+def ends(record: StepRecord) -> list[Finished]:
+    """The ends of requests that decoded in this step."""
+    names = {row.request_id for row in record.batch or () if row.phase == Phase.DECODE}
+    return [e for e in record.events if isinstance(e, Finished) and e.request_id in names]
 
 
 def wrong(report: VerifyReport) -> dict[str, list[str]]:
@@ -88,6 +101,23 @@ def test_kv_counts_that_contradict_the_block_moves_are_found(
     assert len(problems[check]) == 1
 
 
+def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
+    def counted(record: StepRecord) -> StepRecord:
+        assert record.batch is not None
+        rows = [msgspec.structs.replace(row, num_tokens=row.num_tokens + 3) for row in record.batch]
+        return msgspec.structs.replace(record, batch=rows)
+
+    last = next(m for _, m in reversed(MESSAGES) if isinstance(m, StepRecord) and ends(m))
+    problems = wrong(verified(tmp_path / "drafts.mcap", changed(last.step, counted)))
+    assert list(problems) == ["token accounting"]
+    end, step = ends(last)[0], last.step
+    said = f"step {step}: request {end.request_id} ended with {end.num_output_tokens} output tokens"
+    assert problems["token accounting"][0].startswith(said)
+    before = changed(step - 1, counted)
+    problems = wrong(verified(tmp_path / "hole.mcap", before))
+    assert "goes on at token" in problems["token accounting"][0]
+
+
 def test_an_unpublished_block_move_is_found(tmp_path: Path) -> None:
     step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
     messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
@@ -135,7 +165,7 @@ def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
 ) -> None:
     good = record(tmp_path / "good.mcap", MESSAGES)
     cut = tmp_path / "cut.mcap"
-    cut.write_bytes(good.read_bytes()[:-2000])
+    cut.write_bytes(good.read_bytes()[:-20_000])
 
     def run(*arguments: str) -> tuple[int, str]:
         done = stepscope(*arguments)

@@ -21,6 +21,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import StepRange, moments
@@ -191,7 +192,18 @@ def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float
         "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, Stretch())),
         "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, Stretch())),
         "replay": replayed(path).figures(None, None),
+        "index": figures_of_index(path),
+        "index, made from messages": figures_of_index(path, is_made=True),
     }
+
+
+def figures_of_index(
+    path: Path, first: int | None = None, *, is_made: bool = False
+) -> dict[str, float | None]:
+    with Recording(path) as recording, pytest.MonkeyPatch.context() as patch:
+        if is_made:
+            patch.setattr(Recording, "stored_index", lambda recording, number: None)
+        return FileRun(recording, LEVELS, first).figures()
 
 
 @pytest.mark.parametrize("session", ALL)
@@ -216,6 +228,18 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
             history.append(sequence, payload)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, Stretch())
         assert figures_of_side(feed) == history.figures(None, None)
+        assert FileRun(recording, LEVELS).figures() == history.figures(None, None)
+
+
+def test_the_end_of_a_file_has_the_same_figures_by_its_index_and_by_its_messages(
+    tmp_path: Path,
+) -> None:
+    path = record(tmp_path / "a.mcap", preempting())
+    feed = RecordingFeed(Recording(path), "a", LEVELS, Stretch(300))
+    told, found = figures_of_side(feed), figures_of_index(path, 300)
+    # Requests that arrived before it are judged, as on the screen: the index knows them.
+    judged = {"goodput", "goodput_per_s"}
+    assert {name for name in told if told[name] != found[name]} <= judged
 
 
 @pytest.mark.parametrize("session", WHOLE)
@@ -241,7 +265,7 @@ def test_a_plot_has_the_figures_of_the_session(
     figures = history_of(messages).figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
         series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
-    spreads, sums = series.waits.spreads(), series.totals.sums
+    spreads, sums = series.waits.spreads(), series.sums
     for kind, spread in spreads.items():
         for rank, name in ((50, "p50"), (95, "p95"), (99, "p99"), (100, "max")):
             ns = spread.at(rank)

@@ -37,6 +37,9 @@ def test_simulated_figures_of_several_seeds_have_a_lowest_median_and_highest_val
     p99s = sorted(each["ttft_ms"]["p99"] for each in found["runs"])
     interval = found["figures"]["ttft_p99_ms"]
     assert [interval["low"], interval["median"], interval["high"]] == p99s
+    for each in found["runs"]:
+        assert each["itl_ms"]["p99"] <= each["itl_ms"]["max"]
+    assert found["figures"]["itl_max_ms"]["high"] == max(x["itl_ms"]["max"] for x in found["runs"])
     assert all(0 < each["goodput_per_s"][0] < each["requests_per_s"] for each in found["runs"])
 
 
@@ -112,7 +115,7 @@ def test_a_gpu_alone_runs_a_default_mix_and_says_what_it_ran(run: Run) -> None:
         ((*MIX, "--gpu", "h100", "--replicas", "2", "-o", "x.mcap"), "a recording is of one"),
         ((*MIX, "--gpu", "h100", "--like", "tgi"), "no engine is called 'tgi'; there are: vllm"),
         ((*MIX, "--gpu", "rtx4090", "--model", "llama-3.1-70b"), "take more GPUs"),
-        ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set both together"),
+        ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set these two together"),
     ],
 )
 def test_what_cannot_be_simulated_gives_a_one_line_error_with_a_remedy(

@@ -26,7 +26,7 @@ WORK = ("mix", "--rate", "8", "--num-requests", "150", "--document-share", "0.2"
 
 @pytest.fixture(autouse=True)
 def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "what_if", partial(what_if, num_runs=4))
+    monkeypatch.setattr(command, "forecasts", partial(what_if, num_runs=4))
 
 
 def test_a_forecast_for_another_budget_agrees_with_a_run_under_it(run: Run, tmp_path: Path) -> None:
@@ -164,6 +164,10 @@ def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Pat
         (("vllm", "max_num_seqs=none"), "expected a whole number"),
         (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),
         (("vllm", "max_num_seqs=8", "-o", "a.svg"), "a figure shows a sweep"),
+        (
+            ("freeze", "max_num_batched_tokens=64"),
+            "max_num_batched_tokens=64, with the other knobs as recorded: enable_chunked_prefill=f",
+        ),
         (("nothing.mcap", "max_num_seqs=8"), "there is no recording nothing.mcap"),
     ],
 )

@@ -272,6 +272,7 @@ MESSAGES: dict[str, Telemetry] = {
         control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         workload_spec={"rate": 2.5, "output_tokens": 64},
         leased=LEASED,
+        totals=Totals(kv_used=0.5),
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(

@@ -11,6 +11,7 @@ from pathlib import Path
 from textual.app import App
 
 from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
@@ -25,10 +26,6 @@ from stepscope.tui.views.view import ZOOMS, Axis
 
 _SETTLED_S = 60.0  # long enough for a report over millions of steps
 _LOOK_S = 0.02
-
-
-class UnknownRequest(Exception):  # noqa: N818 - reads as what it is
-    """The requested request does not exist at this step."""
 
 
 def screenshot(
@@ -64,7 +61,7 @@ def screenshot(
     The other arguments are those of `run_dashboard`. No event loop may run in this thread.
 
     Raises:
-        UnknownRequest: no such request at this step.
+        NotInRecording: no such request at this step.
         RecordingError: `path` cannot be written.
     """
     app = Dashboard(
@@ -112,7 +109,7 @@ async def _picture(
             frame = screen.new_frame()
             if request_id is not None and request_id not in frame.state.requests:
                 known = sorted(frame.state.requests)
-                raise UnknownRequest(
+                raise NotInRecording(
                     f"r{request_id} is not among the requests at this step"
                     + (f": r{known[0]} to r{known[-1]}" if known else "")
                 )

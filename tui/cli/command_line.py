@@ -11,17 +11,21 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_group
+from typer.main import get_command
 
 from stepscope.tui.cli.shared.errors import report, write_what_encodings_lack
+from stepscope.tui.cli.shared.options import CliCommand, CommandGroup
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
 
-# The module of each command, below `stepscope.tui.cli`, and the first line of its help.
+# Of each command: its module below `stepscope.tui.cli`, with its function if that has another name,
+# and the first line of its help.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Watch and steer": {
         "top": ("dashboards.top", "Watch and steer running engines."),
-        "set": ("engines.set", "Change knobs of a running engine; print the step of effect."),
+        "set": (
+            "engines.set:set_knobs",
+            "Change knobs of a running engine; print the step of effect.",
+        ),
         "snapshot": ("engines.snapshot", "Show what an engine or a /metrics page says now."),
         "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
         "record": (
@@ -34,13 +38,19 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
         "explain": (
             "recordings.explain",
-            "Say why tokens were late, cause by cause, and who waits for what.",
+            "Say which tokens came late, and why; with --queue, who waits.",
         ),
         "stats": ("recordings.stats", "Print all figures of a recording, an engine or /metrics."),
         "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
-        "export": ("recordings.export", "Convert a recording to the format of another program."),
-        "screenshot": ("dashboards.screenshot", "Draw the dashboard at a step of a recording."),
-        "plot": ("recordings.plot", "Draw a figure of a recording for a report."),
+        "export": (
+            "recordings.export:export_file",
+            "Convert a recording to the format of another program.",
+        ),
+        "screenshot": (
+            "dashboards.screenshot:screenshot_file",
+            "Draw the dashboard at a step of a recording.",
+        ),
+        "plot": ("recordings.plot:plot_file", "Draw a figure of a recording for a report."),
     },
     "Predict": {
         "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
@@ -55,35 +65,41 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "load": ("engines.load", "Send work to an engine: a synthetic mix, or a real trace."),
         "chat": ("engines.chat", "Talk to a model, and see what its tokens waited for."),
         "demo": ("dashboards.demo", "Start a real engine and watch it at work, or simulate one."),
-        "bench": ("bench.bench", "Measure an engine on this machine."),
+        "bench": ("bench.bench:commands", "Measure an engine on this machine."),
     },
     "Learn": {
         "tour": ("dashboards.tour", "Learn how serving works, on a live engine."),
-        "lab": ("lab.lab", "Try what the literature claims on this machine."),
+        "lab": ("lab.lab:commands", "Try what the literature claims on this machine."),
     },
     "Care": {
-        "verify": ("recordings.verify", "Check a recording from its bytes to its KV accounting."),
+        "verify": (
+            "recordings.verify:verify_file",
+            "Check a recording from its bytes to its KV accounting.",
+        ),
         "doctor": (
             "engines.doctor",
             "Show what is installed, what will be used and what is missing.",
         ),
-        "keys": ("engines.keys", "Make, list and revoke the keys that engines let in."),
+        "keys": ("engines.keys:commands", "Make, list and revoke the keys that engines let in."),
         "config": ("dashboards.config", "Show the settings, and where each of them comes from."),
     },
 }
 # Run by other commands, in processes of their own.
-_INTERNAL = {"http-server": "engines.http", "simulated-engine": "simulation.simulated_engine"}
+_INTERNAL = {
+    "http": "engines.http:serve_http_for",
+    "simulated-engine": "simulation.simulated_engine:run",
+}
 # Names of the release before: what they run, and what to write instead.
 _OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
     "audit": (("snapshot", "--audit"), "snapshot --audit"),
-    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl=TIME"),
+    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl"),
     "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
     "ledger": (("explain", "--queue"), "explain --queue"),
-    "http": (("http-server",), "serve --http-for ENDPOINT --http HOST:PORT"),
+    "http": (("http",), "serve --http-for ENDPOINT --http HOST:PORT"),
     "schedule": (("simulate", "--steps"), "simulate --steps"),
     "repair": (("verify", "--repair"), "verify --repair"),
 }
-_MODULES = {name: place[0] for group in GROUPS.values() for name, place in group.items()}
+_PLACES = {name: place for group in GROUPS.values() for name, (place, _) in group.items()}
 _NAME_WIDTH = 12
 
 
@@ -91,16 +107,19 @@ class _Commands(MutableMapping[str, Any]):
     """The commands by name. To list the names imports nothing, to get one imports its module."""
 
     def __getitem__(self, name: str) -> Any:
-        module = _MODULES.get(name) or _INTERNAL[name]
-        found = typer.Typer(add_completion=False, rich_markup_mode=None)
-        found.add_typer(import_module(f"stepscope.tui.cli.{module}").commands)
-        return get_group(found).commands[name]
+        module, _, member = (_PLACES.get(name) or _INTERNAL[name]).partition(":")
+        found = getattr(
+            import_module(f"stepscope.tui.cli.{module}"), member or module.split(".")[1]
+        )
+        if isinstance(found, CliCommand):
+            found = found.add_to(typer.Typer(add_completion=False, rich_markup_mode=None))
+        return get_command(found)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(_PLACES)
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(_PLACES)
 
     def __setitem__(self, name: str, command: Any) -> None:
         raise TypeError("a command gets a line in GROUPS")
@@ -109,7 +128,7 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("a command gets a line in GROUPS")
 
 
-class _CommandLine(TyperGroup):
+class _CommandLine(CommandGroup):
     """The group of all commands. Its help is read from `GROUPS`."""
 
     def __init__(self, **rest: Any) -> None:
@@ -117,11 +136,11 @@ class _CommandLine(TyperGroup):
         self.commands = _Commands()
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
-        if words[0] in _OLD_NAMES:
+        if words[0] in _OLD_NAMES and "--inherited-socket" not in words:
             arguments, said = _OLD_NAMES[words[0]]
             note = f"'stepscope {words[0]}' is now 'stepscope {said}', and goes in the next release"
             print(f"stepscope: note: {note}", file=sys.stderr)
-            words = [*arguments, *words[1:]]
+            words = [*arguments, *("--http" if each == "--bind" else each for each in words[1:])]
         return super().resolve_command(context, words)
 
     def format_help(self, context: Any, formatter: Any) -> None:
@@ -137,7 +156,7 @@ app = typer.Typer(
     cls=_CommandLine,
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
     epilog="Alone, in a terminal, it opens a start screen. Exit codes: 0 done, 1 it failed,\n"
-    "2 wrong usage, 3 too little data (check, watch), 130 interrupted.",
+    "2 wrong usage, 3 too little data to say (check, watch --once), 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -175,15 +194,11 @@ def _root(
 @cache
 def command_tree() -> Any:
     """Return the command with its subcommands, as `typer` runs it."""
-    return get_group(app)
+    return get_command(app)
 
 
 def run() -> int:
-    """Run the command named by this process's arguments; return the exit code.
-
-    Raises:
-        KeyboardInterrupt: the command did not handle it.
-    """
+    """Run the command named by this process's arguments; return the exit code."""
     write_what_encodings_lack()
     try:
         result = command_tree()(prog_name="stepscope", standalone_mode=False)

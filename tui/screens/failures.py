@@ -27,4 +27,4 @@ class Failures:
             if text not in self._logged:
                 self._logged.add(text)
                 log.exception("%s failed", what)
-            self._notices.say(text, "breach")
+            self._notices.say(text, "caution")

@@ -1,6 +1,7 @@
 """The exceptions that end a command with one line for the user, and their exit codes."""
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
+TOO_LITTLE_DATA = 3
 INTERRUPTED = 130  # Ctrl-C cut the work short; shells use the same code
 
 

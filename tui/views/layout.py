@@ -6,26 +6,32 @@ from stepscope.tui.settings.page_names import Page
 
 MIN_WIDTH, MIN_HEIGHT = 80, 20
 NORMAL_WIDTH = 100  # least width with budget chart, KV map and latency panel
+_CHART_FROM = 23  # least height with a budget chart on a narrow screen
 WIDE_WIDTH = 160  # least width with the right rail
 RAIL_WIDTH = 60
+SPARE_ROWS = 13  # that few lanes leave: for a taller budget chart, and an ITL strip of
+_ITL_HEIGHT = 8
 
 
-def plan(width: int, height: int, page: Page = "live", strip: int = 0) -> dict[str, Region]:
+def plan(
+    width: int, height: int, page: Page = "live", strip: int = 0, *, few_lanes: bool = False
+) -> dict[str, Region]:
     """Return view name -> region of the screen, for the views that fit. Regions never overlap.
 
     Args:
         strip: rows of the tour strip above the screen.
+        few_lanes: whether the lanes of requests leave `SPARE_ROWS` for other views.
     """
     if not strip or width < MIN_WIDTH or height - strip < MIN_HEIGHT:
-        return _screen(width, height, page)
+        return _screen(width, height, page, few_lanes)
     below = {
         name: each.translate((0, strip))
-        for name, each in _screen(width, height - strip, page).items()
+        for name, each in _screen(width, height - strip, page, few_lanes).items()
     }
     return {"tour": Region(0, 0, width, strip), **below}
 
 
-def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
+def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, Region]:
     """Return view name -> region for one page, without the tour strip.
 
     The verdict and the key figures are above every page; every page but the main one is a single
@@ -55,10 +61,16 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
         return places
     if width < NORMAL_WIDTH:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
+        chart_height = 6 if height >= _CHART_FROM else 0
+        if chart_height:
+            places["chart"] = Region(0, top, width, chart_height)
+        top += chart_height
         places["lanes"] = Region(0, top, width, bottom - 1 - top)
         return places
     has_limits = height >= 40  # room for a row with what limited each step
     chart_height = max(7, min(14, height // 5)) + has_limits
+    if few_lanes and width >= WIDE_WIDTH:
+        chart_height += SPARE_ROWS - _ITL_HEIGHT
     if width >= WIDE_WIDTH:
         places |= _rail(width - RAIL_WIDTH, top, bottom)
         main_width = width - RAIL_WIDTH
@@ -68,6 +80,9 @@ def _screen(width: int, height: int, page: Page) -> dict[str, Region]:
         bottom -= num_events
         places["events"] = Region(0, bottom, width, num_events)
     places["chart"] = Region(0, top, main_width, chart_height)
+    if few_lanes and width >= WIDE_WIDTH:
+        places["itl"] = Region(0, top + chart_height, main_width, _ITL_HEIGHT)
+        chart_height += _ITL_HEIGHT
     bottom = _maps(places, main_width, top + chart_height, bottom)
     places["lanes"] = Region(0, top + chart_height, main_width, bottom - top - chart_height)
     return places

@@ -2,7 +2,7 @@
 
 Every state has its own glyph, so the characters alone show what happens, and colours can be left
 out. People with protanopia or deuteranopia can still tell apart the colours of prefill, decode,
-cached and preempted. Red is only for preemptions and late tokens.
+cached and preempted. Red is only for late tokens and for engines that are down.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,8 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "preempted": ("✗", "preempted"),
 }
 
-# What limited a step: letters for the row below the budget chart.
+# What limited a step: letters for the row below the budget chart. Where a limit held for many
+# steps, the row shows its name instead.
 LIMIT_LETTERS: Mapping[Limit, str] = {
     "budget": "B",
     "seats": "S",
@@ -100,7 +101,11 @@ LEGEND = (
     ("○", "aborted", "aborted or rejected"),
     ("◆", "mark", "a knob change took effect here"),
     ("▼", "mark", "your mark"),
-    ("B", "muted", "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused"),
+    (
+        "B",
+        "limit_budget",
+        "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused",
+    ),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),
 )
@@ -216,7 +221,7 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
         "multi": on(c.multi),
         "cached": on(c.cached),
         "idle": on(c.idle),
-        "preempted": on(c.badge_text, bold=True, background=c.alarm),
+        "preempted": on(c.badge_text, bold=True, background=c.caution),
         "finished": on(c.text),
         "aborted": on(c.text),
         "mark": on(c.accent, bold=True),
@@ -225,13 +230,18 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
         "caution": on(c.caution, bold=True),
         "key": on(c.accent, bold=True),
         "kv_empty": on(c.idle),
-        "kv_cached": on(c.cached),
+        "kv_cached": on(c.idle),
+        "limit_budget": on(c.badge_text, background=c.prefill),
+        "limit_seats": on(c.badge_text, background=c.decode),
+        "limit_kv": on(c.badge_text, background=c.held),
+        "limit_paused": on(c.badge_text, background=c.accent),
+        "limit_other": on(c.badge_text, background=c.idle),
         "kv_used": on(c.held),
         "kv_shared": on(c.multi),
         "badge_live": on(c.badge_text, bold=True, background=c.good),
         "badge_paused": on(c.badge_text, bold=True, background=c.caution),
         "badge_replay": on(c.badge_text, bold=True, background=c.accent),
-        "badge_down": Style(color=c.text, bgcolor=c.background, bold=True, reverse=True),
+        "badge_down": on(c.badge_text, bold=True, background=c.alarm),
         "edit": Style(bold=True, reverse=True)
         if mode == "ansi"
         else on(c.text, bold=True, background=c.raised),
@@ -246,7 +256,7 @@ def _without_colour() -> Mapping[str, Style]:
     reverse = Style(reverse=True, bold=True)
     looks = dict.fromkeys(styles("dark"), plain)
     looks |= dict.fromkeys(("strong", "title", "mark", "breach", "caution", "key"), bold)
-    looks |= {name: reverse for name in looks if name.startswith("badge_")}
+    looks |= {name: reverse for name in looks if name.startswith(("badge_", "limit_"))}
     underlined = Style(bold=True, underline=True)
     return looks | {"preempted": reverse, "edit": reverse, "selected": underlined}
 

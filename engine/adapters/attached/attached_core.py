@@ -12,7 +12,7 @@ from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.audit import AuditTrail
+from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
@@ -29,6 +29,7 @@ from stepscope.engine.protocol.wire import (
     KnobValue,
     Snapshot,
     Telemetry,
+    Totals,
 )
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.engine.telemetry.heartbeat import Heartbeat
@@ -51,6 +52,15 @@ class EngineWatcher(Protocol):
     def num_running(self) -> int: ...
     @property
     def num_waiting(self) -> int: ...
+    @property
+    def kv_used(self) -> float | None:
+        """The share of the KV pool in use, by the engine's own figure; None: there are books."""
+        ...
+
+    @property
+    def halted(self) -> EngineState | None:
+        """`paused` or `draining` if the engine's own server has halted it; else None."""
+        ...
 
 
 class AttachedCore:
@@ -132,6 +142,11 @@ class AttachedCore:
         if not self._defers:
             dispatch.end_lease_if_due(cast("EngineCore", self))
 
+    def note_change(self, command: Change, detail: str) -> None:
+        """Audit a change that came through the engine's own server, and publish the new state."""
+        self.audit.done(command, Asker(command.who), self.next_step, ChangeEffect(detail=detail))
+        self.heartbeat.publish(idle=not self.has_work)
+
     def _refuse(self, call: Call) -> None:
         command = call.command
         name = type(command).__name__
@@ -159,6 +174,7 @@ class AttachedCore:
             requests=self._recorder.views(),
             blocks=None if books is None else books.runs(),
             kv=None if books is None else books.counts(),
+            totals=None if books is not None else Totals(kv_used=self._watcher.kv_used),
             num_dropped=self.sink.num_dropped,
             num_running=len(face.running),
             num_waiting=len(face.waiting),
@@ -187,6 +203,7 @@ class AttachedCore:
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """Publish the engine's state, and the request events that are not published yet."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
+        kv_used = self._watcher.kv_used
         self.publish(
             EngineStatus(
                 time_ns=now_ns,
@@ -195,6 +212,7 @@ class AttachedCore:
                 num_running=len(self.scheduler.running),
                 num_waiting=len(self.scheduler.waiting),
                 kv=self._recorder.counts(),
+                totals=None if kv_used is None else Totals(kv_used=kv_used),
                 moves=self._recorder.drain_moves(),
                 events=self._recorder.drain_events(),
                 num_dropped=self.sink.num_dropped,
@@ -232,7 +250,7 @@ class AttachedCore:
 
     @property
     def state(self) -> EngineState:
-        return "running" if self.has_work else "idle"
+        return self._watcher.halted or ("running" if self.has_work else "idle")
 
     @property
     def has_work(self) -> bool:

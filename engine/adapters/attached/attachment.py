@@ -22,6 +22,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.end_signals import close_at_signal
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.attached.knob_values import KnobBoard
 from stepscope.engine.adapters.attached.step_notes import StepNotes
@@ -36,6 +37,7 @@ REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
 QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
+_ADVICE = "set STEPSCOPE_ENDPOINT to another name"
 MAX_COMMANDS = 20  # applied between two steps at most
 
 
@@ -84,7 +86,8 @@ class Attachment:
         endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(EndpointLock(endpoint, None, endpoint.name))
+            self._files = EndpointLock(endpoint, None, endpoint.name, _ADVICE)
+            stack.enter_context(self._files)
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
             stack.callback(self.publisher.close)
             self.core = AttachedCore(
@@ -238,9 +241,22 @@ class Attachment:
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
+        self._files.release()
         self._end()
         if threading.current_thread() is not self._pump:
             self._pump.join(timeout=2)
+
+    def close_at_signal(self) -> None:
+        """Close at the signal that ends the engine. Call it on the main thread.
+
+        The files go first: the process may be killed right after the signal.
+        """
+
+        def close() -> None:
+            self._files.release()
+            self.close()
+
+        self._to_close.callback(close_at_signal(close))
 
     def _end(self) -> None:
         self._ended.set()

@@ -10,9 +10,9 @@ import msgspec
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
-from stepscope.engine.protocol.wire import Phase, RowFlag
+from stepscope.engine.protocol.wire import DraftRow, Phase, RowFlag
 from stepscope.engine.telemetry import batch_rows
-from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows
+from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows, with_positions
 from stepscope.engine.telemetry.step_watcher import RunningRow
 
 _Encode: TypeAlias = Callable[
@@ -50,8 +50,8 @@ def fields_of(
     known = max(tracked.source.num_prompt_tokens, tracked.recompute_until)
     if start + num_tokens >= known:
         tracked.is_prefilling = False
-        flags = _LAST_CHUNK
-        if not tracked.has_first_token:
+        flags = _LAST_CHUNK if tracked.max_tokens else 0
+        if flags and not tracked.has_first_token:
             tracked.has_first_token = True
             flags |= _FIRST_TOKEN
     num_cached = next((count for each, count in step.admitted if each is tracked), None)
@@ -78,13 +78,35 @@ def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
             continue
         num_wasted += num_tokens_of(row)
         if not _is_decode(row):
-            step.num_prefill_tokens -= num_tokens_of(row)
+            step.num_prefill_tokens -= num_tokens_of(row) - step.drafted.get(tracked, 0)
         if gives_first_token(row):
             tracked.has_first_token = False
     if num_wasted:
         step.rows = [step.rows[i] for i in kept]
         step.batch = keep_rows(step.batch, kept)
     return num_wasted
+
+
+def check_drafts(step: UnfinishedStep) -> list[DraftRow] | None:
+    """Set the rows of an ended step to the tokens that their requests got, and where they start.
+
+    Returns:
+        Which drafts were accepted; None if the step checked none.
+    """
+    if not step.drafted and not step.set_back:
+        return None
+    checked, found = {}, []
+    for i, row in enumerate(step.rows):
+        tracked, _, start, _ = row
+        num_drafted, num_back = step.drafted.get(tracked, 0), step.set_back.get(tracked, 0)
+        num_accepted = 0
+        if num_drafted:
+            num_accepted = step.num_got[tracked] - 1
+            found.append(DraftRow(tracked.request_id, num_drafted, num_accepted))
+        if num_drafted or num_back:
+            checked[i] = start - num_back, num_tokens_of(row) - num_drafted + num_accepted
+    step.batch = with_positions(step.batch, checked)
+    return found or None
 
 
 def running_row(row: Row) -> RunningRow:

@@ -16,6 +16,7 @@ from stepscope.engine.protocol.wire import (
     KVCounts,
     Preempted,
     RequestEvent,
+    Totals,
 )
 
 
@@ -80,6 +81,7 @@ class Settlement:
         self._books = books
         self._caches = caches_prefixes
         self._to_release: list[TrackedRequest] = []
+        self._num_queried = self._num_hit = 0  # where no books count them
 
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
         """Apply the effects of a step that is about to be published. Returns its request events.
@@ -117,8 +119,12 @@ class Settlement:
             tracked.status = "running"
             if not tracked.num_preemptions:
                 tracked.num_cached = num_cached
-                if books is not None and self._caches:
-                    books.num_queried += tracked.source.num_prompt_tokens
+                num_prompt = tracked.source.num_prompt_tokens
+                if books is None:
+                    self._num_queried += num_prompt
+                    self._num_hit += num_cached
+                elif self._caches:
+                    books.num_queried += num_prompt
                     books.num_hit += num_cached
             events.append(Admitted(tracked.request_id, num_cached))
         return events
@@ -126,6 +132,24 @@ class Settlement:
     def release(self, tracked: TrackedRequest) -> None:
         """Remember a request that has ended. The next `drain` releases its blocks."""
         self._to_release.append(tracked)
+
+    def totals(self, kv_used: float | None) -> Totals | None:
+        """Return what is known of the KV pool without books, and reset the counts; else None.
+
+        Args:
+            kv_used: the share of the pool in use, by the engine's own figure.
+        """
+        if self._books is not None:
+            return None
+        totals = Totals(kv_used=kv_used)
+        if self._caches:
+            totals = Totals(
+                kv_used=kv_used,
+                num_queried_tokens=self._num_queried,
+                num_cached_tokens=self._num_hit,
+            )
+        self._num_queried = self._num_hit = 0
+        return totals
 
     def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
         """Release the blocks of ended requests.

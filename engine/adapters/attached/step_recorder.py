@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 
 from stepscope.engine.adapters.attached.rows import (
+    check_drafts,
     drop_lost,
     gives_first_token,
     gives_token,
@@ -56,6 +57,7 @@ class StepRecorder:
         self._settlement = Settlement(books, caches_prefixes)
         self._in_flight: deque[UnfinishedStep] = deque()
         self._arrivals: list[RequestEvent] = []
+        self._settled: list[RequestEvent] = []  # in steps that ran no request
         self._ends: list[RequestEvent] = []
         self._moves: list[BlockMove] = []
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
@@ -65,13 +67,23 @@ class StepRecorder:
     # What the engine does
 
     def arrived(
-        self, source: EngineRequest, arrival_ns: int, prefix_hashes: list[int] | None = None
+        self,
+        source: EngineRequest,
+        arrival_ns: int,
+        prefix_hashes: list[int] | None = None,
+        *,
+        has_output: bool = True,
     ) -> TrackedRequest:
         """Add a request that is not in the table, and return it.
 
         For `prefix_hashes` see `Arrived`.
+
+        Args:
+            has_output: whether it samples tokens after its prompt.
         """
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
+        if not has_output:
+            tracked.max_tokens = 0
         self._next_id += 1
         self.table[source.request_id] = tracked
         self._arrivals.append(
@@ -79,7 +91,7 @@ class StepRecorder:
                 request_id=tracked.request_id,
                 client_id=source.request_id,
                 num_prompt_tokens=source.num_prompt_tokens,
-                max_tokens=source.max_tokens,
+                max_tokens=tracked.max_tokens,
                 priority=source.priority,
                 time_ns=tracked.arrival_ns,
                 prefix_hashes=prefix_hashes,
@@ -150,6 +162,7 @@ class StepRecorder:
         tokens_ns: int,
         num_dropped: int,
         ended_now: set[TrackedRequest],
+        kv_used: float | None = None,
     ) -> StepDraft:
         """Return the record of a step that `take` returned.
 
@@ -157,13 +170,17 @@ class StepRecorder:
             tokens_ns: when the engine had the step's tokens.
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
+            kv_used: the share of the KV pool in use, if there are no books.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
-        num_wasted = drop_lost(step, ended_now) if step.number <= self._last_to_sift else 0
+        has_lost = step.lost or step.number <= self._last_to_sift
+        num_wasted = drop_lost(step, ended_now) if has_lost else 0
         self._note_tokens(step.rows, tokens_ns, events)
-        events = [*self._arrivals, *events, *self._ends]
-        self._arrivals, self._ends = [], []
+        drafts = check_drafts(step)
+        self._set_back(step)
+        events = [*self._arrivals, *self._settled, *events, *self._ends]
+        self._arrivals, self._settled, self._ends = [], [], []
         kv, moves = self._settlement.drain()
         is_ahead = step.start_ns < self._tokens_ns
         not_before_ns = self._tokens_ns
@@ -195,14 +212,16 @@ class StepRecorder:
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
+            drafts=drafts,
+            totals=self._settlement.totals(kv_used),
         )
 
     # Outside of a step
 
     def drain_events(self) -> list[RequestEvent]:
         """Remove and return the request events that are not published yet, in order."""
-        events = self._arrivals + self._ends
-        self._arrivals, self._ends = [], []
+        events = self._arrivals + self._settled + self._ends
+        self._arrivals, self._settled, self._ends = [], [], []
         self.has_unpublished = False
         return events
 
@@ -252,8 +271,22 @@ class StepRecorder:
         return sorted(found, key=lambda tracked: tracked.request_id)
 
     def _settle_oldest(self) -> None:
-        self._ends[:0] = self._settlement.settle(self._in_flight.popleft(), set())
+        self._settled += self._settlement.settle(self._in_flight.popleft(), set())
         self.has_unpublished = True
+
+    def _set_back(self, step: UnfinishedStep) -> None:
+        """Move the rows of steps in flight back by the drafts that this step has rejected.
+
+        The engine scheduled those steps as if all drafts were right.
+        """
+        if not self._in_flight:
+            return
+        for tracked, num_got in step.num_got.items():
+            if tracked in step.lost:
+                continue
+            num_rejected = step.drafted[tracked] + 1 - num_got
+            for later in self._in_flight:
+                later.set_back[tracked] = later.set_back.get(tracked, 0) + num_rejected
 
     def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in rows:

@@ -31,6 +31,7 @@ class TrackedRequest:
     and `block_table`.
 
     Attributes:
+        max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         request_id: our id. The engine's id is published as the client's id.
         source: the engine's own object.
         block_table: the blocks that the request holds as scheduled, in order. All zeros if the
@@ -49,6 +50,7 @@ class TrackedRequest:
         "has_first_token",
         "is_prefilling",
         "last_ns",
+        "max_tokens",
         "num_blocks",
         "num_cached",
         "num_preemptions",
@@ -63,6 +65,7 @@ class TrackedRequest:
     def __init__(self, request_id: int, source: EngineRequest, arrival_ns: int) -> None:
         self.request_id = request_id
         self.source = source
+        self.max_tokens = source.max_tokens
         self.arrival_ns = arrival_ns
         self.block_table: list[int] = []
         self.published_blocks: list[int] = []
@@ -91,7 +94,7 @@ class TrackedRequest:
             status=self.status,
             arrival_ns=self.arrival_ns,
             num_prompt_tokens=source.num_prompt_tokens,
-            max_tokens=source.max_tokens,
+            max_tokens=self.max_tokens,
             priority=source.priority,
             num_computed_tokens=max(0, source.num_computed_tokens - num_in_flight),
             num_output_tokens=source.num_output_tokens,

@@ -35,6 +35,10 @@ class UnfinishedStep:
         token_budget: None if the step had no token budget.
         admitted: admitted requests, each with its number of cached tokens.
         preempt_reason: why the requests in `preempted` were preempted, in words.
+        drafted: requests with drafts, and how many the step checks.
+        num_got: how many tokens each of those got, known when the step has ended.
+        set_back: requests whose drafts an earlier step rejected after this step was scheduled, and
+            how many: their rows here start that much earlier.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -55,6 +59,9 @@ class UnfinishedStep:
     preempted: list[TrackedRequest] = field(default_factory=list)
     preempt_reason: str = "out of KV blocks"
     admitted: list[tuple[TrackedRequest, int]] = field(default_factory=list)
+    drafted: dict[TrackedRequest, int] = field(default_factory=dict)
+    num_got: dict[TrackedRequest, int] = field(default_factory=dict)
+    set_back: dict[TrackedRequest, int] = field(default_factory=dict)
     lost: set[TrackedRequest] = field(default_factory=set)
     num_tokens: int = 0
     num_prefill_tokens: int = 0

@@ -160,6 +160,15 @@ class SglangWatcher:
         self._preempt_reason = _NOT_FULL
         self._planned: UnfinishedStep | None = None  # until it is launched
 
+    @property
+    def kv_used(self) -> None:
+        return  # `books` knows the pages
+
+    @property
+    def halted(self) -> None:
+        """Whether SGLang is paused is not read."""
+        return
+
     def queued(self, req: SglangReq, is_retracted: bool) -> None:
         """Note that SGLang puts a request in its waiting queue, on arrival or after a preemption.
 

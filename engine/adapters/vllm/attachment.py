@@ -9,19 +9,23 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
+from stepscope.engine.adapters.attached.attached_core import AttachedCore
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
+from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
+
+_API = "vLLM's own API"  # the client is unknown
 
 
 def describe(
@@ -114,7 +118,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler)
     at = endpoint_of(scheduler, endpoint)
     num_blocks = None if watcher.books is None else watcher.books.num_blocks
-    return Attachment(
+    attachment = Attachment(
         AttachedEngine(
             "vLLM",
             logging.getLogger("vllm.stepscope"),
@@ -125,6 +129,10 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
             _VllmHooks(scheduler, watcher).hook,
         )
     )
+    # With a timeout, running requests end first, and then `clear_backend` is called.
+    if not getattr(scheduler.vllm_config, "shutdown_timeout", 0):
+        attachment.close_at_signal()
+    return attachment
 
 
 class _VllmHooks:
@@ -149,9 +157,9 @@ class _VllmHooks:
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
         if hasattr(scheduler, "reset_prefix_cache"):
-            hooks.wrap(
-                "reset_prefix_cache", lambda method: attachment.after(method, watcher.forgot_cache)
-            )
+            hooks.wrap("reset_prefix_cache", lambda method: self._around_reset(attachment, method))
+        if hasattr(scheduler, "set_pause_state"):
+            hooks.wrap("set_pause_state", lambda method: self._around_pause(attachment, method))
         if hasattr(scheduler, "shutdown"):
             hooks.wrap("shutdown", attachment.before_end)
         # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
@@ -197,11 +205,18 @@ class _VllmHooks:
         publisher, notes = attachment.publisher, attachment.notes
 
         def publish(
-            out: SchedulerOutput, result: object, tokens_ns: int, has_ended: bool = False
+            out: SchedulerOutput,
+            result: object,
+            tokens_ns: int,
+            num_got: Mapping[str, int],
+            kv_used: float | None,
+            has_ended: bool = False,
         ) -> None:
             ended_now = watcher.note_ended() if has_ended else set()
             graph = versions.cuda_graph(result)
-            record = watcher.updated(out, graph, tokens_ns, publisher.num_dropped, ended_now)
+            record = watcher.updated(
+                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
+            )
             if record is not None:
                 publisher.publish(record)
 
@@ -210,15 +225,22 @@ class _VllmHooks:
         ) -> Any:
             with lock:
                 tokens_ns = attachment.seen()
+                drafted: list[tuple[str, VllmRequest, int]] = []
+                attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
                 result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:
+                        num_got = {
+                            name: request.num_output_tokens - before
+                            for name, request, before in drafted
+                        }
+                        found = (out, model_runner_output, tokens_ns, num_got, watcher.kv_used)
                         # Read freed blocks before vLLM gives them to another request.
                         if watcher.has_freed(out):
                             with notes.done():
-                                publish(out, model_runner_output, tokens_ns, has_ended=True)
+                                publish(*found, has_ended=True)
                         else:
-                            notes.put(publish, out, model_runner_output, tokens_ns)
+                            notes.put(publish, *found)
                             notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
@@ -253,6 +275,39 @@ class _VllmHooks:
             attachment.note(lambda: self._watcher.put_back(request))
 
         return stepscope_prepend_request
+
+    def _around_reset(
+        self, attachment: Attachment, reset: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def stepscope_reset_prefix_cache(*args: Any, **kwargs: Any) -> Any:
+            with attachment.lock:
+                were_running = {request.request_id for request in self._scheduler.running}
+                result = reset(*args, **kwargs)
+                are_running = {request.request_id for request in self._scheduler.running}
+                attachment.note(lambda: self._watcher.forgot_cache(were_running - are_running))
+                return result
+
+        return stepscope_reset_prefix_cache
+
+    def _around_pause(
+        self, attachment: Attachment, pause: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def stepscope_set_pause_state(*args: Any, **kwargs: Any) -> Any:
+            with attachment.lock:
+                result = pause(*args, **kwargs)
+                attachment.note(lambda: self._note_pause(attachment.core))
+                return result
+
+        return stepscope_set_pause_state
+
+    def _note_pause(self, core: AttachedCore) -> None:
+        match versions.halt(self._scheduler):
+            case None:
+                core.note_change(Resume(who=_API), "")
+            case "draining":
+                core.note_change(Pause(who=_API), "running requests end, the others wait")
+            case _:
+                core.note_change(Pause(who=_API), "")
 
     def _note_ended(self) -> None:
         self._watcher.note_ended()

@@ -20,6 +20,7 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
     num_prompt_tokens: int
     priority: int
+    pooling_params: object | None  # of a request that puts out no token
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property

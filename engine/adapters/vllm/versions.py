@@ -6,7 +6,7 @@ These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preem
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from stepscope.engine.adapters.vllm.shapes import (
     CachedRequestData,
@@ -143,6 +143,18 @@ def cuda_graph(result: Any) -> CudaGraph:
     if stats is None:
         return CudaGraph()
     return CudaGraph(str(stats.runtime_mode).lower(), stats.num_paddings)
+
+
+def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
+    """Return whether vLLM is paused. `draining`: running requests go on, no other is admitted.
+
+    Before 0.17 vLLM has no pause.
+    """
+    state: Any = getattr(scheduler, "pause_state", None)
+    if not state:
+        return None
+    holds = scheduler.running or getattr(scheduler, "kv_holding_waiting", ())
+    return "draining" if state.name == "PAUSED_NEW" and holds else "paused"
 
 
 def num_deferred(scheduler: VllmScheduler) -> int:

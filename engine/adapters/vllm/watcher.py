@@ -13,7 +13,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.protocol.wire import Aborted, Finished, Phase, RequestEvent
+from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, Phase, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
@@ -54,6 +54,7 @@ def make_rows(
     again = out.scheduled_cached_reqs
     starts = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
     starts.update((new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs)
+    drafts = out.scheduled_spec_decode_tokens
     for name, num_tokens in out.num_scheduled_tokens.items():
         tracked = table[name]
         start = starts[name]
@@ -61,8 +62,11 @@ def make_rows(
             append((tracked, ordinary, start, None))
             continue
         fields = fields_of(step, tracked, start, num_tokens, len(tracked.block_table))
+        num_drafted = len(drafts.get(name, ()))
+        if num_drafted:
+            step.drafted[tracked] = num_drafted
         if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens
+            step.num_prefill_tokens += num_tokens - num_drafted
         append((tracked, None, start, fields))
     encode_rows(step)
 
@@ -83,6 +87,10 @@ def _admit(
 def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
     """Return stepscope's ids of the blocks of all KV cache groups, without vLLM's null block."""
     return [block - 1 for group in block_ids for block in group if block]
+
+
+_RESET = "the prefix cache was reset"
+_STOP_OR_GONE = "by a stop string, or its client left"
 
 
 class Noted(NamedTuple):
@@ -121,6 +129,7 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
+        self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
@@ -134,7 +143,8 @@ class VllmWatcher:
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
-        self.recorder.arrived(request, arrival_ns, hashes)
+        has_output = request.pooling_params is None
+        self.recorder.arrived(request, arrival_ns, hashes, has_output=has_output)
 
     def put_back(self, request: VllmRequest) -> None:
         """Note that vLLM put a preempted request back in the queue.
@@ -154,6 +164,9 @@ class VllmWatcher:
         """
         scheduler = self._scheduler
         preempted = versions.preempted(out)
+        if self._taken_back:
+            preempted = set(preempted) - self._taken_back
+            self._taken_back = set()
         if self._put_back:
             preempted, self._put_back = self._put_back, []
         if preempted:
@@ -173,6 +186,18 @@ class VllmWatcher:
             else {},
             preempted,
         )
+
+    def drafted(self, out: SchedulerOutput) -> list[tuple[str, VllmRequest, int]]:
+        """Return the requests with drafts in this step, and how many tokens each has put out.
+
+        Call it before `update_from_output`.
+        """
+        requests = self._scheduler.requests
+        return [
+            (name, requests[name], requests[name].num_output_tokens)
+            for name in out.scheduled_spec_decode_tokens
+            if name in requests
+        ]
 
     def has_freed(self, out: SchedulerOutput) -> bool:
         """Whether this step freed blocks. Call it after `update_from_output` has returned."""
@@ -214,6 +239,8 @@ class VllmWatcher:
         tokens_ns: int,
         num_dropped: int,
         ended_now: set[TrackedRequest],
+        num_got: Mapping[str, int],
+        kv_used: float | None,
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
@@ -223,6 +250,8 @@ class VllmWatcher:
             tokens_ns: when `update_from_output` was called.
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
+            num_got: for each request with drafts, how many tokens it got.
+            kv_used: share of the KV pool in use, see `kv_used`.
         """
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
@@ -232,7 +261,11 @@ class VllmWatcher:
         if self.device_times is not None:
             step.device_ns = self.device_times.take_ns(out)
         step.cuda_graph, step.num_padded_tokens = graph
-        return self.recorder.record(step, tokens_ns, num_dropped, ended_now)
+        for tracked in step.drafted:
+            step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)
+            if not step.num_got[tracked]:  # vLLM has dropped what the step computed
+                step.lost.add(tracked)
+        return self.recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used)
 
     def note_ended(self) -> set[TrackedRequest]:
         """Record and return the requests that vLLM has ended since the last call."""
@@ -244,8 +277,23 @@ class VllmWatcher:
             self.recorder.ended(tracked, self._end_of(tracked))
         return set(found)
 
-    def forgot_cache(self) -> None:
-        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again."""
+    def forgot_cache(self, running: Collection[str]) -> None:
+        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again.
+
+        Args:
+            running: requests whose blocks it took for that.
+        """
+        if lost := self.recorder.known(running):
+            self._taken_back.update(running)
+            self.recorder.lost(lost)
+            now_ns = monotonic_ns()
+            version = self.recorder.knobs_version
+            step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
+            step.preempt_reason = _RESET
+            step.preempt(lost)
+            self.recorder.begun(step)
+            if self.recorder.step_under_way is None:
+                self.recorder.settle_empty()
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True
@@ -253,6 +301,17 @@ class VllmWatcher:
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def kv_used(self) -> float | None:
+        if self.books is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
+            return None
+        usage: float = self._scheduler.kv_cache_manager.usage
+        return usage
+
+    @property
+    def halted(self) -> EngineState | None:
+        return versions.halt(self._scheduler)
 
     @property
     def num_waiting(self) -> int:
@@ -270,6 +329,8 @@ class VllmWatcher:
         scheduler = self._scheduler
         if is_short:
             return {"preemption": num_waiting}
+        if self.halted:
+            return {"paused": num_waiting}
         if len(scheduler.running) >= num_seats:
             return {"seats": num_waiting}
         if out.total_num_scheduled_tokens >= budget:
@@ -283,7 +344,9 @@ class VllmWatcher:
         request = cast(VllmRequest, tracked.source)
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
-            return Aborted(tracked.request_id, "aborted in vLLM")
+            # vLLM's front end looks for stop strings, and then aborts the request here.
+            has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
+            return Aborted(tracked.request_id, _STOP_OR_GONE if has_stop else "aborted in vLLM")
         reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
         return Finished(
             tracked.request_id,

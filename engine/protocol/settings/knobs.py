@@ -138,13 +138,13 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "out_of_bounds",
                 "enable_chunked_prefill=false prefills every prompt in one step, so "
                 f"max_num_batched_tokens must be at least max_model_len={limits.max_model_len}, "
-                f"not {self.max_num_batched_tokens}: set both together",
+                f"not {self.max_num_batched_tokens}: set these two together",
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 "out_of_bounds",
                 f"prompt_lookup_min={self.prompt_lookup_min} must be at most "
-                f"prompt_lookup_max={self.prompt_lookup_max}: set both together",
+                f"prompt_lookup_max={self.prompt_lookup_max}: set these two together",
             )
         if self.speculative != "off" and self.batching == "static":
             raise ConfigError(

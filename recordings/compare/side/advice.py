@@ -5,11 +5,11 @@ was free. It does not predict the effect of the change; `stepscope compare` show
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.sums import Sums
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import Limit
 
 MIN_STEPS = 100  # with fewer steps there is no advice
@@ -35,12 +35,34 @@ class _Evidence(NamedTuple):
     figures: Mapping[str, float | None]
     knobs: Mapping[str, KnobValue]
     itl_ms: float  # the service level
-    share_late: float  # of gaps between tokens: late mainly due to prompts of others
+    share_late: Callable[[], float]  # of gaps between tokens: late mainly due to prompts of others
 
 
-def advice(side: Side) -> list[Advice]:
+class Run(Protocol):
+    """What advice rests on: `Side` or `FileRun`.
+
+    Attributes:
+        limited: for each limit, the sums over the steps that had it.
+        knob_values: the values of each knob in force during the run, in order.
+    """
+
+    slo: SLO
+
+    @property
+    def limited(self) -> Mapping[Limit, Sums]: ...
+
+    @property
+    def knob_values(self) -> Mapping[str, list[KnobValue]]: ...
+
+    @property
+    def share_late_beside_prefill(self) -> float: ...
+
+    def figures(self) -> dict[str, float | None]: ...
+
+
+def advice(side: Run) -> list[Advice]:
     """Advice from the records of a run, for the most frequent limit first."""
-    limited = side.totals.limited
+    limited = side.limited
     known = sum(each.num_records for each in limited.values())
     if known < MIN_STEPS:
         return []
@@ -52,7 +74,14 @@ def advice(side: Side) -> list[Advice]:
         if share < MIN_SHARE or limit not in _RULES:
             continue
         said = _RULES[limit](
-            _Evidence(share, steps, figures, knobs, side.slo.itl_ms, side.share_late_beside_prefill)
+            _Evidence(
+                share,
+                steps,
+                figures,
+                knobs,
+                side.slo.itl_ms,
+                lambda: side.share_late_beside_prefill,
+            )
         )
         if said is not None:
             found.append((share, Advice(limit, *said)))
@@ -128,10 +157,10 @@ def _threshold(seen: _Evidence) -> tuple[str, str] | None:
 
 def _work(seen: _Evidence) -> tuple[str, str] | None:
     is_whole = seen.knobs.get("enable_chunked_prefill") is False
-    if not is_whole or seen.share_late < MIN_LATE_SHARE:
+    if not is_whole or (share_late := seen.share_late()) < MIN_LATE_SHARE:
         return None
     return (
-        f"prompts were prefilled whole, and {seen.share_late:.1%} of the gaps between tokens were "
+        f"prompts were prefilled whole, and {share_late:.1%} of the gaps between tokens were "
         "late beside them",
         "set enable_chunked_prefill=true max_num_batched_tokens=256",
     )

@@ -4,7 +4,7 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,7 @@ from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels, RequestWatch
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -137,6 +138,11 @@ class Side:
     def seconds(self) -> float:
         """Seconds from the start of the first step to the end of the last."""
         return self.points.end_ns / 1e9
+
+    @property
+    def limited(self) -> Mapping[Limit, Sums]:
+        """For each limit, the sums over the steps that had it."""
+        return self.totals.limited
 
     @property
     def share_late_beside_prefill(self) -> float:

@@ -3,6 +3,7 @@
 A checkpoint is a record in a chunk with the checksum of all bytes before it, see `sink.py`.
 """
 
+import io
 import struct
 import zlib
 from array import array
@@ -10,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import IO, NamedTuple
 
 import zstandard
+from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
+from mcap.records import Attachment
 
 from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.file.mcap.sink import CHECKPOINT, CHUNK_HEAD, RECORD
@@ -83,6 +86,27 @@ def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
     """All bytes of a chunk's record as stored, header included, still compressed."""
     stream.seek(place.offset)
     return stream.read(place.length)
+
+
+def read_stored_index(stream: IO[bytes], place: ChunkPlace) -> bytes | None:
+    """The index that is stored behind a chunk; None if there is none, or not all of it.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: the file cannot be read.
+    """
+    stream.seek(place.end)
+    head = stream.read(RECORD.size)
+    if place.is_cut or len(head) < RECORD.size or head[0] != Opcode.ATTACHMENT:
+        return None
+    _, length = RECORD.unpack(head)
+    body = stream.read(min(length, MAX_CHUNK_BYTES))
+    if len(body) < length:
+        return None  # the file was cut in it
+    if int.from_bytes(body[-4:], "little") != zlib.crc32(body[:-4]):
+        raise ValueError("a damaged index")
+    index: bytes = Attachment.read(ReadDataStream(io.BytesIO(body))).data
+    return index
 
 
 def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:

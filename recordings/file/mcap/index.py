@@ -298,8 +298,8 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         record = record_at(stream, position, size)
         if record is None:
             found = find_chunk(stream, position, size)
-            if found == size and index.is_being_written:
-                return False  # the rest of this record is not written yet
+            if found == size and (index.is_being_written or _is_attachment(stream, position)):
+                return False  # the rest of it is not written (yet), and no message is in it
             index.num_lost_bytes += found - position
             index.lost_at.append(position)
             position = found
@@ -314,6 +314,11 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
             _read_about(stream, position, record, index)
         position += length
     return False
+
+
+def _is_attachment(stream: IO[bytes], position: int) -> bool:
+    stream.seek(position)
+    return stream.read(1) == bytes([Opcode.ATTACHMENT])
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:

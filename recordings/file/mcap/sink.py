@@ -7,7 +7,9 @@ ending the frame). The header with length and checksum is filled in when the chu
 
 Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk.
 Its opcode is one that the format leaves to applications, so other readers skip it. So everything up
-to the last good checkpoint of a cut or damaged chunk can be read and trusted. Format:
+to the last good checkpoint of a cut or damaged chunk can be read and trusted.
+
+Behind a chunk, an attachment may hold the index of its messages (`session/index.py`). Format:
 mcap.dev/spec.
 """
 
@@ -22,6 +24,8 @@ import zstandard
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
 from mcap.records import (
+    Attachment,
+    AttachmentIndex,
     Channel,
     ChunkIndex,
     DataEnd,
@@ -34,6 +38,7 @@ from mcap.records import (
     SummaryOffset,
 )
 
+INDEX_NAME, INDEX_TYPE = "index", "application/zstd"  # of the attachment behind a chunk
 MAGIC = b"\x89MCAP0\r\n"
 CHECKPOINT = 0x80  # opcode; its body is the CRC-32 of the chunk's records before it
 CHECKPOINT_BYTES = 128 * 1024  # most uncompressed bytes between two checkpoints
@@ -75,6 +80,7 @@ class McapSink:
         self._chunks: list[ChunkIndex] = []
         self._num_messages: Counter[int] = Counter()
         self._metadata: list[MetadataIndex] = []
+        self._attachments: list[AttachmentIndex] = []
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
         # Of the open chunk:
         self.num_chunk_bytes = 0
@@ -137,8 +143,12 @@ class McapSink:
         os.fsync(self._stream.fileno())
         self.num_bytes = self._stream.tell()
 
-    def end_chunk(self) -> None:
-        """End the open chunk, if there is one. The next message begins a new one."""
+    def end_chunk(self, index: bytes | None = None) -> None:
+        """End the open chunk, if there is one. The next message begins a new one.
+
+        Args:
+            index: the index of its messages, which is written behind it.
+        """
         if self._frame is None:
             return
         self._put_checkpoint()
@@ -149,11 +159,15 @@ class McapSink:
         self._stream.write(self._head(end - self._begin - RECORD.size))
         self._stream.seek(end)
         times_ns = self._start_ns, self._end_ns
-        self._index_chunk(self._begin, times_ns, self._num_compressed, self.num_chunk_bytes)
+        self._index_chunk(self._begin, times_ns, self._num_compressed, self.num_chunk_bytes, index)
         self.num_chunk_bytes = 0
 
     def copy_chunk(
-        self, chunk: bytes, times_ns: tuple[int, int], num_messages: Mapping[int, int]
+        self,
+        chunk: bytes,
+        times_ns: tuple[int, int],
+        num_messages: Mapping[int, int],
+        index: bytes | None,
     ) -> None:
         """Append a chunk of another file unchanged.
 
@@ -161,6 +175,7 @@ class McapSink:
             chunk: its whole record. It must name the same channels as this file, or none.
             times_ns: times of its first and last message.
             num_messages: number of messages by channel id.
+            index: see `end_chunk`.
         """
         num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
         self.end_chunk()
@@ -169,12 +184,17 @@ class McapSink:
         head = _chunk_head(len(chunk) - RECORD.size, times_ns, num_bytes, checksum, num_compressed)
         self._stream.write(head)
         self._stream.write(chunk[CHUNK_HEAD.size :])
-        self._index_chunk(begin, times_ns, num_compressed, num_bytes)
+        self._index_chunk(begin, times_ns, num_compressed, num_bytes, index)
         for channel_id, count in num_messages.items():
             self._num_messages[channel_id] += count
 
     def _index_chunk(
-        self, begin: int, times_ns: tuple[int, int], num_compressed: int, num_bytes: int
+        self,
+        begin: int,
+        times_ns: tuple[int, int],
+        num_compressed: int,
+        num_bytes: int,
+        index: bytes | None,
     ) -> None:
         end = self._stream.tell()
         self._chunks.append(
@@ -190,7 +210,16 @@ class McapSink:
                 message_index_length=0,
             )
         )
-        self.num_bytes = end
+        if index is not None:
+            time_ns = times_ns[1]
+            record = _encoded(Attachment(time_ns, time_ns, INDEX_NAME, INDEX_TYPE, index))
+            self._stream.write(record)
+            self._attachments.append(
+                AttachmentIndex(
+                    end, len(record), time_ns, time_ns, len(index), INDEX_NAME, INDEX_TYPE
+                )
+            )
+        self.num_bytes = self._stream.tell()
 
     def finish(self) -> None:
         """Write the summary, which makes the file whole."""
@@ -201,6 +230,7 @@ class McapSink:
             (Opcode.CHANNEL, self._channel_bytes),
             (Opcode.STATISTICS, _encoded(self._statistics())),
             (Opcode.CHUNK_INDEX, _encoded(*self._chunks)),
+            (Opcode.ATTACHMENT_INDEX, _encoded(*self._attachments)),
             (Opcode.METADATA_INDEX, _encoded(*self._metadata)),
         ]
         summary = b"".join(group for _, group in groups)
@@ -254,7 +284,7 @@ class McapSink:
 
     def _statistics(self) -> Statistics:
         return Statistics(
-            attachment_count=0,
+            attachment_count=len(self._attachments),
             channel_count=len(self._channels),
             channel_message_counts=dict(self._num_messages),
             chunk_count=len(self._chunks),

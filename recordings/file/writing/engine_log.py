@@ -21,7 +21,8 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.state.keyframe_session import KeyframeSession
+from stepscope.recordings.session.index import Indexer
+from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.session import SessionState
 
 _INFO = wire.TOPICS[EngineInfo]
@@ -49,7 +50,7 @@ class EngineLog:
         self.last_step: int | None = None
         self._file = file
         self._metadata = dict(metadata)
-        self._session = KeyframeSession()
+        self._indexer = Indexer()
         self._last_sequence: int | None = None
         self._last_applied: int | None = None  # sequence of the last message in the session state
         self._needs_snapshot = False
@@ -71,10 +72,12 @@ class EngineLog:
         """
         self._file = file
         self._begin_file()
-        info = self._session.info
-        snapshot = self._session.snapshot(self._last_sequence or 0)
+        state = self._indexer.state
+        info, snapshot = state.info, state.snapshot(self._last_sequence or 0)
         assert info is not None
         assert snapshot is not None
+        # Who reads the new file alone knows the waits that begin in it.
+        self._indexer = Indexer(state, snapshot.sequence, known_since(snapshot))
         for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
@@ -97,12 +100,12 @@ class EngineLog:
             return
         log_ns = self._log_ns(message)
         self._file.end_chunk_if_full(log_ns)
-        is_first = self._session.info is None
+        is_first = self._indexer.state.info is None
         if self._file.wants_keyframe and not isinstance(message, Snapshot):
             self._add_keyframe()
         self._last_log_ns = log_ns
         self._file.add(topic, sequence, payload, log_ns)
-        self._session.apply(message)
+        self._indexer.take(sequence, message)
         if topic != _MARK:
             self._last_applied = sequence
         if isinstance(message, StepRecord):
@@ -119,7 +122,7 @@ class EngineLog:
         """Write the state after the last message as a keyframe, unless messages are missing."""
         if self._needs_snapshot or self._last_applied is None:
             return
-        if (snapshot := self._session.snapshot(self._last_applied)) is not None:
+        if (snapshot := self._indexer.state.snapshot(self._last_applied)) is not None:
             payload = wire.encode(snapshot)
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
@@ -180,7 +183,7 @@ class EngineLog:
 
     def _begin_file(self) -> None:
         assert self._anchor is not None
-        self._file.begin(self._anchor, self._metadata)
+        self._file.begin(self._anchor, self._metadata, lambda: self._indexer.cut().encode())
 
     def _log_ns(self, message: Telemetry) -> int:
         """Wall time of a message; never earlier than that of the message before it."""

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -63,6 +63,7 @@ class RecordingFile:
         self.path = path
         self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
         self._packer = StepPacker()
+        self._index: Callable[[], bytes] | None = None
         self._said: dict[str, str] = {}
         self._num_since_keyframe = 0
         self._num_bytes_since_keyframe = 0  # bytes of messages before packing
@@ -113,8 +114,15 @@ class RecordingFile:
             return is_worth_it or self._num_keyframe_bytes <= self._num_chunk_bytes // 4
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
-    def begin(self, info: EngineInfo, more: dict[str, str]) -> None:
-        """Write the metadata about the engine and the recorder, with the entries of `more`."""
+    def begin(
+        self, info: EngineInfo, more: dict[str, str], index: Callable[[], bytes] | None = None
+    ) -> None:
+        """Write the metadata about the engine and the recorder, with the entries of `more`.
+
+        Args:
+            index: called when a chunk ends; returns the index of its messages.
+        """
+        self._index = index
         if not info.with_tokens:
             file_rights.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
@@ -194,7 +202,7 @@ class RecordingFile:
         self._num_keyframe_bytes_in_chunk = self._num_steps_in_chunk = 0
         if self._sink is not None and self._sink.num_chunk_bytes:
             self._num_chunk_bytes = self._sink.num_chunk_bytes
-            self._sink.end_chunk()
+            self._sink.end_chunk(None if self._index is None else self._index())
 
     def flush(self) -> None:
         """Write all messages so far to the disk, so that they survive a crash of the machine."""
@@ -207,6 +215,7 @@ class RecordingFile:
             OSError: the file cannot be written; `part_path` contains what was written.
         """
         with self._stream:
+            self.end_chunk()
             self._open_sink().finish()
         self.part_path.replace(self.path)
         _sync_folder(self.path.parent)

@@ -207,6 +207,12 @@ def changed_knobs(change: KnobsChanged) -> str:
     )
 
 
+def gap_event(num_messages: int, after_step: int, time_ns: int) -> SessionEvent:
+    """The log line for messages that were lost after a step."""
+    text = f"{num_messages:,} messages lost after step {after_step:,}"
+    return SessionEvent(max(after_step, 0), time_ns, "gap", text)
+
+
 def breach_event(
     slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
 ) -> SessionEvent:
@@ -252,8 +258,7 @@ class EventNotes:
         return line is not None
 
     def gap(self, gap: Gap, time_ns: int) -> None:
-        text = f"{gap.num_messages:,} messages lost after step {gap.after_step:,}"
-        self._log.add(SessionEvent(max(gap.after_step, 0), time_ns, "gap", text))
+        self._log.add(gap_event(gap.num_messages, gap.after_step, time_ns))
 
     def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
         """Log that a step in flight takes long, once per step.

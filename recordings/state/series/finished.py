@@ -7,6 +7,7 @@ operator had paused the engine does not count.
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
@@ -113,6 +114,15 @@ class RequestWatch:
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
+
+    def open(self) -> list[tuple[int, int, int]]:
+        """The requests that it follows and that have a token: id, TTFT, longest gap so far."""
+        return [(each, ns, self._worst_ns.get(each, 0)) for each, ns in self._ttft_ns.items()]
+
+    def go_on_with(self, followed: Iterable[tuple[int, int, int]]) -> None:
+        """Follow these requests further, see `open`."""
+        for request_id, ttft_ns, worst_ns in followed:
+            self._ttft_ns[request_id], self._worst_ns[request_id] = ttft_ns, worst_ns
 
     def set_floor(self, itl_ms: float, state: SessionState) -> None:
         """Change the length above which gaps are recorded.

@@ -24,6 +24,7 @@ _OF_REASON: Mapping[str, int] = {
     "kv_blocks": _KV,
     "preemption": _KV,
     "batch": _MODE,
+    "paused": _PAUSED,
     # The requests wait for another engine, which is no limit of this one.
     "transfer": UNKNOWN,
     "decode_engine": UNKNOWN,

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
@@ -13,9 +13,8 @@ import typer
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, help_alone, option, with_options
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
+from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
@@ -26,17 +25,10 @@ if TYPE_CHECKING:
     from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
 
-commands = typer.Typer(
-    name="bench",
-    help="Measure an engine on this machine.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
-commands.callback(invoke_without_command=True)(help_alone)
 _GPU_SCRIPT = Path("tests/bench/bench_gpu.py")  # in a checkout
 
 
-@commands.command(
+@command(
     hidden=True,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -46,39 +38,34 @@ def gpu(context: typer.Context) -> None:
     said = f"'stepscope bench gpu' is now 'python {_GPU_SCRIPT}', in the root of a checkout"
     if not _GPU_SCRIPT.exists():
         raise CommandFailed(said)
-    print(f"stepscope: note: {said}", file=sys.stderr, flush=True)
+    note(said)
     os.execv(sys.executable, [sys.executable, str(_GPU_SCRIPT), *context.args])
 
 
-@commands.command(
-    epilog=example(
-        "stepscope bench throughput",
-        "stepscope bench throughput --num-requests 256 -o out.json",
-        "stepscope bench throughput --model smollm2 --num-requests 32",
-        "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
-    )
+@command(
+    "stepscope bench throughput",
+    "stepscope bench throughput --num-requests 256 -o out.json",
+    "stepscope bench throughput --model smollm2 --num-requests 32",
+    "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
+    sections=("serve", "knobs"),
 )
-@with_options("serve", "knobs")
 def throughput(
-    num_requests: Annotated[
-        int | None, option("INT", "number of requests  [default: 256, on a CPU 32]")
-    ] = None,
-    input_len: Annotated[
-        str,
-        option("LOW:HIGH", "prompt length in tokens: a range to draw from evenly, or one number"),
-    ] = "100:1024",
-    output_len: Annotated[
-        str,
-        option("LOW:HIGH", "output length in tokens: a range to draw from evenly, or one number"),
-    ] = "100:1024",
-    temperature: Annotated[float, option("NUMBER", "sampling temperature; 0 is greedy")] = 0.0,
-    warmup: Annotated[int, option("INT", "requests before the clock starts")] = 2,
-    json_file: Annotated[
-        str | None,
-        option(
-            "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
-        ),
-    ] = None,
+    num_requests: int | None = option("INT", "number of requests  [default: 256, on a CPU 32]"),
+    input_len: str = option(
+        "LOW:HIGH",
+        "prompt length in tokens: a range to draw from evenly, or one number",
+        default="100:1024",
+    ),
+    output_len: str = option(
+        "LOW:HIGH",
+        "output length in tokens: a range to draw from evenly, or one number",
+        default="100:1024",
+    ),
+    temperature: float = option("NUMBER", "sampling temperature; 0 is greedy", default=0.0),
+    warmup: int = option("INT", "requests before the clock starts", default=2),
+    json_file: str | None = option(
+        "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -92,8 +79,8 @@ def throughput(
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
-    _check_number("--num-requests", num_requests, 1)
-    _check_number("--warmup", warmup, 0)
+    check_at_least("--num-requests", num_requests, 1)
+    check_at_least("--warmup", warmup, 0)
     if not 0 <= temperature <= 100:
         raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
     file = _writable(json_file)
@@ -116,30 +103,35 @@ def throughput(
                 for line in _announcement(spec, info, num):
                     print(line, file=sys.stderr, flush=True)
 
-            def on_progress(so_far: "ThroughputProgress") -> None:
-                progress(*_shown(so_far))
-
             result, info = engine.run_throughput(
-                config, knobs, spec, loading=progress, ready=ready, progress=on_progress
+                config,
+                knobs,
+                spec,
+                loading=progress,
+                ready=ready,
+                progress=lambda so_far: progress(*_shown(so_far)),
             )
     if file is not None:
         file.write_bytes(_document(spec, config, knobs, info, result))
     say(*_table(result))
-    _judge(result)
+    if result.num_failed:
+        message, _ = max(result.failures.items(), key=lambda item: item[1])
+        raise CommandFailed(f"{result.num_failed} requests failed: {message}")
+    if result.is_partial:
+        raise Interrupted(
+            f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
+            "the figures cover what ran until then"
+        )
 
 
 def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
     from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
 
-    what = ", ".join(
-        part
-        for part in (info.dtype, info.device, info.implementation, info.attention_backend)
-        if part
-    )
+    parts = (info.dtype, info.device, info.implementation, info.attention_backend)
     num_prompt, num_output = num_tokens(spec, num_requests)
     yield (
-        f"{info.model} ({what}): {num_requests:,} requests, {num_prompt:,} prompt and "
-        f"{num_output:,} output tokens; Ctrl-C ends it"
+        f"{info.model} ({', '.join(filter(None, parts))}): {num_requests:,} requests, "
+        f"{num_prompt:,} prompt and {num_output:,} output tokens; Ctrl-C ends it"
     )
     if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:
         share = (num_prompt + num_output) / sum(num_tokens(spec, YARDSTICK_REQUESTS))
@@ -160,23 +152,17 @@ def _shown(so_far: "ThroughputProgress") -> tuple[str, float, str]:
 
 def _table(result: "ThroughputResult") -> Iterator[str]:
     partial = "  (partial: interrupted)" if result.is_partial else ""
-    yield (
-        f"output     {three_digits(result.output_tokens_per_s)} tokens/s  "
-        f"({result.num_output_tokens:,} in {result.seconds:.1f} s){partial}"
-    )
+    made = f"({result.num_output_tokens:,} in {result.seconds:.1f} s){partial}"
+    finished = f"({result.num_finished:,} of {result.num_requests:,} finished)"
+    yield f"output     {three_digits(result.output_tokens_per_s)} tokens/s  {made}"
     yield f"total      {three_digits(result.total_tokens_per_s)} tokens/s  (prompts and outputs)"
-    yield (
-        f"requests   {three_digits(result.requests_per_s)} requests/s  "
-        f"({result.num_finished:,} of {result.num_requests:,} finished)"
-    )
-    steps = result.steps
-    if steps is not None:
+    yield f"requests   {three_digits(result.requests_per_s)} requests/s  {finished}"
+    if (steps := result.steps) is not None:
+        use, shares = _percent(steps.budget_use), steps.shares
         yield f"steps      {steps.num_steps:,}; ms {_percentiles(steps.step_ms)}"
         yield (
-            f"batch      {steps.mean_batch:.1f} requests on average, "
-            f"{_percent(steps.budget_use)} of the token budget used"
+            f"batch      {steps.mean_batch:.1f} requests on average, {use} of the token budget used"
         )
-        shares = steps.shares
         yield (
             f"step time  scheduling {_percent(shares.schedule)}, "
             f"laying out {_percent(shares.prepare)}, "
@@ -185,29 +171,17 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
         )
     yield f"TTFT       ms {_percentiles(result.ttft_ms)}"
     yield f"ITL        ms {_percentiles(result.itl_ms)}"
-    hits = result.num_cached_tokens / result.num_prompt_tokens if result.num_prompt_tokens else 0.0
+    hits = _percent(result.num_cached_tokens / (result.num_prompt_tokens or 1))
     yield (
         f"KV cache   {result.num_preemptions:,} preemptions, {result.num_cached_tokens:,} prompt "
-        f"tokens ({_percent(hits)}) from the prefix cache"
+        f"tokens ({hits}) from the prefix cache"
     )
-    telemetry = result.telemetry
-    if telemetry is None:
+    if (telemetry := result.telemetry) is None:
         yield "telemetry off: no data about the steps"
     else:
         yield (
             f"telemetry  {telemetry.num_published:,} messages, {telemetry.num_gaps:,} missed by a "
             f"subscriber, {telemetry.num_dropped:,} dropped"
-        )
-
-
-def _judge(result: "ThroughputResult") -> None:
-    if result.num_failed:
-        message, _ = max(result.failures.items(), key=lambda item: item[1])
-        raise CommandFailed(f"{result.num_failed} requests failed: {message}")
-    if result.is_partial:
-        raise Interrupted(
-            f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
-            "the figures cover what ran until then"
         )
 
 
@@ -248,11 +222,6 @@ def _lengths(option: str, text: str) -> tuple[int, int]:
     return bounds
 
 
-def _check_number(option: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise WrongUsage(f"{option}: expected a whole number of at least {low}, got {value}")
-
-
 def _writable(name: str | None) -> Path | None:
     """Return the path of the output file. Raises CommandFailed if it cannot be written.
 
@@ -277,3 +246,6 @@ def _percentiles(sample: "Percentiles | None") -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+commands = command_group("bench", "Measure an engine on this machine.", throughput, gpu)

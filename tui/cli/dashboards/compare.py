@@ -1,81 +1,62 @@
 """`stepscope compare`: two runs side by side, on the screen, as a table or as JSON."""
 
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, TypeAlias
 
 import msgspec
-import typer
 
-from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.recordings.compare.columns import ALIGNMENTS, Align
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.division import divide
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_report import document, lines
-from stepscope.tui.cli.shared.errors import say, write_json
+from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
+from stepscope.tui.cli.shared.connect import connect, is_recording
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
-from stepscope.tui.cli.shared.options import AsJson, example, option, with_options
-from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
+from stepscope.tui.cli.shared.output import Progress, note, say, write_json
+from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame.compare_choices import Split
+from stepscope.tui.views.frame.compare_choices import Split, session_origin, split_origins
+from stepscope.tui.views.frame.compare_origin import Origin
 
-commands = typer.Typer(rich_markup_mode=None)
+_ALIGN: Align = "time"  # the screen can align the runs in other ways
+_Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
 
 
-@commands.command(
-    epilog=example(
-        "stepscope compare freeze chunked",
-        "stepscope compare freeze chunked --align request --table",
-        "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
-        "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
-    )
+@command(
+    "stepscope compare freeze chunked",
+    "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
+    "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def compare(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="a recording, a shipped sample, or a live engine")
-    ],
-    b: Annotated[
-        str | None, typer.Argument(metavar="B", help="a recording or sample to compare with A")
-    ] = None,
-    mark: Annotated[
-        str | None,
-        option(
-            "MARK",
-            "instead of B: compare A before and after a mark or knob change (back to the "
-            "change before it, on to the next), or all of A before and after a step",
-        ),
-    ] = None,
-    align: Annotated[
-        str | None,
-        option(
-            "time|step|request",
-            "how to align the two runs; the table then also shows what both did there",
-        ),
-    ] = None,
-    as_table: Annotated[
-        bool, typer.Option("--table", help="print a table, even on a terminal")
-    ] = False,
+    a: str = argument("A", "a recording, a shipped sample, or a live engine", default=...),
+    b: str | None = argument("B", "a recording or sample to compare with A"),
+    mark: str | None = option(
+        "MARK",
+        "instead of B: compare A before and after a mark or knob change (back to the "
+        "change before it, on to the next), or all of A before and after a step",
+    ),
+    as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,
-    limit: Annotated[int, option("INT", "number of requests in the table, 0 for all")] = 20,
-    output: Annotated[
-        str | None, option("FILE", "draw the screen into a .svg or .txt", "--output", "-o")
-    ] = None,
-    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
+    output: str | None = option("FILE", "draw the screen into a .svg or .txt", "--output", "-o"),
+    size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -86,9 +67,6 @@ def compare(
 
     The service levels in the recordings apply, A's if both have them, unless an option sets others.
     """
-    alignment = _alignment(align)
-    if limit < 0:
-        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")
     if (b is None) == (mark is None):
@@ -97,8 +75,8 @@ def compare(
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
     prints = not draws and (as_table or as_json or no_terminal() is not None)
-    found = {name: endpoint_of(name) for name in (a, b) if name is not None}
-    live = {name: endpoint for name, endpoint in found.items() if endpoint is not None}
+    names = [name for name in (a, b) if name is not None]
+    live = {name: Endpoint.parse(name) for name in names if not is_recording(name)}
     for name in live:
         if prints or draws:
             raise WrongUsage(
@@ -110,21 +88,41 @@ def compare(
                 f"--mark is for recordings; while you watch {name}, key c compares its past"
             )
     if not live:  # with a live engine, its levels or the operator's own count
-        settings = _compared_as(settings, flags, list(found))
+        settings = _compared_as(settings, flags, names)
     if prints:
-        slo = slo_of(own_levels(settings))
-        _print(Comparer(*open_feeds(a, b, mark, slo)), alignment, limit, as_json)
+        _print(Comparer(*open_feeds(a, b, mark, slo_of(own_levels(settings)))), as_json)
         return
-    from stepscope.tui.cli.dashboards.compare_screen import run_compare
+    if output is not None:
+        from stepscope.tui.app.picture import screenshot  # loads Textual
 
-    split = None
-    if mark is not None:
-        with Recording(find_recording(a)) as recording:
-            split = split_at(recording, mark)
-    if output is None:
-        run_compare(a, b, split, alignment or "time", settings, live)
-    else:
-        _draw(a, b, split, alignment or "time", settings, output, size)
+        path, dimensions = picture_path(output), picture_size(size)
+        with _on_screen(a, b, mark, settings, {}) as (source, origins):
+            screenshot(
+                source,
+                source.history,
+                path,
+                dimensions,
+                theme=settings.theme,
+                ascii=bool(settings.ascii),
+                compared=(*origins, _ALIGN),
+            )
+        say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
+        return
+    need_terminal("'--table', '--json' and '-o' work without one")
+    if len(live) == 2:
+        raise WrongUsage(
+            f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them side by side"
+        )
+    from stepscope.tui.app.run import run_dashboard
+
+    with _on_screen(a, b, mark, settings, live) as (source, origins):
+        run_dashboard(
+            source,
+            source.history,
+            control_endpoint=source.endpoint.control if isinstance(source, Subscriber) else None,
+            compared=(*origins, _ALIGN),
+            **dashboard_options(settings),
+        )
 
 
 def _compared_as(
@@ -135,9 +133,6 @@ def _compared_as(
     These are the levels stored in the first recording that has any, unless an option or the
     environment overrides them. If the other recording has other levels, a line on stderr says which
     recording counts.
-
-    Raises:
-        CommandFailed, RecordingError: a file is not a recording.
     """
     carried: dict[str, Levels] = {}
     own: dict[str, Levels] = {}
@@ -153,84 +148,42 @@ def _compared_as(
     chosen = {**carried[first], **own[first]}
     for name, levels in carried.items():
         if {**levels, **own[name]} != chosen:
-            print(
-                f"stepscope: note: {first} carries the service levels "
+            note(
+                f"{first} carries the service levels "
                 f"{levels_text(carried[first])}, {name} {levels_text(levels)}; both are judged by "
-                f"those of {first} (--slo-ttft and --slo-itl set others)",
-                file=sys.stderr,
+                f"those of {first} (--slo-ttft and --slo-itl set others)"
             )
     return msgspec.structs.replace(settings, **chosen)
 
 
-def _draw(
-    a: str,
-    b: str | None,
-    split: "Split | None",
-    align: Align,
-    settings: DashboardSettings,
-    output: str,
-    size: str,
-) -> None:
-    from stepscope.tui.cli.dashboards.compare_screen import draw_compare
-
-    path = picture_path(output)
-    try:
-        draw_compare(a, b, split, align, settings, path, picture_size(size))
-    except MissingPackage as error:
-        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
-    say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
-
-
-def endpoint_of(name: str) -> Endpoint | None:
-    """Return the endpoint of the running engine with this name.
-
-    Returns None if no engine has the name, or if a file or a sample recording has it too: that
-    wins.
-    """
-    if name.startswith(("ipc://", "tcp://")):
-        return Endpoint.parse(name)
-    try:
-        find_recording(name)
-    except CommandFailed:
-        return next((each for each in find_local() if each.name == name), None)
-    return None
-
-
-def _print(comparer: Comparer, align: Align | None, limit: int, as_json: bool) -> None:
+def _print(comparer: Comparer, as_json: bool) -> None:
+    """Read first run A, then run B, and then compare them."""
     try:
         with Progress() as progress:
-            _read(comparer, progress)
-        for note in comparer.notes:
-            print(f"stepscope: note: {note}", file=sys.stderr)
+            for feed in comparer.feeds:
+                while not feed.is_done:
+                    feed.read(time.monotonic() + 0.2)
+                    if not feed.is_done:
+                        progress(f"reading {feed.name}", feed.share)
+            if comparer.sides is not None:
+                comparer.renew()
+        for each in comparer.notes:
+            note(each)
         found, sides = comparer.comparison, comparer.sides
         if found is None or sides is None:
             raise CommandFailed("there is nothing to compare: no step could be read")
         if as_json:
-            write_json(document(found, sides, align))
+            write_json(document(found, sides))
         else:
-            say(*lines(found, sides, align, limit))
+            say(*lines(found, sides))
     finally:
         comparer.stop()
-
-
-def _alignment(align: str | None) -> Align | None:
-    for known in ALIGNMENTS:
-        if align == known:
-            return known
-    if align is not None:
-        raise WrongUsage(f"--align: expected {', '.join(ALIGNMENTS)}, got {align!r}")
-    return None
 
 
 def open_feeds(
     a: str, b: str | None, mark: str | None, slo: SLO
 ) -> tuple[RecordingFeed, RecordingFeed]:
-    """Open two recordings, or the two parts of one recording before and after a mark.
-
-    Raises:
-        RecordingError: a file is not a recording.
-        WrongUsage: there is no such mark.
-    """
+    """Open two recordings, or the two parts of one recording before and after a mark."""
     path = find_recording(a)
     if b is not None:
         other = find_recording(b)
@@ -278,12 +231,46 @@ def split_at(recording: Recording, mark: str) -> Split:
     return Split(chosen, found)
 
 
-def _read(comparer: Comparer, progress: Progress) -> None:
-    """Read first run A, then run B, and then compare them."""
-    for feed in comparer.feeds:
-        while not feed.is_done:
-            feed.read(time.monotonic() + 0.2)
-            if not feed.is_done:
-                progress(f"reading {feed.name}", feed.share)
-    if comparer.sides is not None:
-        comparer.renew()
+@contextmanager
+def _on_screen(
+    a: str,
+    b: str | None,
+    mark: str | None,
+    settings: DashboardSettings,
+    live: Mapping[str, Endpoint],
+) -> Iterator[_Compared]:
+    """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
+    split = None
+    if mark is not None:
+        with Recording(find_recording(a)) as recording:
+            split = split_at(recording, mark)
+    shown = b if b is not None and b in live else a
+    source = _source(shown, live, settings)
+    source.start()
+    try:
+        session = session_origin(source)._replace(name=_name(shown))
+        if split is not None:
+            yield source, split_origins(session, *split)
+        else:
+            assert b is not None
+            other = a if shown is b else b
+            path = find_recording(other)
+            Recording(path).close()  # it can be opened
+            remember(path)
+            origin = Origin(_name(other), session.slo, path=path)
+            yield source, (origin, session) if shown is b else (session, origin)
+    finally:
+        source.stop()
+
+
+def _source(
+    name: str, live: Mapping[str, Endpoint], settings: DashboardSettings
+) -> ReplaySource | Subscriber:
+    history = new_history(settings)
+    if name in live:
+        connect(live[name]).close()
+        return Subscriber(live[name], history)
+    recording = Recording(find_recording(name))
+    note(recording.message)
+    remember(recording.path)
+    return ReplaySource(recording, history, playing=False)

@@ -4,49 +4,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.recordings.compare.columns import Align, stretches
 from stepscope.recordings.compare.comparison import Comparison, SideWork
 from stepscope.recordings.compare.estimate import CONFIDENCE
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.points import StepPoint
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.state.series.limits import LIMITS
-from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.views import format as fmt
+from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
+from stepscope.tui.cli.shared.output import in_ms, text_table
 from stepscope.tui.views.frame import compare_sides as sides_text
 from stepscope.tui.views.frame import compare_text as words
 
-SURE = f"{CONFIDENCE:.0%} sure"
 
-
-def lines(
-    found: Comparison, sides: tuple[Side, Side], align: Align | None, limit: int
-) -> list[str]:
-    """Return the comparison as lines of text.
-
-    Args:
-        align: how to align the two runs side by side; None leaves that part out.
-        limit: rows of requests, 0 for all.
-    """
-    return [
-        *_summary(found),
-        *_limits(sides),
-        *_figures(found),
-        *_aligned(found, sides, align, limit),
-    ]
-
-
-def _limits(sides: tuple[Side, Side]) -> list[str]:
-    lines = []
+def lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
+    """Return the comparison as lines of text."""
+    limits = []
     for letter, side in zip("AB", sides, strict=True):
-        lines.append(f"{'limited by':<14} {letter}: {limits_text(side)}")
+        limits.append(f"{'limited by':<14} {letter}: {limits_text(side)}")
     for letter, side in zip("AB", sides, strict=True):
-        lines += [f"{letter}  {line}" for line in advice_lines(side)]
-    return lines
+        limits += [f"{letter}  {line}" for line in advice_lines(side)]
+    return [*_summary(found), *limits, *_figures(found)]
 
 
 def _summary(found: Comparison) -> list[str]:
@@ -90,72 +67,10 @@ def _figures(found: Comparison) -> list[str]:
         ]
         for figure in found.figures
     ]
-    return ["", *text_table(["", "A", "B", "B/A", SURE, ""], rows, "<>>>><")]
+    return ["", *text_table(["", "A", "B", "B/A", f"{CONFIDENCE:.0%} sure", ""], rows, "<>>>><")]
 
 
-def _aligned(
-    found: Comparison, sides: tuple[Side, Side], align: Align | None, limit: int
-) -> list[str]:
-    if align is None:
-        return []
-    if align == "request":
-        return _requests(found, limit)
-    rows = []
-    for start, a, b in stretches(*sides, align):
-        where = f"{start:,}" if align == "step" else f"{start / 1e9:.1f} s"
-        rows.append([where, *_cells(a), *_cells(b)])
-    unit = "step from" if align == "step" else "from"
-    heading = [unit, *(f"{side} {name}" for side in "AB" for name in _POINT_COLUMNS)]
-    return ["", *text_table(heading, rows, ">" * len(heading))]
-
-
-_POINT_COLUMNS = ("prefill", "budget", "decode", "wait ms")
-
-
-def _cells(point: StepPoint | None) -> list[str]:
-    if point is None:
-        return ["", "", "", ""]
-    wait = None if point.longest_us is None else point.longest_us / 1000
-    return [
-        f"{point.num_prefill_tokens:,}",
-        fmt.count(point.token_budget),
-        f"{point.num_decode_tokens:,}",
-        fmt.milliseconds(wait),
-    ]
-
-
-def _requests(found: Comparison, limit: int) -> list[str]:
-    matched = found.requests
-    pairs = matched.pairs[: limit or None]
-    rows = [
-        [
-            pair.name,
-            f"{pair.a.num_prompt_tokens:,}" + ("" if pair.has_same_prompt else " ≠"),
-            _ms(pair.a.ttft_ns),
-            _ms(pair.b.ttft_ns),
-            _ms(pair.a.worst_itl_ns),
-            _ms(pair.b.worst_itl_ns),
-            f"r{pair.a.request_id}",
-            f"r{pair.b.request_id}",
-        ]
-        for pair in pairs
-    ]
-    heading = [
-        "request", "prompt", "TTFT A", "TTFT B", "worst ITL A", "worst ITL B", "in A", "in B",
-    ]  # fmt: skip
-    rest = len(matched.pairs) - len(pairs)
-    notes = [f"and {rest:,} more: --limit 0 shows all"] if rest else []
-    if matched.only_a or matched.only_b:
-        notes.append(f"without a partner: {matched.only_a:,} in A, {matched.only_b:,} in B")
-    lines = ["", f"{len(matched.pairs):,} requests in both, by {matched.by}; milliseconds"]
-    return [*lines, *text_table(heading, rows, "<>>>>>>>"), *notes]
-
-
-def _ms(ns: int | None) -> str:
-    return "—" if ns is None else f"{ns / 1e6:,.1f}"
-
-
-def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -> dict[str, Any]:
+def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
     found_all: dict[str, Any] = {
         "a": _work(found.names[0], found.works[0]),
         "b": _work(found.names[1], found.works[1]),
@@ -202,15 +117,7 @@ def document(found: Comparison, sides: tuple[Side, Side], align: Align | None) -
         },
     }
     for letter, side in zip("ab", sides, strict=True):
-        figures = side.figures()
-        found_all[letter]["limits"] = {limit: figures[f"limit_{limit}"] for limit in LIMITS}
-        found_all[letter]["advice"] = [each._asdict() for each in advice(side)]
-    if align in ("time", "step"):
-        unit = "step" if align == "step" else "ms"
-        found_all["aligned"] = [
-            {unit: start if align == "step" else start / 1e6, "a": _point(a), "b": _point(b)}
-            for start, a, b in stretches(*sides, align)
-        ]
+        found_all[letter] |= limits_document(side)
     return found_all
 
 
@@ -246,11 +153,7 @@ def _run(run: RequestRun) -> Mapping[str, Any]:
         "num_prompt_tokens": run.num_prompt_tokens,
         "num_output_tokens": run.num_output_tokens,
         "num_preemptions": run.num_preemptions,
-        "ttft_ms": None if run.ttft_ns is None else run.ttft_ns / 1e6,
-        "worst_itl_ms": None if run.worst_itl_ns is None else run.worst_itl_ns / 1e6,
+        "ttft_ms": in_ms(run.ttft_ns),
+        "worst_itl_ms": in_ms(run.worst_itl_ns),
         "worst_step": run.worst_step,
     }
-
-
-def _point(point: StepPoint | None) -> dict[str, Any] | None:
-    return None if point is None else point._asdict()

@@ -5,18 +5,16 @@ The output is itself a valid config file.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import tomlkit
-import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import Like, example, with_options
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.options import Like, argument, command, flag
+from stepscope.tui.cli.shared.output import say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
 from stepscope.tui.settings.setting_values import base_and_meta, settled
@@ -32,29 +30,20 @@ from stepscope.tui.settings.settings import (
     unknown_variables,
 )
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
-@commands.command(
-    epilog=example(
-        "stepscope config",
-        "stepscope config dashboard",
-        "stepscope config --path",
-        "stepscope config --like vllm",
-    )
+@command(
+    "stepscope config",
+    "stepscope config dashboard",
+    "stepscope config --path",
+    "stepscope config --like vllm",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def config(
-    section: Annotated[
-        str | None, typer.Argument(metavar="SECTION", help="show only this section (default: all)")
-    ] = None,
-    path_only: Annotated[
-        bool, typer.Option("--path", help="print only the path of the config file")
-    ] = False,
+    section: str | None = argument("SECTION", "show only this section (default: all)"),
+    path_only: bool = flag("print only the path of the config file", "--path"),
     like: Like = None,
     *,
     flags: dict[str, Any],
@@ -110,7 +99,10 @@ def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
     for name, (value, origin) in settled(kind, section, flags).items():
         about = origin or "default"
         if value is None:
-            yield _line(f"# {name}", about if origin else _described_default(fields[name]) or about)
+            described = re.search(
+                r"\((default: [^)]*)\)", base_and_meta(fields[name])[1].description or ""
+            )
+            yield _line(f"# {name}", described[1] if described and not origin else about)
         elif name in _SECRET:
             yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
         else:
@@ -145,10 +137,3 @@ def _toml(value: Any) -> str:
         table.update(plain)
         return table.as_string()
     return str(tomlkit.item(plain).as_string())
-
-
-def _described_default(field: msgspec.structs.FieldInfo) -> str:
-    """Return "default: ..." from the description of a field; empty if the description has none."""
-    _, meta = base_and_meta(field)
-    found = re.search(r"\((default: [^)]*)\)", meta.description or "")
-    return found[1] if found else ""

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import Any
 
+from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
@@ -20,11 +21,8 @@ from stepscope.tui.settings.settings import (
     load_alerts,
 )
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
-from stepscope.tui.views.view import Axis, Sort
 
-if TYPE_CHECKING:
-    from stepscope.tui.settings.action_table import Action
-    from stepscope.tui.views.theme import ThemeName
+_DRAWN = ("theme", "ascii", "fps", "sort", "axis")
 
 
 def new_history(
@@ -34,11 +32,7 @@ def new_history(
 
 
 def need_terminal(otherwise: str) -> None:
-    """Raise WrongUsage if there is no terminal to draw on.
-
-    Args:
-        otherwise: what the user can do instead, for the message.
-    """
+    """Raise WrongUsage, which says what to do `otherwise`, if there is no terminal to draw on."""
     if (stream := no_terminal()) is not None:
         raise WrongUsage(f"the dashboard needs a terminal, and {stream} is not one; {otherwise}")
     if (why_not := cannot_be_drawn_on(os.environ)) is not None:
@@ -60,7 +54,6 @@ def run_live(
         source: already started.
         keeps_levels: whether service levels changed in the dashboard are saved for next time.
         news: called in every frame; returns a notice for the operator, or None.
-        tour: a guided tour, shown above the screen.
     """
     # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
@@ -78,26 +71,8 @@ def run_live(
     )
 
 
-class DashboardOptions(TypedDict):
-    """The arguments of `run_dashboard` that come from settings and config file."""
-
-    readonly: bool
-    fps: float | None
-    ascii: bool | None
-    theme: "ThemeName"
-    sort: Sort
-    axis: Axis
-    actions: "tuple[Action, ...]"
-    preferences: Preferences
-    log_file: Path | None
-
-
-def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> DashboardOptions:
-    """Return the arguments of `run_dashboard` that come from the settings and the config file.
-
-    Args:
-        keeps_levels: whether service levels changed in the dashboard are saved for next time.
-    """
+def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> dict[str, Any]:
+    """Return the arguments of `run_dashboard` that come from the settings and the config file."""
     path, why_not = None, "--readonly"
     if not settings.keep:
         why_not = "--no-keep"
@@ -105,21 +80,14 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
         why_not = "STEPSCOPE_CONFIG=none"
     elif not settings.readonly:
         path = config_path()
-    kept = ["theme", "ascii", "fps", "sort", "axis"]
-    if keeps_levels:
-        kept += ["slo_ttft_ms", "slo_itl_ms"]
+    kept = (*_DRAWN, *(LEVEL_NAMES if keeps_levels else ()))
     began = {name: getattr(settings, name) for name in kept}
-    return DashboardOptions(
-        readonly=settings.readonly,
-        fps=settings.fps,
-        ascii=settings.ascii,
-        theme=settings.theme,
-        sort=settings.sort,
-        axis=settings.axis,
-        actions=load_actions(),
-        preferences=Preferences(path, began, why_not),
-        log_file=None if settings.log is None else _writable(Path(settings.log).expanduser()),
-    )
+    return {
+        **{name: getattr(settings, name) for name in ("readonly", *_DRAWN)},
+        "actions": load_actions(),
+        "preferences": Preferences(path, began, why_not),
+        "log_file": None if settings.log is None else _writable(Path(settings.log).expanduser()),
+    }
 
 
 def _writable(path: Path) -> Path:

@@ -6,93 +6,72 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from msgspec.structs import replace
+from typing import Any
 
 from stepscope.engine.client.client import ControlClient
+from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import StepCosts
-from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.capacity import in_words
-from stepscope.recordings.export.output import MissingPackage
+from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.series.latency import Series
-from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
     SERVICE_LEVELS,
-    default_workload,
     engine_arguments,
     simulated_gpu,
     speaks,
+    workload_of,
+    workload_text,
 )
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import check_seconds, example, option, with_options
-from stepscope.tui.cli.shared.output_path import check_suffix
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import check_suffix
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.setting_values import convert_flags, resolve
+from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 HEADLESS_SECONDS = 20.0
 _JOIN_S = 10.0
 _TICK_S = 0.2
 
 
-@commands.command(
-    epilog=example(
-        "stepscope demo",
-        "stepscope demo --model smollm2",
-        "stepscope demo --rate 0.5",
-        "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
-        "stepscope demo --headless --record out.mcap --screenshot out.svg",
-    )
+@command(
+    "stepscope demo",
+    "stepscope demo --model smollm2",
+    "stepscope demo --rate 0.5",
+    "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
+    "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    sections=("dashboard",),
+    defaults=SERVICE_LEVELS,
 )
-@with_options("dashboard", defaults=SERVICE_LEVELS)
 def demo(
-    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
-    rate: Annotated[
-        str | None,
-        option("NUMBER", "requests a second at most (default: the next comes when one ends)"),
-    ] = None,
-    headless: Annotated[
-        bool,
-        typer.Option("--headless", help="run without a terminal and print a summary at the end"),
-    ] = False,
-    seconds: Annotated[
-        float | None, option("NUMBER", "with --headless: how long to run (default: 20)")
-    ] = None,
-    record: Annotated[Path | None, option("FILE", "record the session (MCAP)")] = None,
-    screenshot: Annotated[
-        Path | None, option("FILE", "with --headless: draw the last screen (.svg or .txt)")
-    ] = None,
-    with_tokens: Annotated[
-        bool, typer.Option("--with-tokens", help="show and record prompts and outputs too")
-    ] = False,
-    gpu: Annotated[
-        str | None,
-        option(
-            "GPU",
-            "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
-            "--simulate",
-        ),
-    ] = None,
-    speed: Annotated[float, option("NUMBER", "with --simulate: 10 is ten times as fast")] = 1.0,
+    model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
+    rate: str | None = option(
+        "NUMBER", "requests a second at most (default: the next comes when one ends)"
+    ),
+    headless: bool = flag("run without a terminal and print a summary at the end", "--headless"),
+    seconds: float | None = option("NUMBER", "with --headless: how long to run (default: 20)"),
+    record: Path | None = option("FILE", "record the session (MCAP)"),
+    screenshot: Path | None = option(
+        "FILE", "with --headless: draw the last screen (.svg or .txt)"
+    ),
+    with_tokens: bool = flag("show and record prompts and outputs too", "--with-tokens"),
+    gpu: str | None = option(
+        "GPU",
+        "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
+        "--simulate",
+    ),
+    speed: float = option("NUMBER", "with --simulate: 10 is ten times as fast", default=1.0),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -104,7 +83,7 @@ def demo(
     500 ms (TTFT) and 50 ms (ITL).
     """
     simulated = simulated_gpu(gpu, speed)
-    workload = workload_of(rate, default_workload(model, simulated))
+    workload = workload_of(rate, model, simulated)
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     check_seconds(seconds)
     if not headless:
@@ -112,10 +91,8 @@ def demo(
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
-        try:
-            _check_screenshot(screenshot)
-        except MissingPackage as error:
-            raise CommandFailed(f"{error}; {screenshot.stem}.svg needs none") from error
+        check_suffix("--screenshot", screenshot)
+        _check_writable("--screenshot", screenshot)
     if simulated is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
@@ -124,19 +101,16 @@ def demo(
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         progress("starting the engine", None)
+        told, levels = (lambda line: progress(line, None)), own_levels(settings)
         with EngineProcess(
-            *engine_arguments(
-                model,
-                with_tokens,
-                simulated,
-                lambda line: progress(line, None),
-                own_levels(settings),
-            )
+            *engine_arguments(model, with_tokens, simulated, told, levels)
         ) as engine:
             costs = engine.wait_until_ready().step_costs
+            about = [f"workload   {workload_text(workload)}"]
+            about += [f"engine     {in_words(costs)}"] if costs is not None else []
             if speaks(model, simulated):
                 progress.close()
-                say(demo_speaking.NOTICE)
+                say(smollm2.NOTICE)
             history = new_history(settings)
             source = Subscriber(engine.endpoint, history)
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
@@ -145,13 +119,14 @@ def demo(
             source.start()
             try:
                 wait_until_live(engine, source, stop)
-                _set_workload(engine, workload)
+                with ControlClient(engine.endpoint) as client:
+                    client.ask(SetWorkload(workload=workload, who="stepscope demo"))
                 if headless:
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
                 else:
                     progress.close()
-                    say(*_load_lines(workload, costs))
+                    say(*about)
                     news = EngineNews(engine)
                     run_live(source, settings, recorder, keeps_levels=False, news=news)
             finally:
@@ -161,22 +136,20 @@ def demo(
                     remember(recorder.path)
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
-    if stop and source.history.num_steps == 0:
+    if stop and history.num_steps == 0:
         raise Interrupted("interrupted before the engine ran a step")
     if headless:
-        say(*_load_lines(workload, costs))
-        _finish(source, settings, screenshot, recorder)
+        say(*about, *_summary(history))
+        if recorder is not None:
+            written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
+            say(f"recording  {recorder.path} ({written})")
+        _finish(source, settings, screenshot)
     if cut_short is not None:
         raise Interrupted(cut_short)
 
 
-def _check_screenshot(path: Path) -> None:
-    """Check, before the session runs, that the picture at its end can be written."""
-    check_suffix("--screenshot", path)
-    _check_writable("--screenshot", path)
-
-
 def _check_writable(option: str, path: Path) -> None:
+    """Check, before the session runs, that the file at its end can be written."""
     if not path.parent.is_dir():
         raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is not a folder")
     if option == "--record" and path.is_file():
@@ -186,30 +159,10 @@ def _check_writable(option: str, path: Path) -> None:
         raise WrongUsage(f"{option}: {path} cannot be written")
 
 
-def workload_of(rate: str | None, default: WorkloadSpec) -> WorkloadSpec:
-    """Return the default workload of the demo, with the rate of `--rate` if that was given.
-
-    Raises:
-        WrongUsage: a workload cannot have this rate.
-    """
-    if rate is None:
-        return default
-    return replace(default, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
-
-
-def _load_lines(workload: WorkloadSpec, costs: StepCosts | None) -> Iterator[str]:
-    yield f"workload   {describe(workload)}"
-    if costs is not None:
-        yield f"engine     {in_words(costs)}"
-
-
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
     """Wait until the source receives telemetry. A signal ends the wait.
 
     The workload starts afterwards, so that its first request is seen.
-
-    Raises:
-        CommandFailed: the engine ended, or sent no telemetry in time.
     """
     deadline_s = time.monotonic() + _JOIN_S
     while source.status != "live":
@@ -221,10 +174,7 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
 
 
 class EngineNews:
-    """A function that the dashboard calls in every frame, for a notice to show.
-
-    It returns a notice once, when the engine has ended; otherwise None.
-    """
+    """Called in every frame: returns a notice, once, when the engine has ended."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
@@ -235,11 +185,6 @@ class EngineNews:
             return None
         self._has_reported_end = True
         return "the engine has ended for good"
-
-
-def _set_workload(engine: EngineProcess, workload: WorkloadSpec) -> None:
-    with ControlClient(engine.endpoint) as client:
-        client.ask(SetWorkload(workload=workload, who="stepscope demo"))
 
 
 def _wait(
@@ -256,23 +201,13 @@ def _wait(
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
 
 
-def _finish(
-    source: Subscriber,
-    settings: DashboardSettings,
-    screenshot: Path | None,
-    recorder: Recorder | None,
-) -> None:
+def _finish(source: Subscriber, settings: DashboardSettings, screenshot: Path | None) -> None:
     history = source.history
-    say(*summary(history))
-    if recorder is not None:
-        steps = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
-        say(f"recording  {recorder.path} ({steps})")
     if screenshot is not None:
         from stepscope.tui.app import picture
 
-        picture.screenshot(
-            source, history, screenshot, theme=settings.theme, ascii=bool(settings.ascii)
-        )
+        is_ascii = bool(settings.ascii)
+        picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
         say(f"screenshot {screenshot}")
     if history.num_steps == 0:
         raise CommandFailed("no step came from the engine")
@@ -282,24 +217,17 @@ def _finish(
         )
 
 
-def summary(history: History) -> Iterator[str]:
+def _summary(history: History) -> Iterator[str]:
     """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
-    rates = history.rates(window_s=None)
-    latency = history.latency(window_s=None)
-    yield f"steps      {rates.num_steps:,} in {rates.seconds:.1f} s ({_rate(rates.steps_per_s)})"
-    yield (f"tokens     out {_rate(rates.output_tokens_per_s)}, in {_rate(rates.in_tokens_per_s)}")
-    yield f"TTFT       {_percentiles(latency.ttft)}"
-    yield f"ITL        {_percentiles(latency.itl)}"
-    mixed = "unknown" if rates.mixed_share is None else f"{rates.mixed_share:.0%}"
-    yield f"mixed      {mixed} of the steps held prefill and decode"
+    found = history.figures(None, None)
+
+    def text(name: str) -> str:
+        return value_text(FIGURES[name], found[name])
+
+    seconds = f"{found['seconds'] or 0:.1f} s"
+    yield f"steps      {found['steps'] or 0:,.0f} in {seconds} ({text('steps_per_s')})"
+    yield f"tokens     out {text('out_tokens_per_s')}, in {text('in_tokens_per_s')}"
+    for kind in ("ttft", "itl"):
+        yield f"{kind.upper():<10} p50 {text(f'{kind}_p50')}  p99 {text(f'{kind}_p99')}"
+    yield f"mixed      {text('mixed_steps')} of the steps held prefill and decode"
     yield f"gaps       {len(history.gaps)}"
-
-
-def _rate(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.1f}/s"
-
-
-def _percentiles(series: Series) -> str:
-    if series.p50_ms is None or series.p99_ms is None:
-        return "no samples"
-    return f"p50 {series.p50_ms:,.1f} ms  p99 {series.p99_ms:,.1f} ms"

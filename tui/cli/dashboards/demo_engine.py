@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from msgspec import structs
+
+from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.tui.cli.dashboards import demo_speaking
 from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.setting_values import convert_flags
 
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
 # machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
@@ -29,6 +33,20 @@ WORKLOAD = WorkloadSpec(
 SIMULATED_WORKLOAD = WorkloadSpec(
     rate=10.0, document_share=0.15, chat_tokens=400, document_tokens=3072, output_tokens=220
 )
+# With a model that writes real text, eight streams decode in one step as fast as a person reads. A
+# budget of 32 leaves 24 tokens for prompts beside them: a question is prefilled in two chunks, and
+# no stream stalls for it. In fp32 the cache holds about 2,000 tokens.
+SPEAKING_KNOBS = Knobs(max_num_batched_tokens=32, max_num_seqs=8)
+SPEAKING_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "96MB", "max_model_len": 1024}
+SPEAKING_WORKLOAD = WorkloadSpec(
+    rate=WORKLOAD.rate,
+    document_share=0.0,
+    chat_tokens=45,  # a question in the chat template
+    output_tokens=200,
+    max_concurrency=SPEAKING_KNOBS.max_num_seqs,
+    temperature=0.7,
+    questions=True,
+)
 # On two quiet CPU cores, steps with a chunk beside 12 decodes keep these with room to spare.
 SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 MAX_SPEED = 1000.0
@@ -42,11 +60,7 @@ class SimulatedGpu(NamedTuple):
 
 
 def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """Return the GPU and speed of `--simulate` and `--speed`; None if nothing is to be simulated.
-
-    Raises:
-        WrongUsage: the speed is out of bounds, or given without `--simulate`.
-    """
+    """Return the GPU and speed of `--simulate` and `--speed`; None without a simulation."""
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
     if not 0 < speed <= MAX_SPEED:
@@ -55,13 +69,26 @@ def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
 
 
 def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
-    return simulated is None and model == demo_speaking.NAME
+    return simulated is None and model == smollm2.NAME
 
 
-def default_workload(model: str, simulated: SimulatedGpu | None) -> WorkloadSpec:
-    if simulated is not None:
-        return SIMULATED_WORKLOAD
-    return demo_speaking.WORKLOAD if speaks(model, simulated) else WORKLOAD
+def workload_of(
+    rate: str | None, model: str = "demo", simulated: SimulatedGpu | None = None
+) -> WorkloadSpec:
+    """Return the workload of the demo, with the rate of `--rate` if that was given."""
+    default = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
+    default = SPEAKING_WORKLOAD if speaks(model, simulated) else default
+    if rate is None:
+        return default
+    return structs.replace(default, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
+
+
+def workload_text(workload: WorkloadSpec) -> str:
+    """Return the workload in words. In a closed loop the next request comes when one ends."""
+    text = describe(workload)
+    if workload.max_concurrency is None or workload.rate < WORKLOAD.rate:
+        return text
+    return f"{workload.max_concurrency} requests under way at all times: {text.partition(': ')[2]}"
 
 
 def engine_arguments(
@@ -85,14 +112,13 @@ def engine_arguments(
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
     """Return every option that matters to the demo, so that no config file can change it."""
     # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
-    is_speaking = model == demo_speaking.NAME
-    knobs = demo_speaking.KNOBS if is_speaking else KNOBS
+    is_speaking = speaks(model, None)
+    knobs = SPEAKING_KNOBS if is_speaking else KNOBS
     options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
     # A model that speaks must show its text; nothing private is in it, the questions are ours.
     options["with_tokens"] = with_tokens or is_speaking
     if is_speaking:
-        options["kv_memory"] = demo_speaking.KV_MEMORY
-        options["max_model_len"] = demo_speaking.MAX_MODEL_LEN
+        options |= SPEAKING_OPTIONS
     elif model == EngineConfig().model:
         options["kv_memory"] = KV_MEMORY
     return options

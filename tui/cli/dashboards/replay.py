@@ -1,38 +1,34 @@
 """`stepscope replay`: shows a recording in the dashboard."""
 
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.recordings import samples
-from stepscope.recordings.file.incident import incidents_in
+from stepscope.recordings.file.incident import incident_in, incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as
-from stepscope.tui.cli.shared.options import RecordingFile, example, option, with_options
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.options import RecordingFile, command, option
+from stepscope.tui.cli.shared.output import note, say
+from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-@commands.command(
-    epilog=example("stepscope replay session.mcap --speed 4", "stepscope replay chunked --at 120")
+@command(
+    "stepscope replay session.mcap --speed 4",
+    "stepscope replay chunked --at 120",
+    sections=("dashboard",),
 )
-@with_options("dashboard")
 def replay(
     file: RecordingFile,
-    speed: Annotated[float | None, option("NUMBER", "2 is twice as fast  [default: 1]")] = None,
-    at: Annotated[int | None, option("STEP", "open paused at this step")] = None,
+    speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
+    at: int | None = option("STEP", "open paused at this step"),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -40,21 +36,22 @@ def replay(
 
     Of a folder, list the incidents that are kept in it.
 
-    The service levels in the recording apply, unless an option sets others.
+    The service levels in the recording apply, unless an option sets others. An incident about late
+    tokens, and the samples 'freeze' and 'chunked', open on the time axis.
     """
     if Path(file).is_dir():
         list_incidents(Path(file))
         return
-    settings = resolve(DashboardSettings, "dashboard", flags)
     if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
     with Recording(find_recording(file)) as recording:
-        if recording.message is not None:
-            print(f"stepscope: note: {recording.message}", file=sys.stderr)
+        note(recording.message)
         first, last = recording.first_step, recording.last_step
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
+        axis = {"axis": "time"} if _is_about_time(recording) else None
+        settings = resolve(DashboardSettings, "dashboard", flags, axis)
         settings = judged_as(settings, flags, recording)
         source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
         source.start()
@@ -63,9 +60,21 @@ def replay(
         try:
             if at is not None:
                 source.seek(at)
-            _run_replay(source, settings)
+            from stepscope.tui.app.run import run_dashboard
+
+            run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
+
+
+def _is_about_time(recording: Recording) -> bool:
+    """Whether a recording was made to show how long something takes."""
+    shipped = samples.shipped()
+    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
+        return True
+    incident = incident_in(recording.metadata)
+    fired = () if incident is None else incident.rules
+    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def list_incidents(folder: Path) -> None:
@@ -78,9 +87,3 @@ def list_incidents(folder: Path) -> None:
     for path, incident in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.started_wall_ns / 1e9))
         say(f"{when}  {incident.text}  {path}")
-
-
-def _run_replay(source: ReplaySource, settings: DashboardSettings) -> None:
-    from stepscope.tui.app.run import run_dashboard
-
-    run_dashboard(source, source.history, **dashboard_options(settings))

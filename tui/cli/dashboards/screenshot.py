@@ -1,29 +1,26 @@
 """`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import judged_as, level_flags
-from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, example, option
-from stepscope.tui.cli.shared.output_path import picture_path, picture_size
-from stepscope.tui.cli.shared.recording_path import find_recording, request_number
+from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, command, flag, option
+from stepscope.tui.cli.shared.output import note, say
+from stepscope.tui.cli.shared.paths import (
+    find_recording,
+    picture_path,
+    picture_size,
+    request_number,
+)
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.
@@ -33,38 +30,29 @@ _PAGE_NAMES: Mapping[str, Page] = {
 }
 
 
-@commands.command(
-    "screenshot",
-    epilog=example(
-        "stepscope screenshot session.mcap --at 1200 -o stall.svg",
-        "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
-        "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
-    ),
+@command(
+    "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+    "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
+    "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
 )
 def screenshot_file(
     file: RecordingFile,
     *,
-    output: Annotated[str, option("FILE", "the picture to write: .svg or .txt", "--output", "-o")],
-    at: Annotated[int | None, option("STEP", "the step to show  [default: the last]")] = None,
-    page: Annotated[
-        str | None,
-        option(
-            "SCREEN",
-            "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]",
-        ),
-    ] = None,
-    request: Annotated[
-        str | None, option("ID", "select this request, such as r12, and show its screen")
-    ] = None,
-    size: Annotated[str, option("COLUMNSxROWS", "size of the screen to draw")] = "120x40",
-    axis: Annotated[
-        str | None, option("step|time", "what a column of the charts stands for  [default: step]")
-    ] = None,
-    zoom: Annotated[int, option("N", "steps in a column; on the time axis N x 10 ms")] = 1,
-    theme: Annotated[str | None, option("dark|light", "colours  [default: dark]")] = None,
-    ascii: Annotated[
-        bool | None, typer.Option("--ascii/--no-ascii", help="ASCII characters only")
-    ] = None,
+    output: str = option(
+        "FILE", "the picture to write: .svg or .txt", "--output", "-o", default=...
+    ),
+    at: int | None = option("STEP", "the step to show  [default: the last]"),
+    page: str | None = option(
+        "SCREEN", "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]"
+    ),
+    request: str | None = option("ID", "select this request, such as r12, and show its screen"),
+    size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
+    axis: str | None = option(
+        "step|time", "what a column of the charts stands for  [default: step]"
+    ),
+    zoom: int = option("N", "steps in a column; on the time axis N x 10 ms", default=1),
+    theme: str | None = option("dark|light", "colours  [default: dark]"),
+    ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
 ) -> None:
@@ -98,47 +86,25 @@ def screenshot_file(
         try:
             source.seek(step)
             source.wait(60)
-            source.file_events.search.wait(_FILE_EVENTS_S)
-            _draw(source, path, chosen, (num_columns, num_rows), zoom, request_id, settings)
+            source.file_index.wait(_FILE_EVENTS_S)
+            from stepscope.tui.app.picture import screenshot  # loads Textual
+
+            screenshot(
+                source,
+                source.history,
+                path,
+                (num_columns, num_rows),
+                theme=settings.theme,
+                ascii=bool(settings.ascii),
+                page=chosen,
+                axis=settings.axis,
+                zoom=zoom,
+                request_id=request_id,
+            )
         finally:
             source.stop()
-        message = recording.message
+        note(recording.message)
     say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
-    if message is not None:
-        say(message)
-
-
-def _draw(
-    source: ReplaySource,
-    path: Path,
-    page: Page,
-    dimensions: tuple[int, int],
-    zoom: int,
-    request_id: int | None,
-    settings: DashboardSettings,
-) -> None:
-    from stepscope.tui.app.picture import (  # loads Textual
-        UnknownRequest,
-        screenshot,
-    )
-
-    try:
-        screenshot(
-            source,
-            source.history,
-            path,
-            dimensions,
-            theme=settings.theme,
-            ascii=bool(settings.ascii),
-            page=page,
-            axis=settings.axis,
-            zoom=zoom,
-            request_id=request_id,
-        )
-    except UnknownRequest as error:
-        raise WrongUsage(f"--request: {error}") from error
-    except MissingPackage as error:
-        raise CommandFailed(f"{error}; {path.stem}.svg needs none") from error
 
 
 def _page(name: str | None, request_id: int | None) -> Page:

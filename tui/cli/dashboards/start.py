@@ -1,7 +1,7 @@
 """`stepscope` alone, in a terminal: the start screen, which comes back after each session."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,55 +82,46 @@ def check(choice: StartChoice) -> str | None:
 
     Takes up to two seconds.
     """
-    return _of_file(choice, _error_of(partial(_try, choice)))
-
-
-def _of_file(choice: StartChoice, error: str | None) -> str | None:
-    """Remove the folder of the chosen file from an error message.
-
-    The start screen's list shows the folder already, and its line has no room for it.
-    """
-    if error is None or choice.kind != "file":
-        return error
-    return error.replace(f"{Path(choice.names[0]).parent}{os.sep}", "")
+    return _error_of(choice, partial(_try, choice))
 
 
 def _try(choice: StartChoice) -> None:
     if choice.kind == "engines":
-        from stepscope.tui.cli.dashboards import top as top_command
+        from stepscope.tui.cli.dashboards.top import engines_to_show
         from stepscope.tui.cli.shared.connect import check_any
 
-        check_any(top_command.engines_to_show(choice.names))
+        check_any(engines_to_show(choice.names))
     elif choice.kind == "file":
         from stepscope.recordings.file.reader import Recording
-        from stepscope.tui.cli.shared.recording_path import find_recording
+        from stepscope.tui.cli.shared.paths import find_recording
 
         Recording(find_recording(choice.names[0])).close()
 
 
 def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
-    """Run the chosen session until the operator leaves it.
-
-    Returns:
-        Why the session failed, as a notice for the start screen; None if it did not.
-    """
+    """Run the chosen session until the operator leaves it. Returns why it failed, if it did."""
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
     from stepscope.tui.cli.dashboards import tour as tour_command
 
-    if choice.kind == "engines":
-        return _error_of(partial(top_command.top, choice.names, wait=False, flags=flags))
-    if choice.kind == "file":
-        failed = _error_of(partial(replay_command.replay, choice.names[0], flags=flags))
-        return _of_file(choice, failed)
-    if choice.kind == "tour":
-        return _error_of(partial(tour_command.tour, flags=flags))
     gpu = None if has_torch() else "h100"
-    return _error_of(partial(demo_command.demo, gpu=gpu, flags=flags))
+    sessions = {
+        "engines": lambda: top_command.top(choice.names, wait=False, flags=flags),
+        "file": lambda: replay_command.replay(choice.names[0], flags=flags),
+        "tour": lambda: tour_command.tour(flags=flags),
+    }
+    return _error_of(
+        choice, sessions.get(choice.kind, lambda: demo_command.demo(gpu=gpu, flags=flags))
+    )
 
 
-def _error_of(work: "partial[None]") -> str | None:
+def _error_of(choice: StartChoice, work: Callable[[], object]) -> str | None:
+    """Return the error of some work in one line; None if it did not fail.
+
+    The folder of a chosen file is left out: the start screen's list shows it already, and its line
+    has no room for it.
+    """
     try:
         work()
     except KeyboardInterrupt:
@@ -139,5 +130,7 @@ def _error_of(work: "partial[None]") -> str | None:
         known = expected(error)
         if known is None:
             raise
-        return " ".join(known[1].split())
+        text = " ".join(known[1].split())
+        is_file = choice.kind == "file"
+        return text.replace(f"{Path(choice.names[0]).parent}{os.sep}", "") if is_file else text
     return None

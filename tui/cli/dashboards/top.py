@@ -3,9 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -13,7 +11,7 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.options import As, Wait, example, option, with_key, with_options
+from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
 from stepscope.tui.session.control.who import call_me
 from stepscope.tui.session.live_source import (
     Address,
@@ -26,41 +24,31 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
 
 
-@commands.command(
-    epilog=example(
-        "stepscope top",
-        "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
-        "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
-        "stepscope top http://127.0.0.1:8000",
-    )
+@command(
+    "stepscope top",
+    "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
+    "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
+    "stepscope top http://127.0.0.1:8000",
+    takes_key=True,
+    sections=("dashboard",),
 )
-@with_key
-@with_options("dashboard")
 def top(
-    endpoints: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ENDPOINT",
-            help="names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
-            "server with /metrics, a JSON file that lists servers; several are shown side by side "
-            "(default: [fleet] engines of the config file, else those of this machine)",
-        ),
-    ] = None,
+    endpoints: list[str] | None = argument(
+        "ENDPOINT",
+        "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
+        "server with /metrics, a JSON file that lists servers; several are shown side by side "
+        "(default: [fleet] engines of the config file, else those of this machine)",
+    ),
     *,
-    past: Annotated[
-        float,
-        option(
-            "SECONDS",
-            "begin with this much of the engine's past, as far as it keeps it; 0 for none",
-        ),
-    ] = 60.0,
+    past: float = option(
+        "SECONDS",
+        "begin with this much of the engine's past, as far as it keeps it; 0 for none",
+        default=60.0,
+    ),
     name: As = None,
     wait: Wait = True,
     flags: dict[str, Any],
@@ -84,15 +72,7 @@ def named_engines(named: Sequence[str]) -> list[str]:
 
 
 def engines_to_show(named: Sequence[str]) -> list[Address]:
-    """Return the addresses of the named engines; without names, of all engines on this machine.
-
-    Args:
-        named: engines named on the command line; empty: see `named_engines`.
-
-    Raises:
-        ConfigError: a name is not an endpoint.
-        CommandFailed: there is no engine at all.
-    """
+    """Return the addresses of the named engines; without names, of all engines on this machine."""
     names = named_engines(named)
     if names:
         return _addresses(names)

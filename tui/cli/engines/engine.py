@@ -1,15 +1,19 @@
 """What the commands share that run an engine in their own process (such as `serve`)."""
 
 import logging
+import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType
 
 from stepscope.tui.settings.cli_errors import CommandFailed
 
+_GRACE_S = 5.0
 _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
@@ -18,11 +22,15 @@ def prepare_process() -> None:
 
     Once the engine is ready it installs its own signal handlers.
     """
+    log_warnings()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def log_warnings() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
 
 
 @contextmanager
@@ -49,6 +57,24 @@ def has_torch() -> bool:
 
 def missing_text(package: str) -> str:
     return f"{package} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
+
+
+def when_parent_ends(work: Callable[[], object]) -> None:
+    """Call `work` on a thread when standard input ends, that is when the parent process is gone."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            continue
+        work()
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def end_process() -> None:
+    """Stop this process as SIGTERM does, at the latest after some seconds."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)  # lets the current step finish
+    os._exit(1)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,6 @@ arguments of a process, and the API key is secret.
 
 import http.client
 import json
-import logging
 import os
 import signal
 import socket
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -25,23 +26,19 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.sockets import KEY_VARIABLE
+from stepscope.tui.cli.engines.engine import log_warnings, when_parent_ends
 from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import EngineName, with_key, with_options
+from stepscope.tui.cli.shared.options import EngineName, command
+from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
 _EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
-@commands.command("http-server")
-@with_key
-@with_options("http", defaults=_DEFAULTS)
+@command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
 def serve_http_for(
     endpoint: EngineName = None,
     inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
@@ -50,19 +47,16 @@ def serve_http_for(
 ) -> None:
     """Serve the OpenAI API over HTTP for an engine; `serve` runs it as a child process."""
     settings = resolve(HttpSettings, "http", flags, _DEFAULTS)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    log_warnings()
     if inherited is not None:
         assert endpoint is not None
         parent_gone = threading.Event()
-        threading.Thread(target=_watch_stdin, args=(parent_gone,), daemon=True).start()
+        when_parent_ends(parent_gone.set)
         _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
         return
-    address = parse_address(settings.bind)
-    check_private(address, settings.api_key)
+    check_private(parse_address(settings.bind), settings.api_key)
     where = choose(endpoint, "stepscope serve --http-for {}")
-    listener, text = open_listener(settings.bind)
+    listener, text = _open_listener(settings.bind)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:
         say(f"no engine runs at {where.control} yet; the server will use it once it starts")
@@ -70,24 +64,19 @@ def serve_http_for(
         _run(settings, where, listener, None)
 
 
-def open_listener(bind: str) -> tuple[socket.socket, str]:
-    """Bind a listening socket. Returns it and its address as HOST:PORT.
-
-    Raises:
-        CommandFailed: a package is missing.
-        ConfigError: the address cannot be bound.
-    """
-    require_packages()
-    from stepscope.engine.http.server.server import bound_address, listen
-
+def _open_listener(bind: str) -> tuple[socket.socket, str]:
+    """Bind a listening socket. Returns it and its address as HOST:PORT."""
+    with _server_packages():
+        from stepscope.engine.http.server.server import bound_address, listen
     listener = listen(parse_address(bind))
     return listener, bound_address(listener).text
 
 
-def require_packages() -> None:
-    """Raise CommandFailed if a package that the server needs is not installed."""
+@contextmanager
+def _server_packages() -> Iterator[None]:
+    """A context for imports: CommandFailed if a package that the server needs is missing."""
     try:
-        import stepscope.engine.http.server.server  # noqa: F401 - only to see if it works
+        yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -116,8 +105,8 @@ def _run(
     listener: socket.socket,
     parent_gone: threading.Event | None,
 ) -> None:
-    require_packages()
-    from stepscope.engine.http.server.server import serve_http
+    with _server_packages():
+        from stepscope.engine.http.server.server import serve_http
     from stepscope.tui.cli.engines.alert_metrics import judged_rules
 
     names: set[str] = set()
@@ -133,16 +122,6 @@ def _run(
         )
 
 
-def _watch_stdin(parent_gone: threading.Event) -> None:
-    """Wait until standard input ends, then set the event.
-
-    The parent process holds the other end of that pipe as long as it lives.
-    """
-    while os.read(sys.stdin.fileno(), 4096):
-        continue
-    parent_gone.set()
-
-
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 _GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
@@ -154,17 +133,7 @@ _POLL_S = 0.1
 
 
 class HttpProcess:
-    """The HTTP server of an engine.
-
-    The port is bound at once; the child runs from `start` to `stop`.
-
-    Args:
-        settings: of the server; `bind` must be set.
-
-    Raises:
-        ConfigError: the address cannot be bound, or is open to others without an API key.
-        CommandFailed: a package is missing.
-    """
+    """The HTTP server of an engine. Its port is bound at once, its child runs from `start` on."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -212,54 +181,46 @@ class HttpProcess:
                 pause_s = _FIRST_PAUSE_S
             if self._stopping.is_set():
                 return
-            print(
-                f"stepscope: {problem}; starting it again in {pause_s:g} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            note(f"{problem}; starting it again in {pause_s:g} s", "")
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> str:
         """Run the child process until it ends. Returns a text on how it ended."""
+        descriptor = self._listener.fileno()
+        arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
+        settings = {
+            environment_name("http", name): str(value)
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
         try:
             with self._lock:
                 if self._stopping.is_set():
                     return ""
-                self._process = self._spawn(self._listener)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+                    stdin=subprocess.PIPE,  # closes when we are gone
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[descriptor],
+                    start_new_session=True,  # Ctrl-C goes to us, not to the child
+                    env={**os.environ, KEY_VARIABLE: "", **settings},
+                )
         except OSError as error:
             return f"the HTTP server did not start: {error}"
         exit_code = self._process.wait()
         how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
         return f"the HTTP server (pid {self._process.pid}) ended {how}"
 
-    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
-        descriptor = listener.fileno()
-        arguments = ["http-server", self._endpoint, "--inherited-socket", str(descriptor)]
-        settings = {
-            environment_name("http", name): str(value)
-            for name, value in msgspec.structs.asdict(self._settings).items()
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "stepscope.tui.cli", *arguments],
-            stdin=subprocess.PIPE,  # closes when we are gone
-            stdout=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-            start_new_session=True,  # Ctrl-C goes to us, not to the child
-            env={**os.environ, KEY_VARIABLE: "", **settings},
-        )
-
 
 def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
     """Bind the listening socket, and return it with its address.
 
-    Retries for some seconds if the HTTP server of an engine that was just killed still has the
-    port.
+    Retries for some seconds if the HTTP server of an engine that was just killed has the port.
     """
     began_s = time.monotonic()
     while True:
         try:
-            return open_listener(bind)
+            return _open_listener(bind)
         except ConfigError:
             waited_s = time.monotonic() - began_s
             if waited_s > _LEAVING_S:
@@ -270,11 +231,7 @@ def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
 
 
 def _waits_for_an_engine(address: Address) -> bool:
-    """Whether the address will soon be free.
-
-    That is so if nothing listens there any more, or if one of our own HTTP servers does and reports
-    that its engine is gone.
-    """
+    """Whether nothing listens there any more, or a server of ours that says its engine is gone."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
     try:
         connection.request("GET", "/health")

@@ -2,60 +2,40 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, help_alone, option
+from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import WrongUsage
 
-commands = typer.Typer(
-    name="keys",
-    help="Make, list and revoke the keys that engines let in.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
+_FOLDER = option(
+    "DIR",
+    "folder of the authorised keys, as for 'stepscope serve' (default: in the config folder)",
+    "--keys",
 )
-commands.callback(invoke_without_command=True)(help_alone)
-
-_Folder = Annotated[
-    Path | None,
-    option(
-        "DIR",
-        "folder of the authorised keys, as for 'stepscope serve' (default: in the config folder)",
-        "--keys",
-    ),
-]
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="who the key is for")]
+_NAME = argument("NAME", "who the key is for", default=...)
 
 
-@commands.command(
-    epilog=example(
-        "stepscope keys new alice --role viewer",
-        "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
-    )
+@command(
+    "stepscope keys new alice --role viewer",
+    "stepscope keys new bob --role operator --endpoint tcp://gpu-7:5555",
 )
 def new(
-    name: _Name,
-    role: Annotated[
-        str, option("viewer|operator", "a viewer only watches, an operator may do everything")
-    ],
-    output: Annotated[
-        Path | None,
-        option("FILE", "the key file to write (default: NAME.key here)", "--output", "-o"),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        option(
-            "tcp://HOST:PORT",
-            "the engine's address for the key's holder; the key then needs no --key",
-        ),
-    ] = None,
-    folder: _Folder = None,
+    name: str = _NAME,
+    role: str = option(
+        "viewer|operator", "a viewer only watches, an operator may do everything", default=...
+    ),
+    output: Path | None = option(
+        "FILE", "the key file to write (default: NAME.key here)", "--output", "-o"
+    ),
+    endpoint: str | None = option(
+        "tcp://HOST:PORT", "the engine's address for the key's holder; the key then needs no --key"
+    ),
+    folder: Path | None = _FOLDER,
 ) -> None:
     """Authorise a new key, and write the one file that its holder needs."""
     chosen = next((each for each in ROLES if each == role), None)
@@ -87,10 +67,9 @@ def new(
         )
 
 
-@commands.command("list", epilog=example("stepscope keys list", "stepscope keys list --json"))
+@command("stepscope keys list", "stepscope keys list --json", name="list")
 def list_keys(
-    folder: _Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="as one JSON document")] = False,
+    folder: Path | None = _FOLDER, as_json: bool = flag("as one JSON document", "--json")
 ) -> None:
     """List the keys that are authorised."""
     keys = KeyFolder(folder)
@@ -113,8 +92,8 @@ def list_keys(
     )
 
 
-@commands.command(epilog=example("stepscope keys revoke alice"))
-def revoke(name: _Name, folder: _Folder = None) -> None:
+@command("stepscope keys revoke alice")
+def revoke(name: str = _NAME, folder: Path | None = _FOLDER) -> None:
     """Revoke a key; running engines cut its connections off at once."""
     keys = KeyFolder(folder)
     keys.revoke(name)
@@ -122,3 +101,8 @@ def revoke(name: _Name, folder: _Folder = None) -> None:
         f"{name} has no access any more; running engines cut off its connections",
         "(engines on 127.0.0.1 or ipc:// ask for keys only with 'stepscope serve --keys DIR')",
     )
+
+
+commands = command_group(
+    "keys", "Make, list and revoke the keys that engines let in.", new, list_keys, revoke
+)

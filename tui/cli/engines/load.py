@@ -1,141 +1,120 @@
 """`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
-import math
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any
 
 from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.workload.arrivals import (
-    Arrival,
-    PromptWriter,
-    describe,
-    fit,
-    from_trace,
-    synthetic,
-)
+from stepscope.engine.workload.arrivals import PromptWriter, describe, fit, from_trace, synthetic
 from stepscope.engine.workload.corpus import Corpus
 from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
-from stepscope.engine.workload.traces import TraceRow, read_trace
+from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.session.sums import per
+from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
+    check_at_least,
     check_seconds,
-    example,
+    command,
+    flag,
     option,
-    with_key,
-    with_options,
 )
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress, note, say, write_json
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
-
-commands = typer.Typer(rich_markup_mode=None)
-
+from stepscope.tui.settings.setting_values import flag_of, resolve
 
 _CHARS_PER_TOKEN = 4.0  # assumed if the engine does not report it
 _KINDS: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "e2e")
 _WITH_TRACE = {"seed", "max_concurrency"}  # options of a synthetic mix that also apply to a trace
 
 
-class LoadLimits(NamedTuple):
-    """How much to send, and how long to wait for an engine that does not answer."""
-
-    num_rows: int | None = None  # rows of the trace; None: all
-    seconds: float | None = None
-    patience_s: float = PATIENCE_S
-
-
-@commands.command(
-    epilog=example(
-        "stepscope load --rate 2 --document-share 0.2 --seconds 60",
-        "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
-        "stepscope load --num-requests 200 --reset-prefix-cache",
-    )
+@command(
+    "stepscope load --rate 2 --document-share 0.2 --seconds 60",
+    "stepscope load engine-0 --trace trace.csv --time-scale 0.1 --limit 200",
+    "stepscope load --num-requests 200 --reset-prefix-cache",
+    takes_key=True,
+    sections=("load",),
 )
-@with_key
-@with_options("load")
 def load(
     endpoint: EngineName = None,
-    trace: Annotated[
-        Path | None, option("FILE", "replay a trace: Azure CSV or Mooncake JSONL")
-    ] = None,
-    time_scale: Annotated[
-        float | None, option("NUMBER", "multiply the trace's times: 0.1 is ten times as fast")
-    ] = None,
-    limit: Annotated[
-        int | None, option("INT", "number of requests to take from the start of the trace")
-    ] = None,
-    seconds: Annotated[
-        float | None, option("NUMBER", "send for this long, then wait for the rest")
-    ] = None,
-    patience: Annotated[
-        float,
-        option(
-            "NUMBER",
-            "seconds to wait for an engine that does not answer (stopped or cut off); a "
-            "killed engine ends the command at once",
-        ),
-    ] = 30.0,
-    reset_prefix_cache: Annotated[
-        bool,
-        typer.Option(
-            "--reset-prefix-cache",
-            help="first empty the engine's prefix cache, so that the same requests are the same "
-            "work again",
-        ),
-    ] = False,
+    trace: Path | None = option("FILE", "replay a trace: Azure CSV or Mooncake JSONL"),
+    time_scale: float | None = option(
+        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast"
+    ),
+    limit: int | None = option("INT", "number of requests to take from the start of the trace"),
+    seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
+    patience: float = option(
+        "NUMBER",
+        "seconds to wait for an engine that does not answer (stopped or cut off); a "
+        "killed engine ends the command at once",
+        default=PATIENCE_S,
+    ),
+    reset_prefix_cache: bool = flag(
+        "first empty the engine's prefix cache, so that the same requests are the same work again",
+        "--reset-prefix-cache",
+    ),
     name: As = None,
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
-    limits = LoadLimits(limit, seconds, patience)
+    _check_usage(trace, time_scale, limit, seconds, patience, flags)
     call_me(name)
-    announce = _on_stderr if as_json else say
     levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
-    _check_usage(trace, time_scale, limits, flags)
-    seconds = limits.seconds
-    rows = read_trace(trace, limits.num_rows) if trace is not None else None
+    rows = read_trace(trace, limit) if trace is not None else None
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
         note_own(levels, levels_said(info))
         slo = slo_of(levels, levels_said(info))
+        announced = []
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))
             detail = done.detail if isinstance(done, Ack) else done
-            announce(f"the prefix cache is reset: {detail}")
-        arrivals, num_arrivals = _arrivals(spec, rows, info, time_scale or 1.0)
-        announce(_announcement(spec, rows, info))
+            announced.append(f"the prefix cache is reset: {detail}")
+        writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
+        longest = info.max_model_len
+        if rows is None:
+            arrivals, number = synthetic(spec, writer, longest), spec.num_requests
+            announced.append(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
+        else:
+            arrivals = from_trace(rows, writer, longest, time_scale or 1.0, spec.seed)
+            number = len(rows)
+            fits = [fit(row.num_prompt_tokens, row.num_output_tokens, longest) for row in rows]
+            num_cut = sum(each[2] for each in fits)
+            cut = f"; {num_cut} are cut to max_model_len={longest}" if num_cut else ""
+            announced.append(f"to {info.name}: {number} requests of a trace{cut}")
+        for line in announced:
+            note(line, "") if as_json else say(line)
         interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 
             def on_progress(report: LoadReport) -> None:
-                share = _share(report, num_arrivals, seconds)
                 what = "waiting for the engine" if report.silent_s else "sending"
-                progress(what, share, _so_far(report, num_arrivals, limits.patience_s))
+                shares = []
+                if number is not None:
+                    shares.append((report.num_sent - report.num_open) / number)
+                if seconds is not None:
+                    shares.append(report.duration_s / seconds)
+                share = min(1.0, max(shares)) if shares else None
+                progress(what, share, _so_far(report, number, patience))
 
             generator = LoadGenerator(
                 client,
@@ -144,91 +123,61 @@ def load(
                 seconds=seconds,
                 on_progress=on_progress,
                 wants_stop=lambda: bool(interrupted),
-                patience_s=limits.patience_s,
+                patience_s=patience,
             )
+            failure: EngineUnreachable | None = None
             with interrupted:
-                failure = _run(generator)
+                try:
+                    generator.run()
+                except EngineUnreachable as error:
+                    failure = error
                 num_given_up = generator.report.num_open
                 if interrupted:
                     generator.abort()
-    figures = load_figures(generator.report, slo)
+    report = generator.report
+    figures = load_figures(report, slo)
     if as_json:
-        write_json(_document(generator.report, info, slo, figures))
+        document = {"name": info.name, "slo": slo._asdict(), "figures": dict(figures)}
+        counts = {
+            "sent": report.num_sent,
+            "aborted": report.num_aborted,
+            "cut": report.num_cut,
+            "unanswered": report.num_open,
+            "refused": dict(report.errors),
+        }
+        write_json({**document, **counts})
     else:
-        say(*_summary(generator.report, info, figures))
+        say(*_summary(report, info, figures))
     if failure is not None:
         raise failure
-    if interrupted and (num_arrivals is not None or seconds is not None):
+    if interrupted and (number is not None or seconds is not None):
         raise Interrupted(f"interrupted; {num_given_up} unfinished requests were aborted")
-    if generator.report.num_errors:
-        raise CommandFailed(f"the engine refused {generator.report.num_errors} requests")
-
-
-def _run(generator: LoadGenerator) -> EngineUnreachable | None:
-    try:
-        generator.run()
-    except EngineUnreachable as error:
-        return error
-    return None
+    if report.num_errors:
+        raise CommandFailed(f"the engine refused {report.num_errors} requests")
 
 
 def _check_usage(
-    trace: Path | None, time_scale: float | None, limits: LoadLimits, flags: Mapping[str, Any]
+    trace: Path | None,
+    time_scale: float | None,
+    limit: int | None,
+    seconds: float | None,
+    patience: float,
+    flags: Mapping[str, Any],
 ) -> None:
-    limit, seconds = limits.num_rows, limits.seconds
     if trace is None:
         for name, value in (("--time-scale", time_scale), ("--limit", limit)):
             if value is not None:
                 raise WrongUsage(f"{name} belongs to --trace FILE")
-    else:
-        for name in flags:
-            if name not in _WITH_TRACE:
-                option = "--" + name.replace("_", "-")
-                raise WrongUsage(f"{option} describes a synthetic mix: leave it out with --trace")
-    if time_scale is not None and not 0 <= time_scale < float("inf"):
-        raise WrongUsage(f"--time-scale: expected a number of at least 0, got {time_scale}")
-    if limit is not None and limit < 1:
-        raise WrongUsage(f"--limit: expected a whole number of at least 1, got {limit}")
+    elif wrong := [flag_of(name) for name in flags if name not in _WITH_TRACE]:
+        raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
+    check_at_least("--time-scale", time_scale, 0)
+    check_at_least("--patience", patience, 0)
+    check_at_least("--limit", limit, 1)
     check_seconds(seconds)
-    if not 0 <= limits.patience_s < float("inf"):
-        raise WrongUsage(f"--patience: expected a number of at least 0, got {limits.patience_s}")
 
 
-def _arrivals(
-    spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo, time_scale: float
-) -> tuple[Iterator[Arrival], int | None]:
-    """Return the requests to send, and their number (None: without end)."""
-    writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
-    if rows is None:
-        return synthetic(spec, writer, info.max_model_len), spec.num_requests
-    return from_trace(rows, writer, info.max_model_len, time_scale, spec.seed), len(rows)
-
-
-def _on_stderr(line: str) -> None:
-    print(f"stepscope: {line}", file=sys.stderr)
-
-
-def _announcement(spec: WorkloadSpec, rows: list[TraceRow] | None, info: EngineInfo) -> str:
-    if rows is None:
-        return f"to {info.name}: {describe(spec)}; Ctrl-C ends it"
-    num_cut = sum(
-        fit(row.num_prompt_tokens, row.num_output_tokens, info.max_model_len)[2] for row in rows
-    )
-    cut = f"; {num_cut} are cut to max_model_len={info.max_model_len}" if num_cut else ""
-    return f"to {info.name}: {len(rows)} requests of a trace{cut}"
-
-
-def _share(report: LoadReport, num_arrivals: int | None, seconds: float | None) -> float | None:
-    shares = []
-    if num_arrivals is not None:
-        shares.append((report.num_sent - report.num_open) / num_arrivals)
-    if seconds is not None:
-        shares.append(report.duration_s / seconds)
-    return min(1.0, max(shares)) if shares else None
-
-
-def _so_far(report: LoadReport, num_arrivals: int | None, patience_s: float) -> str:
-    sent = f"{report.num_sent:,}" if num_arrivals is None else f"{report.num_sent:,}/{num_arrivals}"
+def _so_far(report: LoadReport, number: int | None, patience_s: float) -> str:
+    sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
     refused = f", {report.num_errors} refused" if report.num_errors else ""
     silent = ""
     if report.silent_s:
@@ -237,22 +186,10 @@ def _so_far(report: LoadReport, num_arrivals: int | None, patience_s: float) -> 
     return f"{counts}{refused}{silent}"
 
 
-def _document(
-    report: LoadReport, info: EngineInfo, slo: SLO, figures: Figures
-) -> dict[str, object]:
-    return {
-        "name": info.name,
-        "slo": slo._asdict(),
-        "figures": dict(figures),
-        "sent": report.num_sent,
-        "aborted": report.num_aborted,
-        "cut": report.num_cut,
-        "unanswered": report.num_open,
-        "refused": dict(report.errors),
-    }
-
-
 def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator[str]:
+    def text(name: str) -> str:
+        return value_text(FIGURES[name], figures[name])
+
     counts = [f"{report.num_sent:,} sent", f"{report.num_finished:,} finished"]
     if report.num_aborted:
         counts.append(f"{report.num_aborted} aborted")
@@ -262,53 +199,47 @@ def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator
     for message, count in report.errors.most_common():
         yield f"refused   {count}: {message}"
     if report.num_cut:
-        yield (
-            f"cut       {report.num_cut} of {report.num_sent} to max_model_len={info.max_model_len}"
-        )
+        cut_to = f"max_model_len={info.max_model_len}"
+        yield f"cut       {report.num_cut} of {report.num_sent} to {cut_to}"
     yield (
-        f"tokens    in {report.num_prompt_tokens:,} ({_text(figures, 'in_tokens_per_s')})"
-        f"  out {report.num_output_tokens:,} ({_text(figures, 'out_tokens_per_s')})"
+        f"tokens    in {report.num_prompt_tokens:,} ({text('in_tokens_per_s')})"
+        f"  out {report.num_output_tokens:,} ({text('out_tokens_per_s')})"
     )
-    yield f"cached    {_text(figures, 'prefix_hit_rate')} of the prompts came from the prefix cache"
+    yield f"cached    {text('prefix_hit_rate')} of the prompts came from the prefix cache"
     yield (
-        f"goodput   {_text(figures, 'goodput')}: {_text(figures, 'goodput_per_s')} of "
-        f"{_text(figures, 'finished_per_s')} kept all their levels"
+        f"goodput   {text('goodput')}: {text('goodput_per_s')} of {text('finished_per_s')} kept "
+        "all their levels"
     )
     for kind in _KINDS:
-        values = [figures[latency_name(kind, rank)] for rank in RANKS]
-        if values[0] is None:
-            yield f"{KINDS[kind]:<9} no samples"
-            continue
-        shown = "  ".join(
-            f"{name} {value:,.1f}" for name, value in zip(RANKS.values(), values, strict=True)
-        )
-        yield f"{KINDS[kind]:<9} {shown}  ms (as the client saw it)"
-
-
-def _text(figures: Figures, name: str) -> str:
-    return value_text(FIGURES[name], figures[name])
+        values = {name: figures[latency_name(kind, rank)] for rank, name in RANKS.items()}
+        shown = "  ".join(f"{name} {ms:,.1f}" for name, ms in values.items() if ms is not None)
+        said = f"{shown}  ms (as the client saw it)" if shown else "no samples"
+        yield f"{KINDS[kind]:<9} {said}"
 
 
 def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
     """Return name -> value of the figures that a client can measure; None without samples."""
     finished = report.finished
-    samples: dict[LatencyKind, Sequence[float]] = {
-        "ttft": report.ttft_s,
-        "itl": report.itl_s,
-        "tpot": [each.tpot_s for each in finished if each.tpot_s is not None],
-        "e2e": [each.e2e_s for each in finished],
+    samples: dict[LatencyKind, tuple[Sequence[float], float | None]] = {
+        "ttft": (report.ttft_s, slo.ttft_ms),
+        "itl": (report.itl_s, slo.itl_ms),
+        "tpot": ([each.tpot_s for each in finished if each.tpot_s is not None], None),
+        "e2e": ([each.e2e_s for each in finished], None),
     }
     found: dict[str, float | None] = {}
-    for kind, samples_s in samples.items():
-        ordered = sorted(samples_s)
+    for kind, (samples_s, level_ms) in samples.items():
+        counts = Distribution(None if level_ms is None else level_ms * 1e6)
+        for each_s in samples_s:
+            counts.add(round(each_s * 1e9))
+        spread = counts.spread()
         for rank in RANKS:
-            value_s = _nearest_rank(ordered, rank)
-            found[latency_name(kind, rank)] = None if value_s is None else value_s * 1000
+            at_ns = spread.at(rank)
+            found[latency_name(kind, rank)] = None if at_ns is None else at_ns / 1e6
+        if level_ms is not None:
+            found[f"{kind}_within_slo"] = spread.within_slo
     ttft_s, itl_s, seconds = slo.ttft_ms / 1000, slo.itl_ms / 1000, report.duration_s
     num_kept = sum(each.ttft_s <= ttft_s and each.worst_itl_s <= itl_s for each in finished)
     return found | {
-        "ttft_within_slo": _share_within(report.ttft_s, ttft_s),
-        "itl_within_slo": _share_within(report.itl_s, itl_s),
         "goodput": per(num_kept, len(finished)),
         "goodput_per_s": per(num_kept, seconds),
         "finished_per_s": per(report.num_finished, seconds),
@@ -318,13 +249,3 @@ def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
         "prefix_hit_rate": per(report.num_cached_tokens, report.num_finished_prompt_tokens),
         "seconds": seconds,
     }
-
-
-def _nearest_rank(ordered: Sequence[float], rank: int) -> float | None:
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)]
-
-
-def _share_within(samples_s: Sequence[float], level_s: float) -> float | None:
-    return per(sum(each <= level_s for each in samples_s), len(samples_s))

@@ -1,10 +1,5 @@
 """`stepscope serve`: runs an engine in this process, and an HTTP server beside it if asked to."""
 
-import os
-import signal
-import sys
-import threading
-import time
 from typing import Annotated, Any
 
 import typer
@@ -17,40 +12,36 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.workload.capacity import in_words
-from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
+from stepscope.tui.cli.engines.engine import (
+    end_process,
+    engine_packages,
+    prepare_process,
+    when_parent_ends,
+)
 from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
-from stepscope.tui.cli.shared.options import Like, example, option, with_key, with_options
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import Like, command, option
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
-commands = typer.Typer(rich_markup_mode=None)
 
-
-_GRACE_S = 5.0
-
-
-@commands.command(
-    epilog=example(
-        "stepscope serve --model demo --max-num-batched-tokens 512",
-        "stepscope serve --http 127.0.0.1:8000",
-        "stepscope serve --http-for engine-0",
-        "stepscope serve --like vllm",
-    )
+@command(
+    "stepscope serve --model demo --max-num-batched-tokens 512",
+    "stepscope serve --http 127.0.0.1:8000",
+    "stepscope serve --http-for engine-0",
+    "stepscope serve --like vllm",
+    takes_key=True,
+    sections=("serve", "knobs", "http"),
+    names={"bind": "--http"},
 )
-@with_key
-@with_options("serve", "knobs", "http", names={"bind": "--http"})
 def serve(
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     like: Like = None,
-    http_for: Annotated[
-        str | None,
-        option(
-            "ENDPOINT",
-            "run no engine: serve the OpenAI API for this one, now or later, at --http "
-            "(default: 127.0.0.1:8000)",
-        ),
-    ] = None,
+    http_for: str | None = option(
+        "ENDPOINT",
+        "run no engine: serve the OpenAI API for this one, now or later, at --http "
+        "(default: 127.0.0.1:8000)",
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -71,7 +62,7 @@ def serve(
     settings = resolve(HttpSettings, "http", flags)
     prepare_process()
     if exit_with_stdin:
-        threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()
+        when_parent_ends(end_process)
     # Bind before the model loads, so that an address in use is reported at once.
     server = HttpProcess(settings) if settings.bind else None
     progress = Progress()
@@ -113,12 +104,3 @@ def serve(
     finally:
         if server is not None:
             server.stop()
-
-
-def end_with_stdin() -> None:
-    """Stop this process when its standard input ends, that is when the parent process is gone."""
-    while os.read(sys.stdin.fileno(), 4096):
-        continue
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_GRACE_S)  # lets the current step finish
-    os._exit(1)

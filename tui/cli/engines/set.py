@@ -1,9 +1,6 @@
 """`stepscope set`: changes knobs of a running engine."""
 
 import contextlib
-from typing import Annotated
-
-import typer
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
@@ -15,44 +12,29 @@ from stepscope.engine.transport.data_parallel import ranks_of
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import knob_texts
-from stepscope.tui.cli.shared.options import As, example, option, with_key
+from stepscope.tui.cli.shared.options import As, argument, command, flag, option
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _TRIES = 5
 _EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
 
 
-@commands.command(
-    "set",
-    epilog=example(
-        "stepscope set max_num_batched_tokens=512 order=arrival",
-        "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
-    ),
+@command(
+    "stepscope set max_num_batched_tokens=512 order=arrival",
+    "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    takes_key=True,
 )
-@with_key
 def set_knobs(
-    assignments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[ENDPOINT] KNOB=VALUE",
-            help="one change of one or more knobs; put the engine first if there are several",
-        ),
-    ],
-    endpoint: Annotated[
-        str | None, option("ENDPOINT", "the engine, if it is not the first argument")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only check whether the engine would accept it")
-    ] = False,
-    expect_version: Annotated[
-        int | None, option("INT", "fail if the knobs no longer have this version")
-    ] = None,
+    assignments: list[str] = argument(
+        "[ENDPOINT] KNOB=VALUE",
+        "one change of one or more knobs; put the engine first if there are several",
+        default=...,
+    ),
+    endpoint: str | None = option("ENDPOINT", "the engine, if it is not the first argument"),
+    dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
     name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
@@ -63,12 +45,12 @@ def set_knobs(
     texts = _texts(assignments)
     target = named or endpoint
     if target is not None and len(ranks := ranks_of(target)) > 1:
-        _set_group(ranks, texts, dry_run, expect_version)
+        _set_group(ranks, texts, dry_run)
         return
     with connect(choose(target, "stepscope set {} KNOB=VALUE")) as client:
         specs = {spec.name: spec for spec in client.info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
-        old, ack = _apply(client, changes, dry_run, expect_version)
+        old, ack = _apply(client, changes, dry_run)
     for name, value in changes.items():
         say(f"{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
     if dry_run:
@@ -79,18 +61,11 @@ def set_knobs(
         say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
 
-def _set_group(
-    ranks: list[Endpoint], texts: dict[str, str], dry_run: bool, expect_version: int | None
-) -> None:
-    """Change the knobs of all data-parallel ranks, or of none if one refuses.
-
-    Prints the first step with the new values of each rank.
-    """
-    if dry_run or expect_version is not None:
-        raise WrongUsage(
-            "--dry-run and --expect-version are for one engine; name one rank: "
-            f"{', '.join(rank.name for rank in ranks)}"
-        )
+def _set_group(ranks: list[Endpoint], texts: dict[str, str], dry_run: bool) -> None:
+    """Change the knobs of all data-parallel ranks, or of none if one refuses."""
+    if dry_run:
+        names = ", ".join(rank.name for rank in ranks)
+        raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(rank)) for rank in ranks]
         specs = {spec.name: spec for spec in clients[0].info().knobs}
@@ -103,20 +78,20 @@ def _set_group(
 
 
 def _apply(
-    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool, expect_version: int | None
+    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool
 ) -> tuple[dict[str, KnobValue], Ack]:
     """Change the knobs; return their values just before the change, and the engine's answer."""
     for _ in range(_TRIES):
         snapshot = client.snapshot()
         # The expected version ties the change to the values just read, so "old -> new" is true.
-        expected = snapshot.knobs_version if expect_version is None else expect_version
+        version = snapshot.knobs_version
         try:
-            ack = client.set_knobs(changes, who(), expected_version=expected, dry_run=dry_run)
+            ack = client.set_knobs(changes, who(), expected_version=version, dry_run=dry_run)
         except CommandRefused as error:
-            if error.code == "conflict" and expect_version is None:
-                continue
-            raise
-        return snapshot.knobs, ack
+            if error.code != "conflict":
+                raise
+        else:
+            return snapshot.knobs, ack
     raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
 
 
@@ -161,10 +136,7 @@ def _as_knob(word: str) -> str | None:
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
-    """Convert text to the type of the knob.
-
-    Text that does not fit is kept: the engine will refuse it.
-    """
+    """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
     kind = spec.kind if spec is not None else "choice"
     try:
         if kind == "int":

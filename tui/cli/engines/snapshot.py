@@ -1,10 +1,8 @@
 """`stepscope snapshot`: prints once what an engine is doing now, or who changed it."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.protocol import wire
@@ -13,61 +11,46 @@ from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
-from stepscope.engine.transport.endpoints import find_local
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.options import example, with_key
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording, is_recorded
+from stepscope.tui.cli.shared.connect import choose, connect, is_recording
+from stepscope.tui.cli.shared.options import argument, command, flag
+from stepscope.tui.cli.shared.output import say, write_json
+from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
 
 
-@commands.command(
-    epilog=example(
-        "stepscope snapshot --json | jq .kv",
-        "stepscope snapshot --audit",
-        "stepscope snapshot session.mcap --audit --json | jq '.[] | .who'",
-    )
+@command(
+    "stepscope snapshot --json | jq .kv",
+    "stepscope snapshot --audit",
+    "stepscope snapshot session.mcap --audit --json | jq '.[] | .who'",
+    takes_key=True,
 )
-@with_key
 def snapshot(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ENDPOINT|FILE",
-            help="name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
-            "--audit also a recording or sample (default: the only local engine)",
-        ),
-    ] = None,
-    shows_audit: Annotated[
-        bool,
-        typer.Option(
-            "--audit", help="who changed the engine, and which changes it refused, oldest first"
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="the whole snapshot and the figures of the last minute, or the audit, as JSON",
-        ),
-    ] = False,
+    target: str | None = argument(
+        "ENDPOINT|FILE",
+        "name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
+        "--audit also a recording or sample (default: the only local engine)",
+    ),
+    shows_audit: bool = flag(
+        "who changed the engine, and which changes it refused, oldest first", "--audit"
+    ),
+    as_json: bool = flag(
+        "the whole snapshot and the figures of the last minute, or the audit, as JSON", "--json"
+    ),
 ) -> None:
     """Show what an engine or a /metrics page says now.
 
     In the audit, a name after 'key' was proved with that key. Any other name is only a claim.
     """
+    is_file = target is not None and not is_metrics_url(target) and _is_file(target)
     if shows_audit:
-        audit(target, as_json)
+        audit(target, is_file, as_json)
         return
-    if target is not None and _is_file(target):
+    if is_file:
         raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
     # `--help` needs none of these.
     from stepscope.recordings.history.verdict import verdict_at
@@ -75,8 +58,7 @@ def snapshot(
     from stepscope.tui.cli.shared.levels import chosen_levels
 
     if target is not None and is_metrics_url(target):
-        address = MetricsAddress.parse(target)
-        history = scraped(address, _METRICS_S, chosen_levels({}))
+        history = scraped(MetricsAddress.parse(target), _METRICS_S, chosen_levels({}))
         told = history.snapshot()
         assert told is not None, "it has a step"
         taken = told
@@ -95,6 +77,13 @@ def snapshot(
     _print(taken, verdict.text, history.figures(None, LIVE_S), as_json)
 
 
+def _is_file(target: str) -> bool:
+    try:
+        return is_recording(target, engine_first=True)
+    except CommandFailed:
+        return False  # the search for an engine says what is wrong
+
+
 def _print(
     taken: Snapshot, verdict: str | None, figures: dict[str, float | None] | None, as_json: bool
 ) -> None:
@@ -105,46 +94,41 @@ def _print(
     say(*(f"{name:<10} {text}" for name, text in (*said, *_summary(taken))))
 
 
-def _summary(taken: Snapshot) -> list[tuple[str, str]]:
+def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     info = taken.info
-    parts = [info.model, info.architecture, info.dtype, info.device, info.attention_backend]
     state = SessionState.from_snapshot(taken)
     by_status = {"running": state.num_running, "waiting": state.num_waiting}
-    if state.totals is None:
+    if state.totals is None or taken.requests:
         by_status = {"running": 0, "waiting": 0, "preempted": 0}
         for request in taken.requests:
             by_status[request.status] = by_status.get(request.status, 0) + 1
     elif not state.is_load_known:
         by_status = {}
     where = info.control_endpoint or f"http://{info.http_endpoint}"
-    lines = [
-        ("engine", f"{info.name} (pid {info.pid or 'unknown'}) on {where}"),
-        ("model", ", ".join(part for part in parts if part)),
-        ("state", f"{taken.state}, step {taken.step:,}"),
-        ("requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"),
-    ]
+    yield "engine", f"{info.name} (pid {info.pid or 'unknown'}) on {where}"
+    yield "model", ", ".join(filter(None, (info.model, info.architecture, info.dtype)))
     if info.role is not None:
         goes_on = f", then {info.decode_engine} goes on" if info.decode_engine else ""
-        lines.insert(2, ("role", info.role + goes_on))
-    if taken.kv is not None:
-        kv = taken.kv
-        total = kv.used + kv.cached + kv.empty
-        share = kv.used / total if total else 0.0
-        lines.append(
-            (
-                "KV blocks",
-                f"{kv.used:,} used ({share:.0%}), {kv.cached:,} cached, {kv.empty:,} empty",
-            )
-        )
+        yield "role", info.role + goes_on
+    if info.device is not None:
+        by = f", attention by {info.attention_backend}" if info.attention_backend else ""
+        yield "device", info.device + by
+    yield "state", f"{taken.state}, step {taken.step:,}"
+    yield "requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"
+    if (kv := taken.kv) is not None:
+        share = kv.used / ((kv.used + kv.cached + kv.empty) or 1)
+        rest = f"{kv.cached:,} cached, {kv.empty:,} empty"
+        yield "KV blocks", f"{kv.used:,} used ({share:.0%}), {rest}"
     elif state.kv_share is not None:
-        lines.append(("KV cache", f"{state.kv_share:.0%} used"))
+        yield "KV cache", f"{state.kv_share:.0%} used"
     if state.is_summed_up:
-        return [*lines, ("knobs", "unknown: /metrics do not tell them")]
-    lines.append(("workload", taken.workload or "none of its own"))
+        yield "knobs", "unknown: /metrics do not tell them"
+        return
+    yield "workload", taken.workload or "none of its own"
     knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())
-    lines.append(("knobs", f"version {taken.knobs_version}: {knobs}"))
+    yield "knobs", f"version {taken.knobs_version}: {knobs}"
     if info.with_tokens:
-        lines.append(("privacy", "everyone who watches or records gets prompts and outputs"))
+        yield "privacy", "everyone who watches or records gets prompts and outputs"
     if (control := taken.control) is not None:
         counts = {
             "bad messages": control.bad,
@@ -152,41 +136,19 @@ def _summary(taken: Snapshot) -> list[tuple[str, str]]:
             "commands of viewers": control.denied,
             "connections without a key": control.keyless,
         }
-        refusals = (f"{count:,} {what}" for what, count in counts.items() if count)
-        lines.append(("refused", ", ".join(refusals)))
+        yield "refused", ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if taken.num_dropped:
-        lines.append(("dropped", f"{taken.num_dropped:,} telemetry messages so far"))
-    return lines
+        yield "dropped", f"{taken.num_dropped:,} telemetry messages so far"
 
 
-def audit(target: str | None, as_json: bool) -> None:
-    """Print the audit trail, oldest entry first.
-
-    Args:
-        target: a recording or sample, else an engine; None: the only local engine.
-    """
-    is_file = target is not None and _is_file(target)
+def audit(target: str | None, is_file: bool, as_json: bool) -> None:
+    """Print the audit trail of an engine (None: the only one) or a recording, oldest first."""
     info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
     if as_json:
-        write_json([_as_dict(entry, info) for entry in entries])
+        write_json([{**msgspec.structs.asdict(e), "wall_ns": _wall_ns(e, info)} for e in entries])
         return
-    if missing:
-        say(missing)
-    if not entries:
-        say("no changes yet")
-    say(*_lines(entries, info))
-
-
-def _is_file(target: str) -> bool:
-    """Whether a target is a recording or a sample; a running engine of that name goes before."""
-    if target.endswith(RECORDING_SUFFIXES):
-        return True
-    if any(each.name == target for each in find_local()):
-        return False
-    try:
-        return is_recorded(find_recording(target))
-    except CommandFailed:
-        return False
+    nothing = "no change is recorded in it" if is_file else "no changes yet"
+    say(*filter(None, (missing, "" if entries else nothing)), *_lines(entries, info))
 
 
 def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
@@ -244,9 +206,3 @@ def _lines(entries: list[Audited], info: EngineInfo) -> Iterator[str]:
 
 def _wall_ns(entry: Audited, info: EngineInfo) -> int:
     return info.wall_ns + entry.time_ns - info.monotonic_ns
-
-
-def _as_dict(entry: Audited, info: EngineInfo) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.structs.asdict(entry)
-    document["wall_ns"] = _wall_ns(entry, info)
-    return document

@@ -1,18 +1,14 @@
 """`stepscope watch`: checks alert rules about an engine, without a screen."""
 
-import json
 import signal
 import time
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
 from stepscope.recordings.alerts.meter import WINDOW_S, Meter
-from stepscope.recordings.alerts.rule import Rule, parse_rule
-from stepscope.recordings.figures.bounds import BoundError, value_text
+from stepscope.recordings.alerts.rule import Rule
+from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
@@ -23,54 +19,35 @@ from stepscope.tui.cli.engines.alert_metrics import (
     serve_alert_metrics,
 )
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
-from stepscope.tui.cli.shared.options import EngineName, Wait, example, option, with_key
+from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, level_flags, note_own
+from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
+from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
-from stepscope.tui.settings.settings import load_alerts
+from stepscope.tui.settings.cli_errors import DONE, FAILED, TOO_LITTLE_DATA, WrongUsage
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
-TOO_LITTLE = 3  # exit code: no rule fires, and the state of a rule is unknown
 _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 
 
-@commands.command(
-    epilog=example(
-        "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
-        "stepscope watch engine-0 --once --json",
-    )
+@command(
+    "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
+    "stepscope watch engine-0 --once --json",
+    takes_key=True,
 )
-@with_key
 def watch(
     endpoint: EngineName = None,
     *,
-    when: Annotated[
-        list[str] | None,
-        option(
-            "RULE",
-            "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
-            "[[alerts]] of the config file)",
-        ),
-    ] = None,
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="print the state of each rule once, as soon as it is known"),
-    ] = False,
-    seconds: Annotated[float | None, option("NUMBER", "how long (default: until Ctrl-C)")] = None,
-    slo_itl: Annotated[
-        str | None, option("TIME", "ITL level, for figures that judge by it")
-    ] = None,
-    slo_ttft: Annotated[
-        str | None, option("TIME", "TTFT level, for figures that judge by it")
-    ] = None,
-    metrics: Annotated[
-        str | None, option("HOST:PORT", "answer Prometheus here with how the rules stand")
-    ] = None,
+    when: list[str] | None = option(
+        "RULE",
+        "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
+        "[[alerts]] of the config file)",
+    ),
+    once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
+    seconds: float | None = option("NUMBER", "how long (default: until Ctrl-C)"),
+    slo_itl: str | None = option("TIME", "ITL level, for figures that judge by it"),
+    slo_ttft: str | None = option("TIME", "TTFT level, for figures that judge by it"),
+    metrics: str | None = option("HOST:PORT", "answer Prometheus here with how the rules stand"),
     wait: Wait = True,
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON document a line")] = False,
+    as_json: bool = flag("a JSON document a line", "--json"),
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
 
@@ -78,7 +55,11 @@ def watch(
     own 'for', ten seconds at least. Ends with 1 if a rule fired; with --once 3 if none fires and
     one is unknown.
     """
-    rules = _chosen_rules(when or ())
+    rules = chosen_rules(when or ())
+    if not rules:
+        raise WrongUsage(
+            "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
+        )
     served_at = None if metrics is None else parse_address(metrics)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
     chosen = choose(endpoint, "stepscope watch {}")
@@ -109,33 +90,10 @@ def watch(
     return FAILED if has_fired else DONE
 
 
-def _chosen_rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else those of the config file.
-
-    Raises:
-        WrongUsage: a rule is not valid, or there is no rule.
-    """
-    try:
-        rules = tuple(parse_rule(text) for text in when)
-    except BoundError as error:
-        raise WrongUsage(f"watch --when: {error}") from error
-    rules = rules or load_alerts()
-    if not rules:
-        raise WrongUsage(
-            "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
-        )
-    return rules
-
-
 def _is_decided(judge: Judge, elapsed_s: float) -> bool:
-    """Whether the states of all rules can be printed: each fires or does not.
-
-    A rule may stay unknown, but only after `_UNKNOWN_S`.
-    """
+    """Whether the states of all rules can be printed. One may be unknown, after `_UNKNOWN_S`."""
     states = [each.state for each in judge.watches]
-    if "pending" in states:
-        return False
-    return "unknown" not in states or elapsed_s > _UNKNOWN_S
+    return "pending" not in states and ("unknown" not in states or elapsed_s > _UNKNOWN_S)
 
 
 def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
@@ -143,7 +101,7 @@ def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
     states = [each.state for each in judge.watches]
     if "firing" in states:
         return FAILED
-    return TOO_LITTLE if "unknown" in states else DONE
+    return TOO_LITTLE_DATA if "unknown" in states else DONE
 
 
 class _MessagePrinter:
@@ -165,14 +123,12 @@ class _MessagePrinter:
             say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
             return
         figure = rule.bound.figure
-        document = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "engine": self._name,
-            "rule": rule.text,
-            "state": state,
-            "figure": figure.name,
-            "value": value,
-            "unit": figure.unit,
-            "shown": value_text(figure, value),
-        }
-        say(json.dumps(document))  # ASCII: JSON in any encoding of the output
+        write_json_line(
+            engine=self._name,
+            rule=rule.text,
+            state=state,
+            figure=figure.name,
+            value=value,
+            unit=figure.unit,
+            shown=value_text(figure, value),
+        )

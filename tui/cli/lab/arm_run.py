@@ -35,7 +35,6 @@ class ArmRun:
 
     Args:
         outputs: name of the request -> the token ids that the client received.
-        refused: requests that the engine refused.
         decoding: the recording of the decode engine, if a second engine decoded.
     """
 
@@ -102,11 +101,7 @@ class ArmRun:
         return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
 
     def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        """Return the tokens computed per second of step time.
-
-        Args:
-            wanted: whether to count a step.
-        """
+        """Return the tokens computed per second of step time, in the steps that are `wanted`."""
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))

@@ -34,11 +34,9 @@ Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
-    """Runs arms. A context manager, which restores the knobs of the engine at its end.
+    """Runs arms on an engine that serves nobody else, and restores its knobs at the end.
 
     Args:
-        endpoint: an engine that serves nobody else.
-        folder: where recordings go.
         pair: starts a prefill and a decode engine; None: arms that need two engines cannot run.
     """
 
@@ -64,12 +62,7 @@ class LabBench:
             self._client.close()
 
     def run(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
-        """Run an arm and record it. An arm that has run already is not run again.
-
-        Raises:
-            CommandFailed: the arm did not end in time, or could not be recorded.
-            CommandRefused: the engine refused the knobs.
-        """
+        """Run an arm and record it. An arm that has run already is not run again."""
         if id(arm) not in self._done:
             self._done[id(arm)] = self._record(f"{name}-{arm.name}", arm, progress)
         return self._done[id(arm)]
@@ -97,12 +90,7 @@ class LabBench:
         arm: Arm,
         progress: Callable[[float], None],
     ) -> ArmRun:
-        """Run an arm on these engines, and record each of them.
-
-        Args:
-            endpoints: one engine, or a prefill and a decode engine.
-            clients: a client of each.
-        """
+        """Run an arm on one engine, or on a prefill and a decode engine, and record each."""
         for client in clients:
             client.set_knobs(BASE | dict(arm.knobs), _WHO)
             if not arm.is_warm:
@@ -140,8 +128,7 @@ class LabBench:
     ) -> tuple[Mapping[str, list[int]], list[Refused]]:
         """Send the requests and knob changes of an arm at their times, and wait for all answers.
 
-        Returns:
-            (name of the request -> token ids of its output, requests that were refused)
+        Returns the token ids of each output, by its request's name, and what was refused.
         """
         waiting = sorted(arm.work, key=lambda each: each.at_s)
         changes = sorted(arm.changes, key=lambda each: each.at_s)

@@ -50,12 +50,7 @@ class Arm(NamedTuple):
 
 
 class ArmFigure(NamedTuple):
-    """A figure of each arm: a column in the table of the report.
-
-    Attributes:
-        of: returns its values, one for each row of the table.
-        is_drawn: whether the picture of the experiment shows it too.
-    """
+    """A column in the table of the report; `of` returns a value for each row."""
 
     name: str
     of: Callable[[Sequence[ArmRun]], Sequence[float]]
@@ -80,13 +75,7 @@ class ClaimJudgement(NamedTuple):
 
 
 class LabFinding(NamedTuple):
-    """The result of an experiment.
-
-    Attributes:
-        why: why the claim was not reproduced, or what is missing to try it; else empty.
-        rows: for each arm its name, and a value for each column of the experiment.
-        marked: see `ClaimJudgement`.
-    """
+    """The result of an experiment; a row has the name of an arm and a value for each column."""
 
     verdict: Verdict
     measured: str

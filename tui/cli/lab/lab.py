@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -20,9 +19,8 @@ from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import example, option
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # The largest prompts must fit into one step.
@@ -31,57 +29,27 @@ _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_se
 # depend on the chunks, even on a CPU with matrix instructions.
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
-commands = typer.Typer(
-    name="lab",
-    help="Try what the literature claims on this machine.",
-    rich_markup_mode=None,
-    context_settings={"max_content_width": 100},
-)
 
-
-@commands.callback(
-    invoke_without_command=True, epilog=example("stepscope lab", "stepscope lab run freeze")
-)
-def lab(context: typer.Context) -> None:
-    """List the experiments: what is claimed, and by whom."""
-    if context.invoked_subcommand is None:
-        for each in EXPERIMENTS:
-            say(
-                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
-            )
-        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
-
-
-@commands.command(
-    epilog=example(
-        "stepscope lab run freeze",
-        "stepscope lab run prefix freeze --model smollm2",
-        "stepscope lab run knee --engine engine-0",
-        "stepscope lab run --all -o lab/",
-    )
+@command(
+    "stepscope lab run freeze",
+    "stepscope lab run prefix freeze --model smollm2",
+    "stepscope lab run knee --engine engine-0",
+    "stepscope lab run --all -o lab/",
 )
 def run(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="the experiments")
-    ] = None,
-    runs_all: Annotated[bool, typer.Option("--all", help="run all of them")] = False,
-    model: Annotated[str, option("TEXT", "the model, as in 'stepscope serve'")] = "demo",
-    engine: Annotated[
-        str | None,
-        option(
-            "ENDPOINT",
-            "use an engine that runs and has nothing else to do, in place of one of its own",
-        ),
-    ] = None,
-    folder: Annotated[
-        str,
-        option(
-            "FOLDER",
-            "keep the recordings, a report (Markdown) and a picture of each claim",
-            "--output",
-            "-o",
-        ),
-    ] = "",
+    names: list[str] | None = argument("NAME...", "the experiments"),
+    runs_all: bool = flag("run all of them", "--all"),
+    model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
+    engine: str | None = option(
+        "ENDPOINT", "use an engine that runs and has nothing else to do, in place of one of its own"
+    ),
+    folder: str = option(
+        "FOLDER",
+        "keep the recordings, a report (Markdown) and a picture of each claim",
+        "--output",
+        "-o",
+        default="",
+    ),
 ) -> None:
     """Run experiments: record each arm, and say whether the claim holds here.
 
@@ -189,3 +157,22 @@ def _machine(info: EngineInfo) -> str:
     what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
     known = ", ".join(each for each in what if each)
     return f"Measured on {day}: {known}; {platform.machine()}, {_num_cores()} cores."
+
+
+def lab(context: typer.Context) -> None:
+    """List the experiments: what is claimed, and by whom."""
+    if context.invoked_subcommand is None:
+        for each in EXPERIMENTS:
+            say(
+                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
+            )
+        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
+
+
+commands = command_group(
+    "lab",
+    "Try what the literature claims on this machine.",
+    run,
+    alone=lab,
+    epilog=example("stepscope lab", "stepscope lab run freeze"),
+)

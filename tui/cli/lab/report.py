@@ -6,7 +6,7 @@ from pathlib import Path
 from stepscope.recordings.export.output import missing
 from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.output import text_table
 
 
 def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -> Iterator[str]:
@@ -45,9 +45,6 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     """Draw an SVG with a bar for each arm, for every figure of the finding that is `is_drawn`.
 
     Draws nothing if no figure is.
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
     """
     try:
         import matplotlib

@@ -7,19 +7,17 @@ allowed.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
-
-import typer
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
+from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.errors import say, write_json
 from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.options import (
     AsJson,
@@ -27,35 +25,33 @@ from stepscope.tui.cli.shared.options import (
     SloItl,
     SloTtft,
     Target,
-    example,
+    command,
     option,
-    with_key,
 )
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
+from stepscope.tui.cli.shared.output import say, text_table, write_json
+from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.settings.cli_errors import (
+    DONE,
+    FAILED,
+    TOO_LITTLE_DATA,
+    CommandFailed,
+    WrongUsage,
+)
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
-TOO_LITTLE_DATA = 3
 DEFAULT_REGRESSION = "10%"
 
 Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
-    """The result for one bound, or for one figure compared with the baseline.
+    """The result for one bound, or for one figure compared with the baseline; values as text.
 
     Attributes:
-        name: of the figure.
-        asked: what was required, as text.
-        measured: the value found, as text.
         outcome: unknown if the session has no value to check.
         is_bound: True for a bound from an option, False for a comparison with the baseline.
     """
 
-    name: str
+    name: str  # of the figure
     asked: str
     measured: str
     outcome: Outcome
@@ -67,39 +63,29 @@ class _TooLittleData(CommandFailed):
     exit_code = TOO_LITTLE_DATA
 
 
-@commands.command(
-    epilog=example(
-        "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
-        "stepscope check run.mcap --baseline main.mcap --junit check.xml",
-    )
+@command(
+    "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
+    "stepscope check run.mcap --baseline main.mcap --junit check.xml",
+    takes_key=True,
 )
-@with_key
 def check(
     target: Target = None,
     *,
     seconds: LastSeconds = None,
-    most: Annotated[
-        list[str] | None, option("FIGURE=VALUE", "fail above it; may be repeated", "--max")
-    ] = None,
-    least: Annotated[
-        list[str] | None, option("FIGURE=VALUE", "fail below it; may be repeated", "--min")
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "fail where a figure is worse than in this recording, and 'stepscope compare' "
-            "says that it is significant",
-        ),
-    ] = None,
-    max_regression: Annotated[
-        str | None,
-        option("PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"),
-    ] = None,
+    most: list[str] | None = option("FIGURE=VALUE", "fail above it; may be repeated", "--max"),
+    least: list[str] | None = option("FIGURE=VALUE", "fail below it; may be repeated", "--min"),
+    baseline: str | None = option(
+        "FILE",
+        "fail where a figure is worse than in this recording, and 'stepscope compare' "
+        "says that it is significant",
+    ),
+    max_regression: str | None = option(
+        "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"
+    ),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
     as_json: AsJson = False,
-    junit: Annotated[str | None, option("FILE", "also write a JUnit report")] = None,
+    junit: str | None = option("FILE", "also write a JUnit report"),
 ) -> int:
     """Check that a session keeps its bounds, for CI.
 
@@ -117,19 +103,22 @@ def check(
     report = None if junit is None else output_path(junit)
     flags = level_flags(slo_itl, slo_ttft)
     try:
-        found = measure(target, seconds, flags, "check")
+        compares = baseline is not None
+        found = measure(target, seconds, flags, "check", for_comparison=compares)
         checks = bound_checks(found.figures, bounds, lower)
         if baseline is not None:
-            same_levels = {**levels_of(found.slo)}
-            old = measure(baseline, None, same_levels, "check")
-            checks += regression_checks(compare(old.side, found.side), allowed)
+            old = measure(baseline, None, levels_of(found.slo), "check", for_comparison=True)
+            assert isinstance(old.run, Side)
+            assert isinstance(found.run, Side)
+            checks += regression_checks(compare(old.run, found.run), allowed)
     except NothingMeasured as error:
         raise _TooLittleData(str(error)) from error
     code = exit_code(checks)
     if report is not None:
         report.write_bytes(junit_xml(found.name, checks))
     if as_json:
-        write_json(_document(found, checks, code))
+        rows = [each._asdict() for each in checks]
+        write_json({**found.document(), "checks": rows, "exit_code": code})
     else:
         say(*_lines(found, checks))
     return code
@@ -148,25 +137,22 @@ def bound_checks(
 ) -> list[CheckRow]:
     """Return a row for each bound. A value equal to its bound passes."""
     found = []
-    for bounds, sign in ((most, "<="), (least, ">=")):
-        for bound in bounds:
-            value = figures[bound.figure.name]
-            outcome: Outcome = "unknown"
-            if value is not None:
-                is_kept = value <= bound.value if sign == "<=" else value >= bound.value
-                outcome = "ok" if is_kept else "failed"
-            asked = f"{sign} {value_text(bound.figure, bound.value)}"
-            measured = value_text(bound.figure, value)
-            detail = "" if value is not None else "the session has no sample of it"
-            found.append(CheckRow(bound.figure.name, asked, measured, outcome, detail))
+    for bound, sign in [*((each, "<=") for each in most), *((each, ">=") for each in least)]:
+        figure, value = bound.figure, figures[bound.figure.name]
+        asked, measured = f"{sign} {value_text(figure, bound.value)}", value_text(figure, value)
+        if value is None:
+            detail = "the session has no sample of it"
+            found.append(CheckRow(figure.name, asked, measured, "unknown", detail))
+            continue
+        is_kept = value <= bound.value if sign == "<=" else value >= bound.value
+        found.append(CheckRow(figure.name, asked, measured, "ok" if is_kept else "failed"))
     return found
 
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
     """Return a row for each figure of which higher or lower is better.
 
-    Returns one row with outcome unknown if the two runs had different work, or no such figure in
-    common.
+    One row with outcome unknown if the two runs had different work, or no such figure in common.
 
     Args:
         found: the comparison of the baseline (A) with the session (B).
@@ -241,16 +227,11 @@ def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
     listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
     rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
     num_alike = len(checks) - len(listed)
-    seconds, steps = found.figures["seconds"] or 0.0, found.figures["steps"] or 0
     return [
-        f"{found.name}: {steps:,.0f} steps in {seconds:,.1f} s",
+        found.text,
         *text_table(["", "figure", "is", "asked", ""], rows, "<<>><"),
         *([f"{num_alike} other figures are no worse than in the baseline"] if num_alike else []),
     ]
-
-
-def _document(found: MeasuredSession, checks: Sequence[CheckRow], code: int) -> dict[str, object]:
-    return {**found.document(), "checks": [each._asdict() for each in checks], "exit_code": code}
 
 
 def _bound(option: str, text: str) -> FigureBound:

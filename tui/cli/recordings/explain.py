@@ -1,191 +1,157 @@
 """`stepscope explain`: prints why tokens of a recording were late, as a table or as JSON."""
 
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.feed import Stretch
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
-from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.cli.recordings.ledger import clock_ms, ledger
-from stepscope.tui.cli.recordings.measured import (
-    LIVE_S,
-    first_of,
-    is_recording,
-    last_seconds,
-    read_side,
+from stepscope.tui.cli.recordings.ledger import print_ledger
+from stepscope.tui.cli.recordings.measured import recorded
+from stepscope.tui.cli.shared.connect import is_recording
+from stepscope.tui.cli.shared.levels import (
+    advice_lines,
+    level_flags,
+    level_of,
+    limits_document,
+    limits_text,
 )
-from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, level_of
-from stepscope.tui.cli.shared.limits_text import advice_lines, limits_text
-from stepscope.tui.cli.shared.options import (
-    AsJson,
-    Target,
-    check_seconds,
-    example,
-    option,
-    with_key,
-)
-from stepscope.tui.cli.shared.recording_path import find_recording, request_number
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
+from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
+from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.cause_names import CAUSE_NAMES
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
-@commands.command(
-    epilog=example(
-        "stepscope explain session.mcap --slo-itl 50ms",
-        "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
-        "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
-    )
+@command(
+    "stepscope explain session.mcap --slo-itl 50ms",
+    "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
+    "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
+    takes_key=True,
 )
-@with_key
 def explain(
     target: Target = None,
     *,
-    shows_queue: Annotated[
-        bool,
-        typer.Option(
-            "--queue",
-            help="instead: which requests wait for what, and which preemption cost how much",
-        ),
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        option(
-            "NUMBER",
-            "only the last seconds: of an engine (default: a minute), with --queue of a "
-            "recording too",
-        ),
-    ] = None,
-    slo_itl: Annotated[
-        str | None,
-        option(
-            "TIME",
-            "a longer gap between two tokens is late; 'median': longer than twice the median "
-            "(default: the recording's, else [dashboard] in the config file)",
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        str | None,
-        option("TIME", "a later first token is late; 'median': later than twice the median"),
-    ] = None,
-    request: Annotated[str | None, option("ID", "only this request, such as r12")] = None,
-    limit: Annotated[
-        int, option("INT", "number of rows of each table, the longest waits first; 0 for all")
-    ] = 20,
+    shows_queue: bool = flag(
+        "instead: which requests wait for what, and which preemption cost how much; without "
+        "--request and the levels",
+        "--queue",
+    ),
+    seconds: float | None = option(
+        "NUMBER",
+        "only the last seconds: of an engine (default: a minute), with --queue of a recording too",
+    ),
+    slo_itl: str | None = option(
+        "TIME",
+        "a longer gap between two tokens is late; 'median': longer than twice the median "
+        "(default: the recording's, else [dashboard] in the config file)",
+    ),
+    slo_ttft: str | None = option(
+        "TIME", "a later first token is late; 'median': later than twice the median"
+    ),
+    request: str | None = option("ID", "only this request, such as r12"),
+    limit: int = option(
+        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Say why tokens were late, cause by cause, and who waits for what."""
+    """Say which tokens came late, and why; with --queue, who waits."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     check_seconds(seconds)
-    if shows_queue:
-        if given or request is not None:
-            raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
-        ledger(target, seconds, limit, as_json)
-        return
+    is_file = target is not None and is_recording(target)
+    if shows_queue and (given or request is not None):
+        raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
+    if seconds is not None and is_file and not shows_queue:
+        raise WrongUsage("--seconds: of a recording only with --queue")
     wanted = None if request is None else request_number(request)
-    with _recorded(target, seconds, given) as (file, recording):
+    usage = "stepscope explain {}" + " --queue" * shows_queue
+    with recorded(target, seconds, given, usage) as (file, recording):
+        if shows_queue:
+            print_ledger(file, recording, seconds if is_file else None, limit, as_json)
+            return
         if recording.info.totals_every_s is not None:
             raise CommandFailed(
                 f"{file} holds totals and no single tokens: which was late, and why, is unknown; "
                 f"'stepscope stats {file}' has its figures"
             )
-        carried = levels_said(recording.info, recording.metadata)
         slo = level_of(given, recording)
-        own = {
-            name: ms
-            for name, ms in carried.items()
-            if asked[name] is None and levels_of(slo)[name] == ms
-        }
+        carried = levels_said(recording.info, recording.metadata)
+        own = [
+            name
+            for name, level_ms in carried.items()
+            if asked[name] is None and levels_of(slo)[name] == level_ms
+        ]
         found = explain_recording(
             recording,
             None if slo_itl == _MEDIAN else slo.itl_ms,
             None if slo_ttft == _MEDIAN else slo.ttft_ms,
             wanted,
         )
-        if recording.message is not None:
-            print(f"stepscope: note: {recording.message}", file=sys.stderr)
-        has_side = wanted is None and found.num_steps
-        side = _side(file, recording.path, found) if has_side else None
+        note(recording.message)
+        side = _run(recording, found) if wanted is None and found.num_steps else None
     if as_json:
-        limits = {} if side is None else _limits(side)
+        limits = {} if side is None else limits_document(side)
         write_json({**_document(file, found), **limits})
         return
     said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
     say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
 
 
-@contextmanager
-def _recorded(
-    target: str | None, seconds: float | None, levels: Levels
-) -> Iterator[tuple[str, Recording]]:
-    """Yield the name and the recording of a target: of an engine, of its last seconds."""
-    if target is not None and is_recording(target):
-        if seconds is not None:
-            raise WrongUsage("--seconds: of a recording only with --queue")
-        with Recording(find_recording(target)) as recording:
-            yield target, recording
-        return
-    endpoint = choose(target, "stepscope explain {}")
-    history = last_seconds(endpoint, seconds or LIVE_S, chosen_levels(levels))
-    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
-        path = Path(folder) / f"{endpoint.name}.mcap"
-        write_memory(history, path, lambda share: None, first=first_of(history, seconds or LIVE_S))
-        with Recording(path) as recording:
-            yield endpoint.name, recording
-
-
-def _side(file: str, path: Path, found: Explanation) -> Side:
-    """Read the whole recording again, and return the sums that tell what limited its steps."""
+def _run(recording: Recording, found: Explanation) -> FileRun:
+    """The sums that tell what limited the steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
-    slo = SLO(**{name: ms for name, ms in given.items() if ms is not None})
-    return read_side(RecordingFeed(Recording(path), file, slo, Stretch()))
+    return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 
 
 # Text output
 
 
-def _summary(file: str, found: Explanation, own: Levels, given: Levels) -> list[str]:
+def _summary(file: str, found: Explanation, own: list[str], given: Levels) -> list[str]:
     def said(option: str, name: str) -> str:
         if name in given:
             return option
         return f"{'as the recording says' if name in own else 'the default'}; {option} sets another"
 
-    return [
+    lines = [
         f"{file}: {found.num_steps:,} steps of {model_text(found.info)} on {found.info.name}",
         _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),
-        *_longest_gap(found),
-        _measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), found.ttft),
-        *_all_late(found.ttft),
-        *_affected(found),
-        *_never_served(found),
     ]
+    if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
+        longest = max(gaps, key=lambda each: each.gap_ns)
+        num_held_up = sum(each.step == longest.step for each in gaps)
+        lines.append(
+            f"  the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
+            f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up "
+            + ("1 stream" if num_held_up == 1 else f"{num_held_up:,} streams")
+        )
+    ttft = found.ttft
+    lines.append(_measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), ttft))
+    # Beyond twice the median, by default: that does not show that the median is high.
+    if not ttft.is_given and ttft.median_ms is not None and ttft.median_ms > _LONG_TTFT_MS:
+        lines.append(
+            "  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"
+        )
+    number, num_late, num_first = found.affected  # a thousand late tokens may be of one request
+    if num_late and found.request_id is None:
+        their = "its" if num_first == 1 else "their"
+        first = f"; {num_first:,} only waited long for {their} first" if num_first else ""
+        share = f"({num_late / number:.2%})"
+        lines.append(f"requests with late tokens: {num_late:,} of {number:,} {share}{first}")
+    number, longest_ms = found.never_served  # no latency includes those
+    if longest_ms is not None:
+        who, their = ("1 request", "it") if number == 1 else (f"{number:,} requests", "the longest")
+        lines.append(f"no token at all: {who} by the end; {their} had waited {longest_ms:,.1f} ms")
+    return lines
 
 
 def _of(found: Explanation) -> str:
@@ -203,56 +169,6 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
     )
 
 
-def _longest_gap(found: Explanation) -> list[str]:
-    """Return a line on the step with the longest gap between tokens; empty if no gap was late."""
-    gaps = [each for each in found.late if each.token_idx > 0 and not each.is_excused]
-    if not gaps:
-        return []
-    longest = max(gaps, key=lambda each: each.gap_ns)
-    num_held_up = sum(each.step == longest.step for each in gaps)
-    streams = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
-    return [
-        f"  the longest: {longest.gap_ns / 1e6:,.1f} ms at step {longest.step:,} "
-        f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up {streams}"
-    ]
-
-
-def _affected(found: Explanation) -> list[str]:
-    """Return a line on how many requests had late tokens.
-
-    A thousand late tokens may belong to one request.
-    """
-    number, num_late, num_only_first = found.affected
-    if not num_late or found.request_id is not None:
-        return []
-    first = ""
-    if num_only_first:
-        their = "its" if num_only_first == 1 else "their"
-        first = f"; {num_only_first:,} only waited long for {their} first"
-    return [
-        f"requests with late tokens: {num_late:,} of {number:,} ({num_late / number:.2%}){first}"
-    ]
-
-
-def _never_served(found: Explanation) -> list[str]:
-    """Return a line on how many requests never got a token, as no latency includes those."""
-    number, longest_ms = found.never_served
-    if longest_ms is None:
-        return []
-    who, their = ("1 request", "it") if number == 1 else (f"{number:,} requests", "the longest")
-    return [f"no token at all: {who} by the end; {their} had waited {longest_ms:,.1f} ms"]
-
-
-def _all_late(ttft: Bound) -> list[str]:
-    """Return a hint if first tokens took long in general.
-
-    By default a token is late beyond twice the median, which does not show that the median is high.
-    """
-    if ttft.is_given or ttft.median_ms is None or ttft.median_ms <= _LONG_TTFT_MS:
-        return []
-    return ["  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"]
-
-
 def _shares(found: Explanation) -> list[str]:
     if not found.shares:
         return []
@@ -266,7 +182,7 @@ def _shares(found: Explanation) -> list[str]:
         ]
         for share in found.shares
     ]
-    return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows, "<>>>")]
+    return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows)]
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
@@ -282,7 +198,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
     if not late:
         came = " that came" if found.never_served.num_requests else ""
         return ["", f"no token{_of(found)}{came} was late"]
-    alike: dict[tuple[int, int, int, str], list[Late]] = {}
+    alike: dict[tuple[int, int, bool, str], list[Late]] = {}
     for each in late:
         key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
         alike.setdefault(key, []).append(each)
@@ -294,7 +210,7 @@ def _table(found: Explanation, limit: int) -> list[str]:
             clock_ms(found.wall_ns(group[0].end_ns)),
             f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
             + (f" +{len(group) - 1}" if len(group) > 1 else ""),
-            f"{group[0].gap_ns / 1e6:,.1f} ms",
+            ms(group[0].gap_ns),
             group[0].kind + (" (paused)" if group[0].is_excused else ""),
             group[0].explanation,
         ]
@@ -307,31 +223,19 @@ def _table(found: Explanation, limit: int) -> list[str]:
 
 
 def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
-    num_gaps = sum(group[0].token_idx > 0 for group in groups)
-    gaps_left = min(num_gaps, max(limit - limit // 2, limit - (len(groups) - num_gaps)))
-    firsts_left = limit - gaps_left
+    """Return so many groups in their order, half of them first tokens, if there are as many."""
+    gaps = [group[0].token_idx > 0 for group in groups]
+    num_gaps = min(sum(gaps), max(limit - limit // 2, limit - gaps.count(False)))
+    left = {True: num_gaps, False: limit - num_gaps}
     shown = []
-    for group in groups:
-        if group[0].token_idx > 0:
-            gaps_left -= 1
-            is_shown = gaps_left >= 0
-        else:
-            firsts_left -= 1
-            is_shown = firsts_left >= 0
-        if is_shown:
+    for group, is_gap in zip(groups, gaps, strict=True):
+        left[is_gap] -= 1
+        if left[is_gap] >= 0:
             shown.append(group)
     return shown
 
 
 # JSON output
-
-
-def _limits(side: Side) -> dict[str, Any]:
-    figures = side.figures()
-    return {
-        "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
-        "advice": [each._asdict() for each in advice(side)],
-    }
 
 
 def _document(file: str, found: Explanation) -> dict[str, Any]:
@@ -347,7 +251,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
-            {"cause": share.cause, "num_late": share.num_late, "ms": share.ns / 1e6}
+            {"cause": share.cause, "num_late": share.num_late, "ms": in_ms(share.ns)}
             for share in found.shares
         ],
         "late": [
@@ -358,7 +262,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
                 "kind": each.kind,
                 "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),
-                "ms": each.gap_ns / 1e6,
+                "ms": in_ms(each.gap_ns),
                 "cause": each.cause,
                 "only_paused": each.is_excused,
                 "pieces": [_piece(piece) for piece in each.pieces],
@@ -371,14 +275,14 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
 def _piece(piece: Piece) -> dict[str, Any]:
     return {
         "cause": piece.cause,
-        "ms": piece.ns / 1e6,
+        "ms": in_ms(piece.ns),
         "step": piece.step,
         "num_steps": piece.num_steps,
         "detail": piece.detail or None,
         "request_id": piece.request_id,
         "num_tokens": piece.num_tokens or None,
         "num_other_tokens": piece.num_other_tokens or None,
-        "took_ms": piece.took_ns / 1e6 or None,
-        "usual_ms": piece.baseline_ns / 1e6 or None,
+        "took_ms": in_ms(piece.took_ns) or None,
+        "usual_ms": in_ms(piece.baseline_ns) or None,
         "text": piece.text,
     }

@@ -2,25 +2,23 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, example, option
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording, step_range
+from stepscope.tui.cli.shared.options import (
+    FirstStep,
+    LastStep,
+    RecordingFile,
+    command,
+    flag,
+    option,
+)
+from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.paths import find_recording, output_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 # A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
 _ENDINGS: Mapping[str, Format] = {
@@ -31,40 +29,28 @@ _ENDINGS: Mapping[str, Format] = {
 }
 
 
-@commands.command(
-    "export",
-    epilog=example(
-        "stepscope export session.mcap -o session.pftrace",
-        "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
-        "stepscope export session.mcap -o work.jsonl --format mooncake",
-    ),
+@command(
+    "stepscope export session.mcap -o session.pftrace",
+    "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
+    "stepscope export session.mcap -o work.jsonl --format mooncake",
 )
 def export_file(
     file: RecordingFile,
-    target: Annotated[
-        str | None,
-        option(
-            "FORMAT",
-            "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
-            ".pftrace, .parquet, .csv or .jsonl)",
-            "--format",
-            "--to",
-        ),
-    ] = None,
+    target: str | None = option(
+        "FORMAT",
+        "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
+        ".pftrace, .parquet, .csv or .jsonl)",
+        "--format",
+        "--to",
+    ),
     *,
-    output: Annotated[str, option("FILE", "the file to write", "--output", "-o")],
+    output: str = option("FILE", "the file to write", "--output", "-o", default=...),
     first: FirstStep = None,
     last: LastStep = None,
-    table: Annotated[
-        str, option("TABLE", "for csv and parquet: steps, rows or requests")
-    ] = "steps",
-    with_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--with-tokens",
-            help="also write prompts and outputs, if the recording has them (jsonl)",
-        ),
-    ] = False,
+    table: str = option("TABLE", "for csv and parquet: steps, rows or requests", default="steps"),
+    with_tokens: bool = flag(
+        "also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"
+    ),
 ) -> None:
     """Convert a recording to the format of another program."""
     chosen = _format_of(target, output)
@@ -85,31 +71,22 @@ def export_file(
             if was_stripped(recording.metadata):
                 why = "they were removed from it"
             raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
-        try:
-            done = export(
-                recording,
-                path,
-                chosen,
-                steps,
-                which,
-                lambda share: progress(f"exporting to {chosen}", share),
-                with_tokens=with_tokens,
-            )
-        except MissingPackage as error:
-            raise CommandFailed(str(error)) from error
-        message = recording.message
+        done = export(
+            recording,
+            path,
+            chosen,
+            steps,
+            which,
+            lambda share: progress(f"exporting to {chosen}", share),
+            with_tokens=with_tokens,
+        )
+        note(recording.message)
     say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)
-    if message is not None:
-        say(message)
 
 
 def _format_of(target: str | None, output: str) -> Format:
-    """Return the format of this name; None: that of a file with this ending.
-
-    Raises:
-        WrongUsage: there is no such format, or the ending does not tell.
-    """
+    """Return the format of this name; None: that of a file with this ending."""
     if target == "chrome":
         raise WrongUsage("--format: chrome is no more: --format perfetto, at a quarter of the size")
     for name in FORMATS:

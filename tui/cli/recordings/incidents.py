@@ -8,26 +8,24 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.alerts.rule import Rule, parse_rule
-from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.figures.bounds import BoundError
+from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
 from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.levels import chosen_rules
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.settings import load_alerts
 from stepscope.tui.views.format import plural
 
 _TICK_S = 0.25
@@ -36,15 +34,15 @@ _MAX_STEPS = 500_000
 _MAX_BYTES = 256 * 1024 * 1024
 
 
-class IncidentOptions(msgspec.Struct, frozen=True):
+class IncidentOptions(NamedTuple):
     """The values of `--incidents` and of the other options about incidents."""
 
     folder: str
-    before: str = "30s"
-    after: str = "10s"
-    keep: str | None = None
-    when: Sequence[str] = ()
-    on_incident: str | None = None
+    before: str
+    after: str
+    keep: str | None
+    when: Sequence[str]
+    on_incident: str | None
 
 
 def keep_incidents(
@@ -53,17 +51,13 @@ def keep_incidents(
     """Watch an engine and keep a file of each incident, until a signal arrives or for `seconds`.
 
     The engine may restart meanwhile.
-
-    Raises:
-        WrongUsage: an option or a rule is not valid.
-        CommandFailed: the folder cannot be made, or the last incident could not be written.
     """
-    rules = _rules(options.when)
+    rules = chosen_rules(options.when) or tuple(parse_rule(text) for text in DEFAULT_RULES)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
-    try:
-        folder = IncidentFolder(Path(options.folder), _keep_bytes(options.keep))
-    except RecordingError as error:
-        raise CommandFailed(str(error)) from error
+    kept = series_limits("--keep", options.keep)
+    if kept is not None and kept.num_bytes is None:
+        raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {options.keep}")
+    folder = IncidentFolder(Path(options.folder), kept and kept.num_bytes)
     source = Subscriber(chosen, History(levels, _MAX_STEPS, _MAX_BYTES), past_s=before_s)
     keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
     reporter = _Reporter(options.on_incident)
@@ -89,15 +83,6 @@ def keep_incidents(
         raise CommandFailed(reporter.error)
 
 
-def _rules(when: Sequence[str]) -> tuple[Rule, ...]:
-    """Return the rules of the command line, else of the config file, else the default rules."""
-    try:
-        given = tuple(parse_rule(text) for text in when)
-    except BoundError as error:
-        raise WrongUsage(f"--when: {error}") from error
-    return given or load_alerts() or tuple(parse_rule(text) for text in DEFAULT_RULES)
-
-
 def _seconds(option: str, text: str) -> float:
     seconds = milliseconds(option, text) / 1e3
     if seconds < 1:
@@ -105,24 +90,16 @@ def _seconds(option: str, text: str) -> float:
     return seconds
 
 
-def _keep_bytes(text: str | None) -> int | None:
-    if text is None:
-        return None
+def series_limits(option: str, text: str | None) -> SeriesLimits | None:
+    """Return the size and the age that an option sets."""
     try:
-        num_bytes = SeriesLimits.parse(text).num_bytes
+        return None if text is None else SeriesLimits.parse(text)
     except ValueError as error:
-        raise WrongUsage(f"--keep: {error}") from error
-    if num_bytes is None:
-        raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {text}")
-    return num_bytes
+        raise WrongUsage(f"{option}: {error}") from error
 
 
 class _Reporter:
-    """Prints a line for each incident kept, and starts the operator's command for it.
-
-    Attributes:
-        error: why the last incident could not be written; None if it was.
-    """
+    """Prints a line for each incident kept, and starts the operator's command for it."""
 
     def __init__(self, command: str | None) -> None:
         self.error: str | None = None

@@ -2,18 +2,14 @@
 
 import re
 import time
-from typing import Annotated
 
-import typer
-
-from stepscope.recordings.export.output import MissingPackage, writing
+from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,
@@ -21,41 +17,34 @@ from stepscope.tui.cli.shared.options import (
     RecordingFile,
     SloItl,
     SloTtft,
-    example,
+    command,
     option,
 )
-from stepscope.tui.cli.shared.output_path import picture_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording, step_range
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views.format import file_size
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
 
-@commands.command(
-    "plot",
-    epilog=example(
-        "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
-        "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
-    ),
+@command(
+    "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
+    "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
 )
 def plot_file(
     file: RecordingFile,
     *,
-    output: Annotated[
-        str, option("FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o")
-    ],
+    output: str = option(
+        "FILE", "the figure to write: .svg, .png or .pdf", "--output", "-o", default=...
+    ),
     first: FirstStep = None,
     last: LastStep = None,
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    size: Annotated[str, option("WIDTHxHEIGHT", "in inches")] = "9x9",
-    theme: Annotated[str, option("light|dark", "for paper, or for slides")] = ("light"),
-    title: Annotated[str | None, option("TEXT", "heading  [default: the recording's name]")] = None,
+    size: str = option("WIDTHxHEIGHT", "in inches", default="9x9"),
+    theme: str = option("light|dark", "for paper, or for slides", default="light"),
+    title: str | None = option("TEXT", "heading  [default: the recording's name]"),
 ) -> None:
     """Draw a figure of a recording for a report.
 
@@ -78,21 +67,16 @@ def plot_file(
                 steps,
                 slo,
                 num_columns(inches[0]),
-                lambda share: progress("reading the recording", share),
+                lambda share: progress(f"reading {file}", share),
             )
         heading = title or recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
-        message = recording.message
-    try:
-        content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
-    except MissingPackage as error:
-        raise CommandFailed(str(error)) from error
+        note(recording.message)
+    content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
     with writing(path, replace=True) as stream:
         stream.write(content)
     shown = f"steps {series.first_step:,} to {series.last_step:,}"
     say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {file_size(len(content))}")
-    if message is not None:
-        say(message)
 
 
 def _details(recording: Recording, series: PlotSeries) -> list[str]:

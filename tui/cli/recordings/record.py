@@ -1,129 +1,82 @@
 """`stepscope record`: records a session to a file or a series of files, without a screen."""
 
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.recordings.file.writing.rotation import (
-    MIN_ROTATE_BYTES,
-    MIN_ROTATE_S,
-    FileSeries,
-    SeriesLimits,
-)
+from stepscope.recordings.file.writing.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.tui.cli.recordings import incidents as incidents_command
-from stepscope.tui.cli.recordings.incidents import IncidentOptions
+from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
-from stepscope.tui.cli.shared.options import (
-    EngineName,
-    Wait,
-    check_seconds,
-    example,
-    option,
-    with_key,
-)
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
+from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for longer counts as gone
 
 
-@commands.command(
-    epilog=example(
-        "stepscope record -o session.mcap --seconds 60",
-        "stepscope record -o incident.mcap --past 300 --seconds 1",
-        "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
-        "stepscope record engine-0 --incidents kept --keep 2GB",
-    )
+@command(
+    "stepscope record -o session.mcap --seconds 60",
+    "stepscope record -o incident.mcap --past 300 --seconds 1",
+    "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
+    "stepscope record engine-0 --incidents kept --keep 2GB",
+    takes_key=True,
 )
-@with_key
 def record(
     endpoint: EngineName = None,
     *,
-    output: Annotated[
-        str | None, option("FILE", "the file to write (MCAP)", "--output", "-o")
-    ] = None,
-    seconds: Annotated[
-        float | None, option("NUMBER", "how long to record (default: until Ctrl-C)")
-    ] = None,
-    past: Annotated[
-        float, option("SECONDS", "begin with this much of the engine's past, as far as it keeps it")
-    ] = 0.0,
-    rotate: Annotated[
-        str | None,
-        option(
-            "SIZE,AGE",
-            "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
-            "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        option(
-            "SIZE,AGE",
-            "with --rotate: delete this recorder's files beyond this age or total size: 48h, "
-            "100GB; with --incidents a size: the last 5 stay",
-        ),
-    ] = None,
-    incidents: Annotated[
-        str | None,
-        option(
-            "DIR",
-            "hold the newest steps in memory, and write a file into DIR only when a rule "
-            "fires; without prompts and outputs",
-        ),
-    ] = None,
-    when: Annotated[
-        list[str] | None,
-        option(
-            "RULE",
-            "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
-            "(default: [[alerts]] of the config file, else a built-in set)",
-        ),
-    ] = None,
-    before: Annotated[
-        str, option("TIME", "with --incidents: time to keep before the rule fires")
-    ] = "30s",
-    after: Annotated[str, option("TIME", "with --incidents: time to keep after it ends")] = "10s",
-    on_incident: Annotated[
-        str | None,
-        option(
-            "COMMAND",
-            "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
-            "standard input",
-        ),
-    ] = None,
-    slo_itl: Annotated[
-        str | None,
-        option(
-            "TIME",
-            "service level to store in the file: a longer gap between two tokens is a breach",
-        ),
-    ] = None,
-    slo_ttft: Annotated[
-        str | None,
-        option("TIME", "service level to store in the file: a later first token is a breach"),
-    ] = None,
+    output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
+    seconds: float | None = option("NUMBER", "how long to record (default: until Ctrl-C)"),
+    past: float = option(
+        "SECONDS", "begin with this much of the engine's past, as far as it keeps it", default=0.0
+    ),
+    rotate: str | None = option(
+        "SIZE,AGE",
+        "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
+        "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
+    ),
+    keep: str | None = option(
+        "SIZE,AGE",
+        "with --rotate: delete this recorder's files beyond this age or total size: 48h, "
+        "100GB; with --incidents a size: the last 5 stay",
+    ),
+    incidents: str | None = option(
+        "DIR",
+        "hold the newest steps in memory, and write a file into DIR only when a rule "
+        "fires; without prompts and outputs",
+    ),
+    when: list[str] | None = option(
+        "RULE",
+        "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
+        "(default: [[alerts]] of the config file, else a built-in set)",
+    ),
+    before: str = option(
+        "TIME", "with --incidents: time to keep before the rule fires", default="30s"
+    ),
+    after: str = option("TIME", "with --incidents: time to keep after it ends", default="10s"),
+    on_incident: str | None = option(
+        "COMMAND",
+        "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
+        "standard input",
+    ),
+    slo_itl: str | None = option(
+        "TIME", "service level to store in the file: a longer gap between two tokens is a breach"
+    ),
+    slo_ttft: str | None = option(
+        "TIME", "service level to store in the file: a later first token is a breach"
+    ),
     wait: Wait = True,
 ) -> None:
     """Record every step of an engine to a file, without a screen.
@@ -138,12 +91,8 @@ def record(
         _engines(endpoint, wait)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
-        incidents_command.keep_incidents(
-            chosen,
-            IncidentOptions(incidents, before, after, keep, when or (), on_incident),
-            chosen_levels(level_flags(slo_itl, slo_ttft)),
-            seconds,
-        )
+        options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
+        keep_incidents(chosen, options, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
@@ -151,8 +100,11 @@ def record(
         raise WrongUsage("--keep: only with --rotate or --incidents")
     check_past(past)
     levels = chosen_levels(level_flags(slo_itl, slo_ttft))
-    limits = _limits("--rotate", rotate)
-    kept = _limits("--keep", keep)
+    limits, kept = series_limits("--rotate", rotate), series_limits("--keep", keep)
+    if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
+        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")
+    if limits is not None and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
+        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {rotate}")
     if wait:
         output_path(output, is_new=False)  # its folder is there, before a wait
     engines = _engines(endpoint, wait)
@@ -171,9 +123,9 @@ def record(
         finally:
             for session in sessions:
                 session.stop()
-    problems = [problem for session in sessions if (problem := session.report()) is not None]
-    if problems:
-        raise problems[0]
+    for problem in [session.report() for session in sessions]:
+        if problem is not None:
+            raise problem
 
 
 def _engines(endpoint: str | None, waits: bool) -> Sequence[Address]:
@@ -203,12 +155,7 @@ class _RecordedEngine:
         source.start()
 
     def look(self, now_s: float, is_series: bool) -> None:
-        """Update `is_over` and `problem`.
-
-        Args:
-            is_series: whether a series of files is written. It is not over when the engine ends,
-                but waits for the next engine.
-        """
+        """Update `is_over` and `problem`. A series of files waits for the next engine."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
@@ -249,23 +196,9 @@ def _source(address: Address, past_s: float) -> LiveSource:
     if isinstance(address, Endpoint):
         with connect(address) as client:
             if not publishes(client.info()):
-                note = "publishes nothing (--no-telemetry): no step of it will be in the recording"
-                print(f"stepscope: note: {address.name} {note}", file=sys.stderr)
+                why = "publishes nothing (--no-telemetry): no step of it will be in the recording"
+                note(f"{address.name} {why}")
     return receive(address, Journal(), past_s)
-
-
-def _limits(option: str, text: str | None) -> SeriesLimits | None:
-    if text is None:
-        return None
-    try:
-        limits = SeriesLimits.parse(text)
-    except ValueError as error:
-        raise WrongUsage(f"{option}: {error}") from error
-    if option == "--rotate" and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
-        raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {text}")
-    if option == "--rotate" and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
-        raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {text}")
-    return limits
 
 
 def _watch(

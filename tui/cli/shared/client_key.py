@@ -17,12 +17,7 @@ from stepscope.tui.settings.settings import ClientSettings
 
 
 def use_key(flags: Mapping[str, Any]) -> None:
-    """Make all connections of this process and its children use the key that the user chose.
-
-    Raises:
-        WrongUsage: a server key is given without a key.
-        ConfigError: the key file cannot be used.
-    """
+    """Make all connections of this process and its children use the key that the user chose."""
     settings = resolve(ClientSettings, "client", flags)
     if not settings.key:
         if settings.server_key:
@@ -36,11 +31,7 @@ def use_key(flags: Mapping[str, Any]) -> None:
 
 
 def note_unused_key(endpoints: Iterable[str]) -> None:
-    """Print a note on stderr for each engine that asks for no key although --key is given.
-
-    Args:
-        endpoints: as the user named them; empty: the engines of this machine.
-    """
+    """Say which of the engines named (none: of this machine) ask for no key."""
     try:
         named = [Endpoint.parse(each) for each in endpoints] or find_local()
         keyless = [each for each in named if local_credentials(each) == (True, None)]

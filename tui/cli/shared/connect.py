@@ -8,6 +8,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
@@ -27,7 +28,8 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.local_engines import called
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.output import Progress
+from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
@@ -46,13 +48,7 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
     """Return the endpoint that the user named, or that of the only engine on this machine.
 
     Args:
-        endpoint: as the user gave it; None if not given.
         usage: the command as it should be typed, with {} for the endpoint, to show in an error.
-
-    Raises:
-        ConfigError: `endpoint` is not an endpoint.
-        CommandFailed: no endpoint is given, and no engine runs here.
-        WrongUsage: no endpoint is given, and several engines run here.
     """
     if endpoint is not None:
         return Endpoint.parse(endpoint)
@@ -69,6 +65,38 @@ def choose(endpoint: str | None, usage: str) -> Endpoint:
             f"{len(found)} engines run here ({names}); name one: '{usage.format(first)}'"
         )
     return found[0]
+
+
+def recording_or_engine(target: str | None, usage: str) -> Path | Endpoint:
+    """Return the recording or sample that the user named, else the engine, as `choose` does."""
+    if target is not None and is_recording(target):
+        return find_recording(target)
+    return choose(target, usage)
+
+
+def is_recording(target: str, *, engine_first: bool = False) -> bool:
+    """Whether a target is a file or a sample recording, not an engine; CommandFailed if neither.
+
+    Args:
+        engine_first: whether a running engine goes before a file or a sample of the same name.
+    """
+
+    def runs() -> bool:
+        return any(each.name == target for each in find_local())
+
+    if target.startswith(("ipc://", "tcp://")):
+        return False
+    if target.endswith(RECORDING_SUFFIXES):
+        return True
+    if engine_first and runs():
+        return False
+    try:
+        path = find_recording(target)
+    except CommandFailed:
+        if runs():
+            return False
+        raise
+    return not path.is_dir() and not path.is_socket()
 
 
 def called_text(endpoint: Endpoint) -> str:
@@ -255,10 +283,6 @@ def check_metrics(address: MetricsAddress) -> None:
 
 
 def check_past(past_s: float) -> None:
-    """Check the value of --past.
-
-    Raises:
-        WrongUsage: it is negative, or no engine keeps steps for so many seconds.
-    """
+    """Check the value of --past."""
     if not 0 <= past_s <= MAX_PAST_S:
         raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

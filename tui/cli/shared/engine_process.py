@@ -71,11 +71,7 @@ class EngineProcess:
         self.stop()
 
     def wait_until_ready(self) -> EngineInfo:
-        """Wait until the engine answers. What the engine prints afterwards is ignored.
-
-        Raises:
-            CommandFailed: the engine ended instead; the message has the last line that it printed.
-        """
+        """Wait until the engine answers. What the engine prints afterwards is ignored."""
         while True:
             self.check()
             try:

@@ -1,4 +1,4 @@
-"""Prints the output of commands, and one line about an error."""
+"""Prints one line about an error, and what the encoding of the output lacks."""
 
 import codecs
 import errno
@@ -6,15 +6,13 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import typer
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WRONG_USAGE, CommandFailed
+from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
 from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
@@ -53,43 +51,6 @@ def _in_ascii(others: str, error: UnicodeError) -> tuple[bytes | str, int]:
     return encoded.decode() if others == "ascii" else encoded, error.end
 
 
-@contextmanager
-def writing_output() -> Iterator[None]:
-    """A context for writing to standard output. Turns a failure to write into a known error.
-
-    Raises:
-        CommandFailed: standard output cannot be written.
-        typer.Exit: the reader closed the pipe ('| head'); this is not an error.
-    """
-    try:
-        yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Caught here, because typer would end the process with exit code 1.
-        sys.stdout = None
-        raise typer.Exit(DONE) from None
-    except OSError as error:
-        sys.stdout = None  # else Python tries and complains again at exit
-        raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
-
-
-def say(*lines: str) -> None:
-    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
-    with writing_output():
-        for line in lines:
-            print(line)
-
-
-def write_json(document: object) -> None:
-    """Write a JSON document to standard output. Raises CommandFailed if it cannot be written."""
-    import msgspec  # imported here: some commands do not need it
-
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
-    with writing_output():
-        sys.stdout.buffer.write(encoded + b"\n")
-
-
 def report(error: BaseException) -> int:
     """Print on stderr, in one line, what went wrong; return the exit code.
 
@@ -113,6 +74,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     # Look for the module instead of importing it, which takes time: an exception of a module that
     # is not imported cannot have been raised.
     client = sys.modules.get("stepscope.engine.client.errors")
+    output = sys.modules.get("stepscope.recordings.export.output")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError):
@@ -121,6 +83,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
+    if output is not None and isinstance(error, output.MissingPackage):
+        return FAILED, str(error)
     if isinstance(error, RecordingError):
         is_asked_wrong = isinstance(error, NotInRecording)
         return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
@@ -136,22 +100,24 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message.
+    """Return typer's error message as our own begin: no capital letter, no full stop.
 
     For a value that is no number, word it as our own options do.
     """
-    said = error.format_message()
+    said = error.format_message().removesuffix(".")
     errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}
-    expected = _EXPECTED.get(first.get("type", "").partition("_")[0])
-    if expected is None:
-        option = getattr(error, "option_name", None)
-        return f"{option} is no more: {_GONE[option]}" if option in _GONE else said
-    option = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
-    return f"{option}: expected {expected}, got {first['input']!r}"
+    if expected := _EXPECTED.get(first.get("type", "").partition("_")[0]):
+        named = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
+        return f"{named}: expected {expected}, got {first['input']!r}"
+    option = getattr(error, "option_name", None)
+    return (
+        f"{option} is no more: {_GONE[option]}" if option in _GONE else said[:1].lower() + said[1:]
+    )
 
 
 def _where_to_look(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "stepscope"
+    named = [word for word in sys.argv[1:2] if not word.startswith("-")]  # an error of its parser
+    command = context.command_path if context is not None else " ".join(["stepscope", *named])
     return f" (see '{command} --help')"

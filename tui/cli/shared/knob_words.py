@@ -22,11 +22,7 @@ _MAX_VARIANTS = 32
 
 
 def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
-    """Return knob -> what follows its `=`, with its commas. The names are not checked.
-
-    Raises:
-        WrongUsage: a word is not KNOB=VALUE, or names a knob again.
-    """
+    """Return knob -> what follows its `=`, with its commas. The names are not checked."""
     texts: dict[str, str] = {}
     for word in words:
         name, equals, text = (part.strip() for part in word.partition("="))
@@ -48,15 +44,7 @@ def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
 
 
 def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]:
-    """Return the changes to try: each value of each knob, with each of the others.
-
-    Args:
-        words: `KNOB=VALUE`, or `KNOB=VALUE,VALUE` for variants.
-        sweep: the same, or `KNOB=FIRST..LAST` for values over a range.
-
-    Raises:
-        WrongUsage: there is no such knob, a value is not valid, or there are too many variants.
-    """
+    """Return the changes to try: each value of each knob, and of the sweep, with each other."""
     texts = knob_texts(words, "for example max_num_batched_tokens=256,512")
     if sweep is not None:
         name, values = _swept(sweep)
@@ -78,10 +66,7 @@ def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]
 
 
 def _swept(text: str) -> tuple[str, list[str]]:
-    """Return the knob and the values of a sweep.
-
-    `KNOB=FIRST..LAST` gives about each doubling, at most eight values.
-    """
+    """Return the knob and values of a sweep; FIRST..LAST gives each doubling, at most eight."""
     name, _, bounds = text.partition("=")
     name = name.replace("-", "_")
     if name and "," in bounds and "=" not in bounds:

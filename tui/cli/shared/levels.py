@@ -1,11 +1,11 @@
-"""Chooses the service levels by which a command judges: `service_levels` has the rule."""
+"""The service levels and alert rules by which a command judges, and what limited the steps."""
 
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.recordings.compare.side.advice import Run, advice
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import (
     LEVEL_NAMES,
@@ -17,17 +17,19 @@ from stepscope.recordings.file.service_levels import (
     slo_of,
 )
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.tui.cli.shared.output import note
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings, from_environment
+from stepscope.tui.settings.settings import DashboardSettings, from_environment, load_alerts
+
+if TYPE_CHECKING:
+    from stepscope.recordings.alerts.rule import Rule
 
 
 def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
-    """Return the service levels given as options, in ms, under the names of their settings.
-
-    Raises:
-        WrongUsage: an option is not a duration.
-    """
+    """Return the service levels given as options, in ms, under the names of their settings."""
     given = {}
     if slo_itl is not None:
         given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
@@ -42,11 +44,7 @@ def chosen_levels(flags: Mapping[str, Any]) -> Levels:
 
 
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
-    """Return the service levels by which to judge a recording, and say if they are not its own.
-
-    Args:
-        flags: levels given as options.
-    """
+    """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
     chosen, said = own_levels(settings), levels_said(recording.info, recording.metadata)
     note_own(chosen, said)
@@ -56,7 +54,7 @@ def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
 def note_own(chosen: Levels, said: Levels) -> None:
     """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
     if text := own_text(chosen, said):
-        print(f"stepscope: service levels: {levels_text(chosen)}, {text}", file=sys.stderr)
+        note(f"{levels_text(chosen)}, {text}", "service levels: ")
 
 
 def own_levels(settings: DashboardSettings) -> Levels:
@@ -79,3 +77,55 @@ def judged_as(
         if name not in flags and from_environment("dashboard", name) is None
     }
     return msgspec.structs.replace(settings, **none)
+
+
+def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
+    """Return the alert rules of `--when`, else those of the config file."""
+    from stepscope.recordings.alerts.rule import parse_rule  # loads every figure
+    from stepscope.recordings.figures.bounds import BoundError
+
+    try:
+        return tuple(parse_rule(text) for text in when) or load_alerts()
+    except BoundError as error:
+        raise WrongUsage(f"--when: {error}") from error
+
+
+# What limited the steps
+
+_NAMES: dict[Limit, str] = {
+    "budget": "token budget",
+    "seats": "seats",
+    "kv": "KV blocks",
+    "mode": "batching mode",
+    "threshold": "long-prefill threshold",
+    "paused": "paused by the operator",
+    "work": "no setting",
+}
+_SHOWN = 0.005  # smaller shares are left out
+
+
+def limits_text(side: Run) -> str:
+    """Return a line with each limit and the share of steps that it limited, the largest first."""
+    figures = side.figures()
+    names = dict(_NAMES)
+    if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
+        names["work"] += ", but prompts were prefilled whole"
+    shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
+    parts = [
+        f"{names[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
+    ]
+    return ", ".join(parts) or "unknown"
+
+
+def advice_lines(side: Run) -> list[str]:
+    """Return a line for each change of knobs that the steps of a session suggest."""
+    return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
+
+
+def limits_document(side: Run) -> dict[str, Any]:
+    """Return the shares of the limits, and the advice, for JSON."""
+    figures = side.figures()
+    return {
+        "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
+        "advice": [each._asdict() for each in advice(side)],
+    }

@@ -1,4 +1,4 @@
-"""Arguments and options of commands; those of a config section are made from its Struct.
+"""`CliCommand`: a function with its arguments and options; those of config sections are made here.
 
 One Struct, for example `EngineConfig`, defines the options, their help, the keys of the config file
 and the environment variables.
@@ -6,188 +6,289 @@ and the environment variables.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
 from msgspec.structs import FieldInfo
+from typer.core import TyperGroup
+from typer.models import ArgumentInfo, OptionInfo
 
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
 
-_OLD = "old_"
+_OLD = "old_"  # begins the hidden names of durations, which had their unit: `--slo-itl-ms`
 
 
-def with_options(
-    *sections: Section,
-    defaults: Mapping[str, Any] | None = None,
-    names: Mapping[str, str] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds all settings of these config sections to a command, as options.
-
-    The command receives the options that were given as its keyword argument `flags`; another
-    command that calls it may give `flags` itself.
+class CliCommand:
+    """A function that the command line calls with its options; Python calls it like the function.
 
     Args:
+        examples: command lines for the end of its help.
+        name: if it is not named after the function.
+        sections: config sections; their settings become options, and those that were given arrive
+            as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
         names: other names of options, by field.
+        takes_key: whether to add the options about keys, because it connects to engines.
+        rest: what typer takes besides.
     """
-    own, flag_names = defaults or {}, names or {}
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        made = {
-            field.name: _parameter(
-                field,
-                own.get(field.name, field.default),
-                field.name in own,
-                flag_names.get(field.name, flag_of(field.name)),
-            )
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        examples: Sequence[str],
+        name: str | None = None,
+        sections: Sequence[Section] = (),
+        defaults: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
+        takes_key: bool = False,
+        **rest: Any,
+    ) -> None:
+        self.body = body
+        self._fields = [
+            field
             for section in sections
             for field in msgspec.structs.fields(SECTIONS[section])
-            if not _is_table(field)
-        }
-        old = {_OLD + name: _old_parameter(name) for name in made if name in DURATIONS}
-
-        def run(*arguments: Any, flags: Mapping[str, Any] | None = None, **named: Any) -> Any:
-            given = {name: value for name in made if (value := named.pop(name, None)) is not None}
-            for name in old:
-                if (value := named.pop(name, None)) is not None:
-                    given.setdefault(name.removeprefix(_OLD), value)
-            return command(*arguments, **named, flags=given if flags is None else flags)
-
-        first = [
-            each for each in inspect.signature(command).parameters.values() if each.name != "flags"
+            if get_origin(base_and_meta(field)[0]) is not dict
         ]
-        parameters = [*first, *made.values(), *old.values()]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        run.__name__ = command.__name__
-        run.__doc__ = command.__doc__
-        return run
+        self._defaults, self._names = defaults or {}, names or {}
+        self._takes_key = takes_key
+        self._rest = {"name": name, "epilog": example(*examples) if examples else None, **rest}
 
-    return decorate
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(self.body).bind_partial(*arguments, **named)
+        for name, each in given.signature.parameters.items():
+            if isinstance(each.default, OptionInfo | ArgumentInfo):
+                given.arguments.setdefault(name, each.default.default)
+        return self.body(*given.args, **given.kwargs)
+
+    def add_to(self, app: typer.Typer) -> typer.Typer:
+        """Add it to a group of commands, with all its options, and return the group."""
+
+        def body(**named: Any) -> Any:
+            return self.run(named)
+
+        parameters = self.parameters()
+        body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        body.__annotations__ = {each.name: each.annotation for each in parameters}
+        body.__name__, body.__doc__ = self.body.__name__, self.body.__doc__
+        app.command(**self._rest)(body)
+        return app
+
+    def parameters(self) -> list[inspect.Parameter]:
+        own = inspect.signature(self.body).parameters.values()
+        old = [
+            _parameter(_OLD + field.name, str, typer.Option(_old_flag(field.name), hidden=True))
+            for field in self._fields
+            if field.name in DURATIONS
+        ]
+        keys = [_parameter(name, str, each) for name, each in _KEY_OPTIONS.items()]
+        return [
+            *(each for each in own if each.name != "flags"),
+            *map(self._of_field, self._fields),
+            *old,
+            *(keys if self._takes_key else ()),
+        ]
+
+    def run(self, named: dict[str, Any]) -> Any:
+        """Call the function with the options by name, as the command line gave them."""
+        if self._takes_key:
+            from stepscope.tui.cli.shared.client_key import note_unused_key, use_key
+
+            given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
+            use_key({name: value for name, value in given.items() if value is not None})
+            if given["key"] is not None:
+                one = named.get("http_for") or named.get("endpoint") or named.get("target")
+                note_unused_key([each for each in named.get("endpoints") or [one] if each])
+        if self._fields:
+            flags = {}
+            for field in self._fields:
+                value, old = named.pop(field.name, None), named.pop(_OLD + field.name, None)
+                if (chosen := old if value is None else value) is not None:
+                    flags[field.name] = chosen
+            named["flags"] = flags
+        return self.body(**named)
+
+    def _of_field(self, field: FieldInfo) -> inspect.Parameter:
+        """The option of a setting. Its value stays text: `resolve` checks it."""
+        base, meta = base_and_meta(field)
+        flag = self._names.get(field.name, flag_of(field.name))
+        is_bool, default = base is bool, self._defaults.get(field.name, field.default)
+        metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
+        help = meta.description or ""
+        if field.name in DURATIONS:
+            metavar, help = "TIME", help.removesuffix(", in ms")
+        if field.name in self._defaults:
+            help = re.sub(r" \(default: [^)]*\)", "", help)
+        if "default:" not in help and default not in ("", None):
+            text = f"{default:g}" if base is float else str(default)
+            text = text.lower() if is_bool else text
+            help += f"  [default: {text}{'ms' if field.name in DURATIONS else ''}]"
+        option = typer.Option(
+            f"{flag}/{flag_of('no_' + field.name)}" if is_bool else flag,
+            help=help,
+            metavar=metavar or None,
+            show_default=False,
+            parser=None,
+        )
+        return _parameter(field.name, bool if is_bool else str, option)
 
 
-def _parameter(field: FieldInfo, default: Any, is_own: bool, flag: str) -> inspect.Parameter:
-    base, meta = base_and_meta(field)
-    names = [flag]
-    if base is bool:
-        names = [f"{names[0]}/{flag_of('no_' + field.name)}"]
-    metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
-    description = meta.description or ""
-    if field.name in DURATIONS:
-        metavar, description = "TIME", description.removesuffix(", in ms")
-    if is_own:
-        description = re.sub(r" \(default: [^)]*\)", "", description)
-    if "default:" not in description and default not in ("", None):
-        text = f"{default:g}" if base is float else str(default)
-        text = text.lower() if base is bool else text
-        text += "ms" if field.name in DURATIONS else ""
-        description += f"  [default: {text}]"
-    option = typer.Option(
-        *names, help=description, metavar=metavar or None, show_default=False, parser=None
+def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
+    """Return a decorator that makes a function a `CliCommand`, which says what `rest` may be."""
+    return lambda body: CliCommand(body, examples, **rest)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands. An unknown one is an error that names the nearest, or how to begin."""
+
+    def resolve_command(self, context: Any, words: list[str]) -> Any:
+        if words and self.get_command(context, words[0]) is None:
+            known = [name for name in self.commands if not self._is_hidden(name)]
+            path = context.command_path
+            near = known if len(known) == 1 else get_close_matches(words[0], known, 1, 0.5)
+            rest = f" {words[0]}" if len(known) == 1 else ""
+            hint = f": did you mean '{path} {near[0]}{rest}'?" if near else ""
+            see = f"(see '{path} --help')"
+            raise WrongUsage(f"'{path}' has no command {words[0]!r}{hint} {see}")
+        return super().resolve_command(context, words)
+
+    def _is_hidden(self, name: str) -> bool:
+        return isinstance(self.commands, dict) and bool(self.commands[name].hidden)
+
+
+def command_group(
+    name: str, help: str, *members: CliCommand, alone: Callable[..., Any] | None = None, **rest: Any
+) -> typer.Typer:
+    """Return a command that has others; its name alone prints its help, or calls `alone`."""
+    group = typer.Typer(
+        name=name,
+        cls=CommandGroup,
+        help=help,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"max_content_width": 100},
     )
-    # Values stay text here; `resolve` checks them, because it knows where they came from.
-    value_type = bool if base is bool else str
+    group.callback(invoke_without_command=True, **rest)(alone or _help_alone)
+    for each in members:
+        each.add_to(group)
+    return group
+
+
+def _help_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)
+
+
+def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
     return inspect.Parameter(
-        field.name,
+        name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[value_type | None, option],
+        annotation=Annotated[kind | None, option],
     )
 
 
-def _old_parameter(name: str) -> inspect.Parameter:
-    """Return a hidden option under the former name of a duration, which had its unit (`..._ms`)."""
-    option = typer.Option("--" + name.replace("_", "-"), hidden=True)
-    return inspect.Parameter(
-        _OLD + name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, option],
-    )
+def _old_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def _is_table(field: FieldInfo) -> bool:
-    return get_origin(base_and_meta(field)[0]) is dict
+def example(*lines: str) -> str:
+    """Return the epilog of a command's help, with example command lines."""
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
 
 
-def option(metavar: str, help: str, *names: str, **rest: Any) -> Any:
-    """Return an option that takes a value; `names` if it is not named after its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, **rest)
+def argument(metavar: str, help: str, *, default: Any = None) -> Any:
+    """Return an argument, as the default of a parameter; `...` if it must be given."""
+    return typer.Argument(default, metavar=metavar, help=help)
 
 
+def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
+    """Return an option with a value, for a parameter's default; `...` if it must be given."""
+    return typer.Option(default, *names, metavar=metavar, help=help, **rest)
+
+
+def flag(help: str, *names: str, default: bool | None = False) -> Any:
+    """Return an option without a value; `names` if it is not named after its parameter."""
+    return typer.Option(default, *names, help=help)
+
+
+def _argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
+
+
+def _option(metavar: str, help: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help)
+
+
+def _flag(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
+# Types of parameters that several commands have.
 EngineName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="ENDPOINT",
-        help="name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
+    _argument(
+        "ENDPOINT",
+        "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
     ),
 ]
-
 Like = Annotated[
     str | None,
-    option(
+    _option(
         "ENGINE",
         "begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
         "of a version (vllm@0.20) and a class of GPU (vllm/b200)",
-        "--like",
     ),
 ]
-
 As = Annotated[
     str | None,
-    option(
+    _option(
         "NAME",
         "your name in the audit, unproved unlike a key (default: [client] name, else "
         "account, terminal and machine)",
         "--as",
     ),
 ]
-Wait = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="wait for an engine that is not there yet")
-]
-RecordingFile = Annotated[
-    str, typer.Argument(metavar="FILE", help="a recording, or the name of a shipped sample")
-]
-FirstStep = Annotated[int | None, option("STEP", "the first step to take", "--from")]
-LastStep = Annotated[int | None, option("STEP", "the last step to take", "--until")]
+Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
+RecordingFile = Annotated[str, _argument("FILE", "a recording, or the name of a shipped sample")]
+FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from")]
+LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until")]
 Target = Annotated[
     str | None,
-    typer.Argument(
-        metavar="FILE|ENDPOINT",
-        help="a recording, a sample or an engine (default: the only local engine)",
+    _argument(
+        "FILE|ENDPOINT", "a recording, a sample or an engine (default: the only local engine)"
     ),
 ]
 LastSeconds = Annotated[
     float | None,
-    option(
+    _option(
         "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
     ),
 ]
 SloItl = Annotated[
     str | None,
-    option(
+    _option(
         "TIME",
         "a longer gap between two tokens is late (default: the recording's, else [dashboard] "
         "in the config file)",
     ),
 ]
-SloTtft = Annotated[str | None, option("TIME", "a later first token is late")]
-WatchSeconds = Annotated[
-    float | None, option("NUMBER", "how long to watch an engine  [default: 60]")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print everything as one JSON document")]
+SloTtft = Annotated[str | None, _option("TIME", "a later first token is late")]
+AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
 
 _KEY_OPTIONS = {
-    "key": option(
+    "key": _option(
         "FILE",
         "key file, for an engine that asks for one (default: the one in the config folder's "
         "keys/ that fits)",
     ),
-    "server_key": option("KEY", "the engine's public key, if not the one in the key file"),
+    "server_key": _option("KEY", "the engine's public key, if not the one in the key file"),
 }
 
 
@@ -197,48 +298,8 @@ def check_seconds(seconds: float | None) -> None:
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
 
 
-def help_alone(context: typer.Context) -> None:
-    """Callback of a group of commands: the group's name alone prints the list of commands."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
-
-
-def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options about keys to a command that connects to an engine.
-
-    Apply it last, directly below `@commands.command`.
-    """
-
-    def run(*own: Any, **arguments: Any) -> Any:
-        from stepscope.tui.cli.shared.client_key import note_unused_key, use_key
-
-        given = {name: arguments.pop(name, None) for name in _KEY_OPTIONS}
-        use_key({name: value for name, value in given.items() if value is not None})
-        if given["key"] is not None:
-            named = arguments.get("endpoints") or [
-                arguments.get("http_for") or arguments.get("endpoint") or arguments.get("target")
-            ]
-            note_unused_key([each for each in named if each])
-        return command(*own, **arguments)
-
-    made = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, option],
-        )
-        for name, option in _KEY_OPTIONS.items()
-    ]
-    parameters = [*inspect.signature(command).parameters.values(), *made]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    return run
-
-
-def example(*lines: str) -> str:
-    """Return the epilog of a command's help, with example command lines."""
-    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
+def check_at_least(option: str, value: float | None, least: int) -> None:
+    """Raise WrongUsage if the value of an option is given and below `least`, or not finite."""
+    if value is not None and not least <= value < float("inf"):
+        kind = "a whole number" if isinstance(value, int) else "a number"
+        raise WrongUsage(f"{option}: expected {kind} of at least {least}, got {value}")

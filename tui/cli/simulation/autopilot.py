@@ -1,6 +1,5 @@
 """`stepscope tune --hold`: holds an ITL level by changing the token budget of a running engine."""
 
-import json
 import signal
 import time
 from collections.abc import Mapping
@@ -10,12 +9,13 @@ from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
 from stepscope.tui.cli.shared.options import check_seconds
+from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import DONE, FAILED
+from stepscope.tui.views.format import plural
 
 _TICK_S = 0.2
 
@@ -31,16 +31,11 @@ def hold(
 ) -> int:
     """Run the autopilot and print each change of knobs until a signal, then restore the knobs.
 
+    Returns the exit code: 1 if it ended by itself, because another client set a knob or the
+    telemetry was lost.
+
     Args:
         itl: the level, as typed by the user; None: that of the engine.
-
-    Returns:
-        The exit code: 0, or 1 if the autopilot ended by itself, because another client set a knob
-            or the telemetry was lost.
-
-    Raises:
-        ConfigError: the engine has no budget to change, or another autopilot holds its knobs.
-        WrongUsage: an option is not valid.
     """
     call_me(name)
     check_seconds(seconds)
@@ -84,32 +79,30 @@ class _MovePrinter:
 
     def moved(self, moved: Moved) -> None:
         self._num_moves += 1
-        changes, reason, step = moved.move.changes, moved.move.reason, moved.step
+        changes, reason, step, before = (
+            moved.move.changes,
+            moved.move.reason,
+            moved.step,
+            moved.before,
+        )
         if self._as_json:
-            self._line("move", old=moved.before, new=changes, reason=reason, step=step)
+            fields = {"old": before, "new": changes, "reason": reason, "step": step}
+            write_json_line(engine=self._engine, kind="move", **fields)
             return
         when = "would set" if step is None else f"step {step:,}:"
         for name, value in changes.items():
-            say(
-                f"{time.strftime('%H:%M:%S')} {when} {name} "
-                f"{typed_text(moved.before[name])} -> {value} ({reason})"
-            )
+            old = typed_text(before[name])
+            say(f"{time.strftime('%H:%M:%S')} {when} {name} {old} -> {value} ({reason})")
 
     def end(self, pilot: LivePilot, seconds: float, given_back: Mapping[str, KnobValue]) -> None:
         late = pilot.late_share
         if self._as_json:
-            self._line(
-                "end", why=pilot.ended, late_share=late, given_back=given_back, seconds=seconds
-            )
+            fields = {"late_share": late, "given_back": given_back, "seconds": seconds}
+            write_json_line(engine=self._engine, kind="end", why=pilot.ended, **fields)
             return
         if pilot.ended is not None:
             say(f"ended: {pilot.ended}")
         for name, value in given_back.items():
             say(f"given back: {name}={typed_text(value)}")
         kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
-        moves = f"{self._num_moves} {'move' if self._num_moves == 1 else 'moves'}"
-        say(f"{moves} in {seconds:.0f} s; {kept}")
-
-    def _line(self, kind: str, **rest: object) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        say(json.dumps({"time": now, "engine": self._engine, "kind": kind, **rest}))
+        say(f"{plural(self._num_moves, 'move')} in {seconds:.0f} s; {kept}")

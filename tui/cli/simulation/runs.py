@@ -1,6 +1,10 @@
-"""What `stepscope simulate` simulates: the requests, step times, the engine, and one run of it."""
+"""What `stepscope simulate` simulates: the requests, step times, the engine; its runs and figures.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+A figure of several runs is an `Interval`: the median over the seeds, the lowest and the highest.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,80 +31,29 @@ from stepscope.engine.simulation.virtual.requests import (
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.simulation.figures import RunFigures, RunSums
+from stepscope.recordings.simulation.figures import RANKS, RunFigures, RunSums, flat
 from stepscope.recordings.simulation.fitting import fit_recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.service_levels import parse_levels, said
 from stepscope.tui.settings.setting_values import convert_flags
 
 MIX = "mix"
+DEFAULT_MODEL = "llama-3.1-8b"
+_LONGEST = 131_072
+_KINDS = ("ttft", "itl", "e2e")
 
 
 class SimulatedSource(NamedTuple):
-    """Requests to simulate, and where they come from.
-
-    Attributes:
-        text: where the requests come from, in words.
-        recorded: the work of the recording, if they come from one.
-    """
+    """Requests to simulate, and where they come from, in words; of a recording with its work."""
 
     text: str
-    num_requests: int | None  # None if there is no end
+    num_requests: int
     requests: Callable[[int], Iterable[SimulatedRequest]]  # makes the requests of a seed
     recorded: RecordedWork | None = None
-
-
-def is_recording_name(source: str) -> bool:
-    """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
-    path = Path(source)
-    return source != MIX and (path.suffix in RECORDING_SUFFIXES or not path.exists())
-
-
-def open_source(
-    source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
-) -> SimulatedSource:
-    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample.
-
-    Raises:
-        WrongUsage: an option cannot be used with the mix.
-        TraceError, RecordingError, CommandFailed: the file cannot be read.
-    """
-    if source == MIX:
-        return _mix(spec, max_model_len, limit)
-    path = Path(source)
-    if is_recording_name(source):
-        with Recording(find_recording(source)) as recording:
-            work = recorded_work(recording)
-        requests = [
-            each._replace(arrival_ns=round(each.arrival_ns * time_scale))
-            for each in work.requests[:limit]
-        ]
-        return SimulatedSource(source, len(requests), lambda seed: requests, work)
-    rows = read_trace(path, limit)
-    requests = list(of_trace(rows, max_model_len, time_scale))
-    return SimulatedSource(path.name, len(requests), lambda seed: requests)
-
-
-def _mix(spec: WorkloadSpec, max_model_len: int, limit: int | None) -> SimulatedSource:
-    if spec.max_concurrency is not None:
-        raise WrongUsage(
-            "--max-concurrency: a simulated mix sends every request at its time; leave it out"
-        )
-    num_requests = limit or spec.num_requests
-    assert num_requests is not None, "the command has a default"
-
-    def requests(seed: int) -> Iterable[SimulatedRequest]:
-        given = {"seed": seed, "num_requests": num_requests}
-        return of_mix(structs.replace(spec, **given), max_model_len)
-
-    return SimulatedSource(describe(spec), num_requests, requests)
-
-
-DEFAULT_MODEL = "llama-3.1-8b"
 
 
 class ChosenStepTimes(NamedTuple):
@@ -109,56 +62,8 @@ class ChosenStepTimes(NamedTuple):
     model: StepTimeModel
     simulated: str  # a description in a few words
     model_name: str
-    device: str
-    num_kv_tokens: int | None  # room for tokens in the KV cache; None if unknown
-
-
-def choose_step_times(
-    gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
-) -> ChosenStepTimes:
-    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for.
-
-    Raises:
-        WrongUsage: neither or both of `--gpu` and `--step-time` are given.
-        ConfigError: the GPU or the model is unknown, or the file has no valid points.
-    """
-    if (gpu is None) == (step_time is None):
-        raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
-    if gpu is not None:
-        rates, shape = gpu_named(gpu), model_shape(model or DEFAULT_MODEL)
-        roofline = RooflineModel(rates, shape, tensor_parallel)
-        kv_tokens = num_kv_tokens(rates, shape, tensor_parallel)
-        return ChosenStepTimes(
-            roofline, f"{roofline.name}, by roofline", shape.name, rates.name, kv_tokens
-        )
-    assert step_time is not None
-    return _of_file(step_time, model)
-
-
-def _of_file(file: str, model: str | None) -> ChosenStepTimes:
-    path = Path(file)
-    if path.suffix in (".mcap", PART_SUFFIX) or not path.exists():
-        return _of_recording(find_recording(file))
-    try:
-        fitted = msgspec.json.decode(path.read_bytes(), type=FittedModel)
-    except (UnicodeDecodeError, msgspec.DecodeError):
-        points = MeasuredModel(read_points(path, model))
-        text = f"measured points of {path.name}"
-        return ChosenStepTimes(points, text, model or "unknown", "unknown", None)
-    return ChosenStepTimes(fitted, f"fit in {path.name}", model or "unknown", "unknown", None)
-
-
-def _of_recording(path: Path) -> ChosenStepTimes:
-    with Recording(path) as recording:
-        info = recording.info
-        fitted = fit_recording(recording)
-    kv_tokens = info.num_blocks and info.block_size and info.num_blocks * info.block_size
-    return ChosenStepTimes(
-        fitted, f"fit on {path.name}", info.model, info.device or "unknown", kv_tokens
-    )
-
-
-DEFAULT_LEN = 131_072
+    device: str = "unknown"
+    num_kv_tokens: int | None = None  # room for tokens in the KV cache; None if unknown
 
 
 class EngineOptions(NamedTuple):
@@ -185,6 +90,70 @@ class RunOptions(NamedTuple):
     limit: int | None = None
 
 
+def is_recording_name(source: str) -> bool:
+    """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
+    path = Path(source)
+    return source != MIX and (path.suffix in RECORDING_SUFFIXES or not path.exists())
+
+
+def open_source(
+    source: str, spec: WorkloadSpec, max_model_len: int, options: RunOptions
+) -> SimulatedSource:
+    """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample."""
+    limit, time_scale = options.limit, options.time_scale
+    if source == MIX:
+        if spec.max_concurrency is not None:
+            raise WrongUsage(
+                "--max-concurrency: a simulated mix sends every request at its time; leave it out"
+            )
+        number = limit or spec.num_requests
+        assert number is not None, "the command has a default"
+        mix = structs.replace(spec, num_requests=number)
+        return SimulatedSource(
+            describe(spec),
+            number,
+            lambda seed: of_mix(structs.replace(mix, seed=seed), max_model_len),
+        )
+    if not is_recording_name(source):
+        rows = list(of_trace(read_trace(Path(source), limit), max_model_len, time_scale))
+        return SimulatedSource(Path(source).name, len(rows), lambda seed: rows)
+    with Recording(find_recording(source)) as recording:
+        work = recorded_work(recording)
+    requests = [
+        each._replace(arrival_ns=round(each.arrival_ns * time_scale))
+        for each in work.requests[:limit]
+    ]
+    return SimulatedSource(source, len(requests), lambda seed: requests, work)
+
+
+def choose_step_times(
+    gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
+) -> ChosenStepTimes:
+    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for."""
+    if (gpu is None) == (step_time is None):
+        raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
+    if gpu is not None:
+        rates, shape = gpu_named(gpu), model_shape(model or DEFAULT_MODEL)
+        roofline = RooflineModel(rates, shape, tensor_parallel)
+        kv_tokens = num_kv_tokens(rates, shape, tensor_parallel)
+        text = f"{roofline.name}, by roofline"
+        return ChosenStepTimes(roofline, text, shape.name, rates.name, kv_tokens)
+    assert step_time is not None
+    if is_recording_name(step_time):
+        with Recording(find_recording(step_time)) as recording:
+            info, text = recording.info, f"fit on {recording.path.name}"
+            fitted = fit_recording(recording)
+        num_slots = info.num_blocks and info.block_size and info.num_blocks * info.block_size
+        return ChosenStepTimes(fitted, text, info.model, info.device or "unknown", num_slots)
+    path, name = Path(step_time), model or "unknown"
+    try:
+        fitted = msgspec.json.decode(path.read_bytes(), type=FittedModel)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        points = MeasuredModel(read_points(path, model))
+        return ChosenStepTimes(points, f"measured points of {path.name}", name)
+    return ChosenStepTimes(fitted, f"fit in {path.name}", name)
+
+
 def open_work(
     source: str,
     engine: EngineOptions,
@@ -192,38 +161,25 @@ def open_work(
     spec: WorkloadSpec,
     flags: Mapping[str, Any],
 ) -> tuple[SimulatedSource, SimulatedSetup]:
-    """Return the requests to simulate, and the engine that serves them.
-
-    Raises:
-        WrongUsage: an option is not valid, or is missing.
-        TraceError, RecordingError, CommandFailed: the file cannot be read.
-    """
+    """Return the requests and the engine to simulate, from the options."""
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
-    longest = engine.max_model_len or min(DEFAULT_LEN, num_slots or DEFAULT_LEN)
-    work = open_source(source, spec, longest, options.time_scale, options.limit)
-    return work, make_setup(engine, chosen, work, convert_flags(Knobs, flags))
+    longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
+    work = open_source(source, spec, longest, options)
+    return work, _setup(engine, chosen, work, convert_flags(Knobs, flags))
 
 
-def make_setup(
+def _setup(
     engine: EngineOptions,
     chosen: ChosenStepTimes,
     work: SimulatedSource,
     knob_flags: Mapping[str, Any],
 ) -> SimulatedSetup:
-    """Return the engine to simulate, from the options.
-
-    If the requests come from a recording, what the options leave open is as recorded.
-
-    Raises:
-        WrongUsage: the size of the KV cache is unknown.
-        ConfigError: the knobs do not go together.
-    """
+    """Return the engine to simulate. What the options leave open is as in the recording, if any."""
     recorded = work.recorded
     preset = None if engine.like is None else defaults_like(engine.like)
-    like = {} if preset is None else preset.knobs
     knobs = Knobs() if recorded is None else recorded.knobs
-    knobs = msgspec.structs.replace(knobs, **{**like, **knob_flags})
+    knobs = structs.replace(knobs, **{**(preset.knobs if preset else {}), **knob_flags})
     block_size = engine.block_size or (recorded.block_size if recorded else 16)
     num_blocks = engine.num_blocks
     if num_blocks is None and recorded is not None and engine.gpu is None:
@@ -232,7 +188,7 @@ def make_setup(
         num_blocks = chosen.num_kv_tokens // block_size
     if num_blocks is None:
         raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
-    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else DEFAULT_LEN)
+    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else _LONGEST)
     longest = min(longest, num_blocks * block_size)
     overlap = engine.overlap
     if overlap is None:
@@ -271,3 +227,72 @@ def run_once(
     ]
     run_cluster(replicas, requests, routing=options.routing, on_request=on_request)
     return figures.result()
+
+
+# Figures
+
+
+class Interval(NamedTuple):
+    """Median, lowest and highest value of a figure over the runs; all None without any value."""
+
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def text(self, form: str) -> str:
+        """Return the median, with lowest and highest value if these look different from it."""
+        if self.median is None:
+            return "unknown"
+        shown, lowest, highest = (format(value, form) for value in self)
+        return shown if lowest == highest else f"{shown} ({lowest} to {highest})"
+
+
+def levels_of_options(slos: Sequence[str]) -> list[SLO]:
+    """Return the service levels of each `--slo`; raise WrongUsage if one is not valid."""
+    try:
+        return [parse_levels(each, SLO()) for each in slos]
+    except ValueError as error:
+        raise WrongUsage(f"--slo: {error}") from error
+
+
+def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
+    """Return name -> median, lowest and highest value of each figure over the runs."""
+    flats = [flat(run) for run in runs]
+    for each, run in zip(flats, runs, strict=True):
+        each |= {f"{kind}_max_ms": getattr(run, f"{kind}_ms").max for kind in _KINDS}
+    return {name: _interval([each[name] for each in flats]) for name in flats[0]}
+
+
+def _interval(values: Sequence[float | None]) -> Interval:
+    known = sorted(value for value in values if value is not None)
+    return Interval(statistics.median(known), known[0], known[-1]) if known else Interval()
+
+
+def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
+    """Yield the figures of the runs as lines of text."""
+
+    def text(name: str, form: str) -> str:
+        return found[name].text(form)
+
+    found, first = intervals(runs), runs[0]
+    rows = [
+        (
+            "requests",
+            f"{first.num_requests:,} in {first.seconds:,.1f} s of virtual time "
+            f"({text('requests_per_s', '.2f')}/s), {text('num_steps', ',.0f')} steps",
+        ),
+        (
+            "tokens",
+            f"out {text('output_tokens_per_s', ',.0f')}/s, prefill "
+            f"{text('prefill_tokens_per_s', ',.0f')}/s, prefix hits {text('hit_share', '.1%')}",
+        ),
+        ("preempted", text("num_preemptions", ",.0f")),
+    ]
+    for kind in _KINDS:
+        ranks = [*(f"p{rank}" for rank in RANKS), "max"]
+        cells = [f"{rank} {text(f'{kind}_{rank}_ms', ',.1f')} ms" for rank in ranks]
+        rows.append((kind.upper(), "  ".join(cells)))
+    for index, level in enumerate(levels):
+        rate = text(f"goodput_{index}_per_s", ".2f")
+        rows.append(("goodput", f"{rate} requests/s keep {said(level)} in every gap"))
+    return (f"{name:<10} {value}" for name, value in rows)

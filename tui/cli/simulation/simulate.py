@@ -3,34 +3,30 @@
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import say
-from stepscope.tui.cli.shared.options import AsJson, Like, example, option, with_options
-from stepscope.tui.cli.shared.output_path import output_path
-from stepscope.tui.cli.shared.progress import Progress
+from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
+from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.simulation.report import intervals, levels_of_options, table
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
     EngineOptions,
     RunOptions,
-    SimulatedSource,
+    figure_lines,
+    intervals,
     is_recording_name,
+    levels_of_options,
     open_work,
     run_once,
 )
@@ -39,108 +35,70 @@ from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size
 
-commands = typer.Typer(rich_markup_mode=None)
-
-
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _TICK_S = 0.1
 
 
-@commands.command(
-    epilog=example(
-        "stepscope simulate --gpu h100",
-        "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
-        "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-        "stepscope simulate trace.csv --gpu h100 --modes all",
-        "stepscope simulate session.mcap -o again.mcap",
-        "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
-        "stepscope simulate workload.json --steps | head",
-    )
+@command(
+    "stepscope simulate --gpu h100",
+    "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
+    "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
+    "stepscope simulate trace.csv --gpu h100 --modes all",
+    "stepscope simulate session.mcap -o again.mcap",
+    "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
+    "stepscope simulate workload.json --steps | head",
+    sections=("knobs", "load"),
+    defaults=_DEFAULTS,
 )
-@with_options("knobs", "load", defaults=_DEFAULTS)
 def simulate(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TRACE|FILE|mix",
-            help="a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
-            "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
-            "[default: mix]",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None, option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ...")
-    ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
-        ),
-    ] = None,
-    step_time: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-            "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
-        ),
-    ] = None,
-    tensor_parallel: Annotated[int, option("INT", "GPUs that share the model", min=1)] = 1,
+    source: str | None = argument(
+        "TRACE|FILE|mix",
+        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
+        "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
+        "[default: mix]",
+    ),
+    gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
+    model: str | None = option(
+        "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
+    ),
+    step_time: str | None = option(
+        "FILE",
+        "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
+        "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
+    ),
+    tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
-    num_blocks: Annotated[
-        int | None,
-        option("INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1),
-    ] = None,
-    block_size: Annotated[
-        int | None, option("INT", "tokens in a KV block  [default: 16]", min=1)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, option("INT", "longest request; longer ones are cut", min=2)
-    ] = None,
-    overlap: Annotated[
-        Literal["on", "off"] | None,
-        option(
-            "on|off",
-            "schedule each step while the one before it runs (default: as recorded; on with "
-            "--like)",
-        ),
-    ] = None,
-    runs: Annotated[int, option("INT", "runs, with seeds from --seed on", min=1)] = 1,
-    replicas: Annotated[int, option("INT", "engines side by side", min=1)] = 1,
-    routing: Annotated[
-        Literal["round-robin", "least-loaded"],
-        option("round-robin|least-loaded", "how requests are spread over the engines"),
-    ] = "round-robin",
-    time_scale: Annotated[
-        float, option("NUMBER", "multiply the arrivals' times: 0.5 doubles the load")
-    ] = 1.0,
-    prints_steps: Annotated[
-        bool,
-        typer.Option(
-            "--steps/--summary",
-            help="of a workload that counts in steps: one JSON line a step, no summary",
-        ),
-    ] = False,
-    modes: Annotated[str | None, option("all|MODE,...", "a table of these batching modes")] = None,
-    sweep: Annotated[
-        str | None,
-        option(
-            "KNOB=FIRST..LAST|KNOB=VALUE,...",
-            "a table of these values of a knob, in each of the modes",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, option("INT", "take only so many requests from the start", min=1)
-    ] = None,
-    output: Annotated[
-        str | None, option("FILE", "write the first run as a recording", "--output", "-o")
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
-        ),
-    ] = None,
+    num_blocks: int | None = option(
+        "INT", "KV blocks (default: what the GPU has room for, or as recorded)", min=1
+    ),
+    block_size: int | None = option("INT", "tokens in a KV block  [default: 16]", min=1),
+    max_model_len: int | None = option("INT", "longest request; longer ones are cut", min=2),
+    overlap: Literal["on", "off"] | None = option(
+        "on|off",
+        "schedule each step while the one before it runs (default: as recorded; on with --like)",
+    ),
+    runs: int = option("INT", "runs, with seeds from --seed on", min=1, default=1),
+    replicas: int = option("INT", "engines side by side", min=1, default=1),
+    routing: Literal["round-robin", "least-loaded"] = option(
+        "round-robin|least-loaded",
+        "how requests are spread over the engines",
+        default="round-robin",
+    ),
+    time_scale: float = option(
+        "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
+    ),
+    prints_steps: bool = flag(
+        "of a workload that counts in steps: one JSON line a step, no summary", "--steps/--summary"
+    ),
+    modes: str | None = option("all|MODE,...", "a table of these batching modes"),
+    sweep: str | None = option(
+        "KNOB=FIRST..LAST|KNOB=VALUE,...", "a table of these values of a knob, in each of the modes"
+    ),
+    limit: int | None = option("INT", "take only so many requests from the start", min=1),
+    output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
+    slo: list[str] | None = option(
+        "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
+    ),
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
@@ -155,46 +113,31 @@ def simulate(
     it, but its budget changes in mid-run still happen.
     """
     engine = EngineOptions(
-        gpu,
-        model,
-        step_time,
-        tensor_parallel,
-        like,
-        num_blocks,
-        block_size,
-        max_model_len,
+        gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
         None if overlap is None else overlap == "on",
-    )
+    )  # fmt: skip
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    counts_steps = source is not None and (
-        prints_steps or source == STDIN or source.endswith(".json")
-    )
+    counts_steps = prints_steps or source == STDIN or (source or "").endswith(".json")
     cases = cases_of(modes, sweep)
     if output is not None and (counts_steps or cases):
         raise WrongUsage("--output: not with --modes, --sweep or a workload that counts in steps")
-    if counts_steps:
-        if source is None:
-            raise WrongUsage("--steps: name a workload that counts in steps")
+    if counts_steps and source is None:
+        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
+    if counts_steps and source is not None:
         dry_run(source, cases, prints_steps, engine, options, flags, as_json)
         return
-    if prints_steps:
-        raise WrongUsage("--steps: name a workload that counts in steps")
-    if (
-        source is not None
-        and engine.gpu is None
-        and engine.step_time is None
-        and is_recording_name(source)
-    ):
+    is_alone = engine.gpu is None and engine.step_time is None
+    if source is not None and is_alone and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     levels = levels_of_options(slo or ()) or [SLO()]
     if cases:
         compare_cases(source or MIX, cases, engine, options, spec, levels, flags, as_json)
     else:
-        run_workload(source, engine, options, output, spec, levels, as_json, flags)
+        _run(source, engine, options, output, spec, levels, as_json, flags)
 
 
-def run_workload(
+def _run(
     source: str | None,
     engine: EngineOptions,
     options: RunOptions,
@@ -204,45 +147,56 @@ def run_workload(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Simulate the runs and print their figures.
-
-    Args:
-        source: a trace, a recording, or `mix`; None: the default mix, and the output says so.
-        output: also write the first run as a recording.
-
-    Raises:
-        WrongUsage: an option is not valid.
-        Interrupted: a signal ended the command early. The figures cover the complete runs, and a
-            recording that was begun holds what came before.
-    """
+    """Simulate the runs and print their figures; also write the first run to `output`."""
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
     work, setup = open_work(source or MIX, engine, options, spec, flags)
     seeds = [spec.seed + number for number in range(options.num_runs)]
-    runs: list[RunFigures] = []
+    runs = []
     num_extrapolated = 0
-    written: str | None = None
+    written = ""
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress:
+
+        def watch(what: str) -> Callable[[int], bool]:
+            return _shown(progress, what, work.num_requests, stop)
+
         for seed in seeds:
-            watch = _Watch(progress, f"simulating, seed {seed}", work.num_requests, stop)
             model = DrawnStepTimes(setup.model, seed)
-            run = run_once(setup, model, work.requests(seed), levels, options, watch)
+            on_request = watch(f"simulating, seed {seed}")
+            run = run_once(setup, model, work.requests(seed), levels, options, on_request)
             if stop:
                 break
             runs.append(run)
             num_extrapolated += model.num_extrapolated
         if path is not None and not stop:
-            watch = _Watch(progress, f"recording seed {seeds[0]}", work.num_requests, stop)
-            written = _record(path, setup, seeds[0], work, levels[0], watch)
+            with RecordingSink(path, levels_of(levels[0])) as sink:
+                session = SimulatedSession(setup, seeds[0], sink)
+                sink.begin(session.snapshot())
+                on_request = watch(f"recording seed {seeds[0]}")
+                run_cluster([session], work.requests(seeds[0]), on_request=on_request)
+            written = f"{path} ({sink.num_steps:,} steps, {file_size(sink.num_bytes)})"
     if not runs:
         raise Interrupted("interrupted before a run was done")
     if as_json:
-        say(_document(setup, work, seeds[: len(runs)], runs, levels))
+        document = {
+            "simulated": setup.simulated,
+            "model": setup.model_name,
+            "work": work.text,
+            "knobs": setup.knobs.as_dict(),
+            "num_blocks": setup.num_blocks,
+            "block_size": setup.block_size,
+            "overlap": setup.overlap,
+            "levels": [each._asdict() for each in levels],
+            "seeds": seeds[: len(runs)],
+            "runs": runs,
+            "figures": {name: each._asdict() for name, each in intervals(runs).items()},
+        }
+        say(msgspec.json.encode(document).decode())
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
-        say(f"{setup.simulated}{engines}: {work.text}", *table(runs, levels))
+        say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(runs, levels))
         if source is None:
             has_model = engine.gpu is None or engine.model is not None
             default = "" if has_model else f", model {DEFAULT_MODEL} (--model)"
@@ -252,73 +206,24 @@ def run_workload(
             )
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
-    if written is not None and not as_json:
-        say(f"recording  {path} ({written})")
+        if written:
+            say(f"recording  {written}")
     if stop:
         raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
 
 
-def _record(
-    path: Path,
-    setup: SimulatedSetup,
-    seed: int,
-    work: SimulatedSource,
-    level: SLO,
-    on_request: Callable[[int], bool],
-) -> str:
-    """Simulate the run of one seed and write it to a file.
+def _shown(
+    progress: Progress, what: str, num_requests: int, stop: StopSignals
+) -> Callable[[int], bool]:
+    """Return a function for each request: it shows progress, and returns True after a signal."""
+    next_s = 0.0
 
-    Returns a text on what the file holds.
-    """
-    with RecordingSink(path, levels_of(level)) as sink:
-        session = SimulatedSession(setup, seed, sink)
-        sink.begin(session.snapshot())
-        run_cluster([session], work.requests(seed), on_request=on_request)
-    return f"{sink.num_steps:,} steps, {file_size(sink.num_bytes)}"
+    def on_request(number: int) -> bool:
+        nonlocal next_s
+        if (now_s := time.monotonic()) >= next_s:
+            next_s = now_s + _TICK_S
+            detail = f"{number:,} of {num_requests:,} requests"
+            progress(what, number / max(1, num_requests), detail)
+        return bool(stop)
 
-
-class _Watch:
-    """A function to call at each request.
-
-    It shows progress, and returns True if the run must stop.
-    """
-
-    def __init__(
-        self, progress: Progress, what: str, num_requests: int | None, stop: StopSignals
-    ) -> None:
-        self._progress = progress
-        self._what = what
-        self._num_requests = num_requests
-        self._stop = stop
-        self._next_s = 0.0
-
-    def __call__(self, number: int) -> bool:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _TICK_S
-            share = None if not self._num_requests else number / self._num_requests
-            self._progress(self._what, share, f"{number:,} requests")
-        return bool(self._stop)
-
-
-def _document(
-    setup: SimulatedSetup,
-    work: SimulatedSource,
-    seeds: Sequence[int],
-    runs: Sequence[RunFigures],
-    levels: Sequence[SLO],
-) -> str:
-    document = {
-        "simulated": setup.simulated,
-        "model": setup.model_name,
-        "work": work.text,
-        "knobs": setup.knobs.as_dict(),
-        "num_blocks": setup.num_blocks,
-        "block_size": setup.block_size,
-        "overlap": setup.overlap,
-        "levels": [each._asdict() for each in levels],
-        "seeds": list(seeds),
-        "runs": list(runs),
-        "figures": {name: each._asdict() for name, each in intervals(runs).items()},
-    }
-    return msgspec.json.encode(document).decode()
+    return on_request

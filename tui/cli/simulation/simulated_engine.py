@@ -1,6 +1,5 @@
 """`stepscope simulated-engine`: the engine of `stepscope demo --simulate` and `tour --simulate`."""
 
-import threading
 from typing import Annotated, Any
 
 import typer
@@ -9,22 +8,17 @@ from stepscope.engine.process.simulated import serve_simulated
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.cli.engines.engine import prepare_process
-from stepscope.tui.cli.engines.serve import end_with_stdin
+from stepscope.tui.cli.engines.engine import end_process, prepare_process, when_parent_ends
 from stepscope.tui.cli.shared.levels import level_flags
-from stepscope.tui.cli.shared.options import with_options
+from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.simulation.runs import choose_step_times
 from stepscope.tui.settings.setting_values import convert_flags
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 BLOCK_SIZE = 16
 _MAX_LEN = 32_768
 
 
-@commands.command("simulated-engine", hidden=True)
-@with_options("knobs")
+@command(sections=("knobs",), hidden=True)
 def run(
     endpoint: Annotated[str, typer.Option()],
     gpu: Annotated[str | None, typer.Option()] = None,
@@ -42,7 +36,7 @@ def run(
     levels = level_flags(slo_itl, slo_ttft)
     prepare_process()
     if exit_with_stdin:
-        threading.Thread(target=end_with_stdin, name="parent-watch", daemon=True).start()
+        when_parent_ends(end_process)
     chosen = choose_step_times(gpu, model, step_time, 1)
     if num_blocks is None:
         assert chosen.num_kv_tokens is not None

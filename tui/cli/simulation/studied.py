@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.recordings.compare.side.feed import Stretch
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.journal import Journal
@@ -19,12 +17,11 @@ from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.suspects import Seen, seen_of
 from stepscope.recordings.simulation.what_if import ForecastStopped
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.recordings.measured import is_recording, read_side
-from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.recordings.measured import side_of
+from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import level_flags, level_of
 from stepscope.tui.cli.shared.options import check_seconds
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 
@@ -34,12 +31,7 @@ _TICK_S = 0.1
 
 
 class Studied(NamedTuple):
-    """A recording, its service level, and what forecasts need of it.
-
-    Attributes:
-        on_run: to be called by forecasts with a text and the share done, to show progress. It
-            returns True after a signal.
-    """
+    """A recording, its level, and what forecasts need of it; `on_run` may stop them."""
 
     recording: Recording
     level: SLO
@@ -49,8 +41,7 @@ class Studied(NamedTuple):
     def seen(self) -> Seen:
         """Return what the recorded steps say about the limits of the engine."""
         path = self.recording.path
-        side = read_side(RecordingFeed(Recording(path), path.name, self.level, Stretch()))
-        return seen_of(side, self.basis)
+        return seen_of(side_of(path, path.name, self.level), self.basis)
 
 
 @contextmanager
@@ -61,19 +52,7 @@ def studied(
     slo_itl: str | None,
     slo_ttft: str | None,
 ) -> Iterator[Studied]:
-    """Read what forecasts need from a recording, or first record a running engine for a while.
-
-    Args:
-        target: a recording or sample, else an engine; None: the only engine on this machine.
-        seconds: how long to record an engine; None: a minute.
-        command: name of the command, for errors.
-        slo_itl, slo_ttft: service levels given as options; None: the levels of the recording.
-
-    Raises:
-        CommandFailed: there is no such recording or engine, or the engine vanished.
-        RecordingError: the recording is too short, or its steps are too much alike.
-        Interrupted: a signal arrived while the engine was recorded, or while forecasts ran.
-    """
+    """Read what forecasts need from a recording, or first record a running engine for a while."""
     flags = level_flags(slo_itl, slo_ttft)
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with (
@@ -82,7 +61,8 @@ def studied(
         _watched(target, seconds, command, progress, stop) as recording,
     ):
         level = level_of(flags, recording)
-        basis = basis_of(recording, [level], lambda share: progress("reading", share))
+        what = f"reading {recording.path.name}"
+        basis = basis_of(recording, [level], lambda share: progress(what, share))
 
         def on_run(what: str, share: float) -> bool:
             progress(what, share)
@@ -99,13 +79,13 @@ def _watched(
     target: str | None, seconds: float | None, command: str, progress: Progress, stop: StopSignals
 ) -> Iterator[Recording]:
     check_seconds(seconds)
-    if target is not None and is_recording(target):
+    endpoint = recording_or_engine(target, f"stepscope {command} {{}}")
+    if isinstance(endpoint, Path):
         if seconds is not None:
             raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
-        with Recording(find_recording(target)) as recording:
+        with Recording(endpoint) as recording:
             yield recording
         return
-    endpoint = choose(target, f"stepscope {command} {{}}")
     connect(endpoint).close()
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{endpoint.name}.mcap"

@@ -1,35 +1,30 @@
-"""`stepscope tune`: finds the knobs with the highest goodput that keep the service levels."""
+"""`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from stepscope.recordings.simulation.basis import WhatIfBasis
-from stepscope.recordings.simulation.diagnosis import diagnose
+from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
+from stepscope.recordings.simulation.diagnosis import Diagnosis, Finding, Trial, diagnose
 from stepscope.recordings.simulation.suspects import Seen
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
+    MAX_UNLIKE,
     Candidate,
     Tuned,
     Tuning,
     changes_text,
 )
-from stepscope.recordings.simulation.what_if import NUM_RUNS
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
-from stepscope.tui.cli.shared.errors import say, write_json
-from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, example, option, with_key
-from stepscope.tui.cli.shared.recording_path import RECORDING_SUFFIXES
-from stepscope.tui.cli.shared.text_table import text_table
+from stepscope.tui.cli.shared.connect import is_recording
+from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, command, flag, option
+from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
-from stepscope.tui.cli.simulation.diagnose import diagnosis_document, diagnosis_lines, verdict_lines
 from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
+from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
 from stepscope.tui.settings.service_levels import said
-
-commands = typer.Typer(rich_markup_mode=None)
-
 
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
@@ -42,47 +37,31 @@ _SHOWN = (
 )
 
 
-@commands.command(
-    "tune",
-    epilog=example(
-        "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
-        "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
-        "stepscope tune freeze --bottleneck",
-        "stepscope tune engine-0 --hold itl=50ms --as night-shift",
-    ),
+@command(
+    "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
+    "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
+    "stepscope tune freeze --bottleneck",
+    "stepscope tune engine-0 --hold itl=50ms --as night-shift",
+    takes_key=True,
 )
-@with_key
-def run(
+def tune(
     target: Target = None,
     *,
-    seconds: Annotated[
-        float | None,
-        option(
-            "NUMBER",
-            "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)",
-        ),
-    ] = None,
+    seconds: float | None = option(
+        "NUMBER", "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)"
+    ),
     slo_itl: SloItl = None,
     slo_ttft: SloTtft = None,
-    bottleneck: Annotated[
-        bool, typer.Option("--bottleneck", help="only name the bottleneck, and prove it")
-    ] = False,
-    held: Annotated[
-        str | None,
-        option(
-            "itl[=TIME]",
-            "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
-            "its token budget, until Ctrl-C",
-            "--hold",
-        ),
-    ] = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="with --hold: only say what it would do")
-    ] = False,
+    bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
+    held: str | None = option(
+        "itl[=TIME]",
+        "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
+        "its token budget, until Ctrl-C",
+        "--hold",
+    ),
+    shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     name: As = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON document, with --hold one a line")
-    ] = False,
+    as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
 ) -> int:
     """Find the knobs that keep the service levels best.
 
@@ -97,9 +76,12 @@ def run(
     loses the telemetry. It ends when somebody else sets one of its knobs.
     """
     if held is not None:
-        if bottleneck or (target or "").endswith(RECORDING_SUFFIXES):
+        kind, equals, level_text = held.partition("=")
+        if kind != "itl" or (equals and not level_text):
+            raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {held!r}")
+        if bottleneck or (target is not None and _is_file(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        itl = _level_to_hold(held, slo_itl)
+        itl = level_text or slo_itl
         return hold(target, itl, seconds, name, is_shadow=shadow, as_json=as_json)
     if shadow or name is not None:
         raise WrongUsage("--shadow and --as: only with --hold")
@@ -107,44 +89,57 @@ def run(
         level, basis, seen = work.level, work.basis, work.seen()
         diagnosis = diagnose(seen, level, work.on_run)
         found = None if bottleneck else Tuning(basis, level, work.on_run).run()
+    fit = basis.model.in_words()[0]
     if found is None:
         if as_json:
-            write_json(diagnosis_document(diagnosis, level))
+            write_json(_diagnosis_document(diagnosis, level))
         else:
-            say(basis.model.in_words()[0], *diagnosis_lines(diagnosis, level))
+            say(fit, *_diagnosis_lines(diagnosis, level))
         return DONE
+    verdict = _verdict(found, basis, level, _limit(seen))
     if as_json:
-        document = _document(found, basis, level, _limit(seen))
-        write_json({**document, "diagnosis": diagnosis_document(diagnosis, level)})
+        document = _document(found, level, verdict)
+        write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
     else:
-        say(
-            basis.model.in_words()[0],
-            *verdict_lines(diagnosis),
-            "",
-            *_report(found, basis, level, _limit(seen)),
-        )
+        say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict, *_guess(found))
     return DONE if found.candidates[0].keeps else FAILED
 
 
-def _level_to_hold(text: str, slo_itl: str | None) -> str | None:
-    """Return the ITL level of `--hold`, else that of `--slo-itl`; None if neither has one."""
-    kind, equals, level = text.partition("=")
-    if kind != "itl" or (equals and not level):
-        raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {text!r}")
-    return level or slo_itl
+def _is_file(target: str) -> bool:
+    try:
+        return is_recording(target)
+    except CommandFailed:
+        return False  # the autopilot says that there is no such engine
 
 
-def _report(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> Iterator[str]:
+# The best knobs
+
+
+def _report(found: Tuned, level: SLO) -> Iterator[str]:
     yield (
-        f"each line is the median of {NUM_RUNS} runs (from the 5th to the 95th percentile); "
-        f"levels: {said(level)}"
+        f"each line is the median of {NUM_RUNS} simulated runs (from the 5th to the 95th "
+        f"percentile); levels: {said(level)}"
     )
     yield ""
-    rows = [_row(each) for each in found.candidates]
-    heading = ["", "keep levels", *(label for label, _ in _SHOWN), "unlike steps"]
-    yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
-    yield ""
-    yield verdict(found, basis, level, limit)
+    rows = []
+    for each in found.candidates:
+        figures = [each.forecast.figures.get(name) for _, name in _SHOWN]
+        rows.append(
+            [
+                changes_text(each.changes) if each.changes else "as recorded, simulated",
+                f"{each.kept_share:.0%}",
+                *(
+                    f"{one.value:,.4g} ({one.low:,.4g} to {one.high:,.4g})" if one else "-"
+                    for one in figures
+                ),
+                f"{each.forecast.share_extrapolated:.0%}",
+            ]
+        )
+    yield from text_table(["", "keep levels", *(label for label, _ in _SHOWN), "guessed"], rows)
+    yield "guessed: the share of simulated steps that are unlike any in the recording"
+
+
+def _guess(found: Tuned) -> Iterator[str]:
     if found.promising is not None:
         unlike = found.promising.forecast.share_extrapolated
         yield (
@@ -153,33 +148,28 @@ def _report(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> Iterato
         )
 
 
-def _row(each: Candidate) -> list[str]:
-    cells = []
-    for _, name in _SHOWN:
-        predicted = each.forecast.figures.get(name)
-        cells.append(
-            "-"
-            if predicted is None
-            else f"{predicted.value:,.4g} ({predicted.low:,.4g} to {predicted.high:,.4g})"
-        )
-    unlike = f"{each.forecast.share_extrapolated:.0%}"
-    return [changes_text(each.changes), f"{each.kept_share:.0%}", *cells, unlike]
-
-
-def verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
-    """Return a line on which knobs to set, or why no knobs keep the service levels.
-
-    Args:
-        limit: what limited most of the recorded steps, in words.
-    """
+def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
+    """Return a line on which knobs to set, or why none keep the levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
     if best.keeps:
         return f"best: stepscope set {changes_text(best.changes)}"
-    share = f"only {best.kept_share:.0%} of the requests keep them with {_named(best)}"
-    why = f"{_why(found, basis, level)}; {limit}"
-    return f"cannot be kept, because {why} ({share}; {KEPT_SHARE:.0%} must)"
+    load, share = found.load_per_s, found.load_share
+    if found.at_load.keeps:
+        why = (
+            f"{_late(best, level)} at {load:,.3g} requests/s; {share * load:,.3g} requests/s "
+            f"({share:.0%} of the load) would do"
+        )
+    else:
+        step_ms = basis.model.seconds[0] * 1e3
+        why = (
+            f"{_late(found.at_load, level)} even at {share:.0%} of the load, where a step takes "
+            f"{step_ms:,.3g} ms and more"
+        )
+    knobs = changes_text(best.changes) if best.changes else "the recorded knobs, which are the best"
+    kept = f"only {best.kept_share:.0%} of the requests keep them with {knobs}"
+    return f"cannot be kept, because {why}; {limit} ({kept}; {KEPT_SHARE:.0%} must)"
 
 
 def _limit(seen: Seen) -> str:
@@ -191,24 +181,6 @@ def _limit(seen: Seen) -> str:
     return f"{_LIMIT_NAMES[most]} limited {share}"
 
 
-def _named(best: Candidate) -> str:
-    return changes_text(best.changes) if best.changes else "the recorded knobs, which are the best"
-
-
-def _why(found: Tuned, basis: WhatIfBasis, level: SLO) -> str:
-    load = found.load_per_s
-    if not found.at_load.keeps:
-        step_ms = basis.model.seconds[0] * 1e3
-        return (
-            f"{_late(found.at_load, level)} even at {found.load_share:.0%} of the load, where a "
-            f"step takes {step_ms:,.3g} ms and more"
-        )
-    return (
-        f"{_late(found.candidates[0], level)} at {load:,.3g} requests/s; "
-        f"{found.load_share * load:,.3g} requests/s ({found.load_share:.0%} of the load) would do"
-    )
-
-
 def _late(each: Candidate, level: SLO) -> str:
     """Return a text with the p95 latency (TTFT or ITL) that misses its service level by more."""
     ttft, itl = (each.forecast.figures[f"{name}_p95_ms"].value for name in ("ttft", "itl"))
@@ -217,26 +189,125 @@ def _late(each: Candidate, level: SLO) -> str:
     return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
 
 
-def _document(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> dict[str, Any]:
+def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
     def candidate(each: Candidate) -> dict[str, Any]:
-        figures = {name: predicted._asdict() for name, predicted in each.forecast.figures.items()}
         return {
             "changes": each.changes,
             "kept_share": each.kept_share,
             "keeps": each.keeps,
             "share_extrapolated": each.forecast.share_extrapolated,
-            "figures": figures,
+            "figures": _figures_document(each.forecast),
         }
 
     best = found.candidates[0]
+    loads = found.load_share * found.load_per_s if found.at_load.keeps else None
     return {
         "levels": level._asdict(),
         "best": candidate(best) if best.keeps else None,
         "promising": found.promising and candidate(found.promising),
-        "verdict": verdict(found, basis, level, limit),
+        "verdict": verdict,
         "load_per_s": found.load_per_s,
-        "load_that_keeps_per_s": (
-            found.load_share * found.load_per_s if found.at_load.keeps else None
-        ),
+        "load_that_keeps_per_s": loads,
         "candidates": [candidate(each) for each in found.candidates],
     }
+
+
+# The bottleneck
+
+
+def _diagnosis_lines(found: Diagnosis, level: SLO) -> Iterator[str]:
+    yield f"levels: {said(level)}; medians of {NUM_TRIALS} simulated runs"
+    kept = f"{found.kept_share:.0%} of the requests keep them"
+    yield f"as it was, simulated: {kept}, {_figures(found.again)}"
+    yield ""
+    for each in found.findings:
+        mark = "?" if each.evidence.is_likely else "-"
+        if each.trial is not None:
+            mark = "!" if each.trial.helps else "-"
+        yield f"{mark} {each.suspect.name}: {each.evidence.text}"
+        if each.trial is not None:
+            yield f"    what if {each.trial.remedy.text}: {_outcome(each.trial)}"
+    yield ""
+    yield from _bottlenecks(found)
+
+
+def _outcome(trial: Trial) -> str:
+    unlike = trial.forecast.share_extrapolated
+    guess = f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
+    return (
+        f"{trial.kept_share:.0%} keep the levels, better in {trial.num_better} of {NUM_TRIALS} "
+        f"runs ({_figures(trial.forecast)}){guess if unlike > MAX_UNLIKE else ''}"
+    )
+
+
+def _figures(found: Forecast) -> str:
+    values = found.figures
+    return (
+        f"goodput {values['goodput_0_per_s'].value:,.2f}/s, "
+        f"TTFT p95 {values['ttft_p95_ms'].value:,.0f} ms, "
+        f"ITL p95 {values['itl_p95_ms'].value:,.1f} ms"
+    )
+
+
+def _bottlenecks(found: Diagnosis) -> Iterator[str]:
+    """Yield lines on the proved bottlenecks, in the order in which to remove them."""
+    if found.kept_share >= KEPT_SHARE:
+        yield (
+            f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels "
+            "(--slo-itl and --slo-ttft set others)"
+        )
+        return
+    evidence = {each.suspect.name: each.evidence.text for each in found.findings}
+    for number, each in enumerate(found.bottlenecks):
+        trial, name = each.trial, each.suspect.name
+        begin = "stepscope set " if trial.remedy.is_live else ""
+        yield (
+            f"{'then' if number else 'bottleneck'}: {name}: {evidence[name]}; try: "
+            f"{begin}{trial.remedy.text} ({trial.kept_share:.0%} of the requests then keep the "
+            "levels, simulated)"
+        )
+    if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
+        begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
+        yield (
+            f"{begin} the machine is too slow for this load at these levels ('stepscope tune' "
+            "finds the load that would do)"
+        )
+
+
+def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
+    def trial(each: Trial | None) -> dict[str, Any] | None:
+        return each and {
+            "remedy": each.remedy.text,
+            "changes": each.remedy.changes,
+            "is_live": each.remedy.is_live,
+            "helps": each.helps,
+            "kept_share": each.kept_share,
+            "gain": each.gain,
+            "num_better": each.num_better,
+            "share_extrapolated": each.forecast.share_extrapolated,
+            "figures": _figures_document(each.forecast),
+        }
+
+    def finding(each: Finding) -> dict[str, Any]:
+        return {
+            "suspect": each.suspect.name,
+            "is_likely": each.evidence.is_likely,
+            "evidence": each.evidence.text,
+            "trial": trial(each.trial),
+        }
+
+    return {
+        "levels": level._asdict(),
+        "num_runs": NUM_TRIALS,
+        "kept_share": found.kept_share,
+        "figures": _figures_document(found.again),
+        "findings": [finding(each) for each in found.findings],
+        "bottlenecks": [
+            {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
+        ],
+        "verdict": " ".join(_bottlenecks(found)),
+    }
+
+
+def _figures_document(found: Forecast) -> Mapping[str, Any]:
+    return {name: each._asdict() for name, each in found.figures.items()}

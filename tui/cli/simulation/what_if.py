@@ -1,78 +1,68 @@
 """`stepscope what-if`: predicts what a recorded session would have been with other knobs."""
 
+import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, TypeAlias
 
 import msgspec
-import typer
 
-from stepscope.recordings.export.output import MissingPackage, writing
+from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.plot.frontier import Between, FrontierPoint, frontier_figure
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.intervals import Predicted
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf, what_if
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
+from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import say
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
-from stepscope.tui.cli.shared.options import AsJson, RecordingFile, example, option
-from stepscope.tui.cli.shared.output_path import output_path, picture_path
-from stepscope.tui.cli.shared.progress import Progress
-from stepscope.tui.cli.shared.recording_path import find_recording
+from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
+from stepscope.tui.cli.shared.output import Progress, note, say, text_table
+from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.cli.shared.text_table import text_table
-from stepscope.tui.cli.simulation.report import levels_of_options
-from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.cli.simulation.runs import levels_of_options
+from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
-commands = typer.Typer(rich_markup_mode=None)
+_SHOWN = (
+    ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
+    ("ITL p50 ms", "itl_p50_ms"), ("ITL p95 ms", "itl_p95_ms"), ("ITL p99 ms", "itl_p99_ms"),
+    ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
+    ("goodput /s", "goodput_0_per_s"),
+)  # fmt: skip
+_MAX_COLUMNS = 4  # cases to show as columns; more cases become rows
+_DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
 
-@commands.command(
-    "what-if",
-    epilog=example(
-        "stepscope what-if session.mcap max_num_batched_tokens=1024",
-        "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
-        "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
-        "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
-    ),
+@command(
+    "stepscope what-if session.mcap max_num_batched_tokens=1024",
+    "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
+    "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
+    "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
 )
-def run(
+def what_if(
     file: RecordingFile,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KNOB=VALUE,...",
-            help="the knobs of one change; commas try several values of a knob",
-        ),
-    ] = None,
-    sweep: Annotated[
-        str | None, option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio")
-    ] = None,
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "LEVELS",
-            "service levels to count goodput by ('ttft=500 itl=50'; default: those of the "
-            "recording)",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
-            "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
-            "--output",
-            "-o",
-        ),
-    ] = None,
+    words: list[str] | None = argument(
+        "KNOB=VALUE,...", "the knobs of one change; commas try several values of a knob"
+    ),
+    sweep: str | None = option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio"),
+    slo: list[str] | None = option(
+        "LEVELS",
+        "service levels to count goodput by ('ttft=500 itl=50'; default: those of the recording)",
+    ),
+    output: str | None = option(
+        "FILE",
+        "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
+        "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
+        "--output",
+        "-o",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Say what a recorded session would have been with other knobs.
@@ -98,16 +88,23 @@ def run(
     stop = StopSignals(signal.SIGINT, signal.SIGTERM)
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slo or ()) or [level_of({}, recording)]
-        basis = basis_of(recording, levels, lambda share: progress("reading", share))
-        if session is not None:
-            _write(session, basis, variants[0], levels[0], progress, stop)
-            return
+        basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
+        _check(basis, variants)
+        cases = variants[0][0] if len(variants) == 1 else f"{len(variants)} variants"
+        num_requests = len(basis.work.requests)
 
         def on_run(share: float) -> bool:
-            progress("simulating", share)
+            progress(f"simulating {cases}", share)
             return bool(stop)
 
-        found = what_if(basis, variants, levels, on_run)
+        if session is not None:
+            level = levels_of(levels[0])
+            write_what_if(basis, *variants[0], level, session, lambda n: on_run(n / num_requests))
+            if stop:
+                raise Interrupted(f"interrupted; {session} holds the session up to there")
+            note(f"wrote {session}", "")
+            return
+        found = forecasts(basis, variants, levels, on_run)
     if found is None:
         raise Interrupted("interrupted before the runs were done")
     if as_json:
@@ -119,24 +116,13 @@ def run(
         _draw(picture, found, by, path.stem)
 
 
-def _write(
-    path: Path,
-    basis: WhatIfBasis,
-    variant: Variant,
-    level: SLO,
-    progress: Progress,
-    stop: StopSignals,
-) -> None:
-    num_requests = len(basis.work.requests)
-
-    def on_request(number: int) -> bool:
-        progress("simulating", number / num_requests)
-        return bool(stop)
-
-    write_what_if(basis, *variant, levels_of(level), path, on_request)
-    if stop:
-        raise Interrupted(f"interrupted; {path} holds the session up to the interruption")
-    print(f"stepscope: wrote {path}", file=sys.stderr)
+def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
+    """Raise WrongUsage for knobs that do not go with those of the recording."""
+    for text, changes in variants:
+        try:
+            basis.setup.knobs.changed(changes, basis.setup.limits)
+        except ConfigError as error:
+            raise WrongUsage(f"{text}, with the other knobs as recorded: {error}") from error
 
 
 def _draw(picture: Path, found: WhatIf, by: str, name: str) -> None:
@@ -145,25 +131,11 @@ def _draw(picture: Path, found: WhatIf, by: str, name: str) -> None:
         f"forecast from {name}; bars: where nine in ten sessions should lie; full points: no other "
         "value has both a lower TTFT p99 and a lower ITL p99"
     )
-    try:
-        content = frontier_figure(
-            points, recorded, f"TTFT against ITL by {by}", details, picture.suffix[1:].lower()
-        )
-    except MissingPackage as error:
-        raise CommandFailed(str(error)) from error
+    kind = picture.suffix[1:].lower()
+    content = frontier_figure(points, recorded, f"TTFT against ITL by {by}", details, kind)
     with writing(picture, replace=True) as stream:
         stream.write(content)
-    print(f"stepscope: wrote {picture}", file=sys.stderr)
-
-
-_SHOWN = (
-    ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
-    ("ITL p50 ms", "itl_p50_ms"), ("ITL p95 ms", "itl_p95_ms"), ("ITL p99 ms", "itl_p99_ms"),
-    ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
-    ("goodput /s", "goodput_0_per_s"),
-)  # fmt: skip
-_MAX_COLUMNS = 4  # cases to show as columns; more cases become rows
-_DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
+    note(f"wrote {picture}", "")
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
@@ -175,36 +147,44 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
     )
     yield ""
     cases = [found.again, *found.variants]
-    if len(cases) <= _MAX_COLUMNS:
-        yield from _by_figure(found, cases)
-    else:
-        yield from _by_case(found, cases)
+    table = _by_figure if len(cases) <= _MAX_COLUMNS else _by_case
+    lines = table(found, cases, _cell)
+    columns = shutil.get_terminal_size().columns
+    if sys.stdout is not None and sys.stdout.isatty() and max(map(len, lines)) > columns:
+        lines = table(found, cases, lambda each: _number(each and each.value))
+        lines.append("a wider terminal, or a pipe, has the brackets too")
+    yield from lines
     yield ""
     yield f"goodput: requests a second that keep {said(levels[0])}"
     yield from _notes(found, basis)
 
 
-def _by_figure(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
+def _by_figure(found: WhatIf, cases: Sequence[Forecast], cell: "_Cell") -> list[str]:
     heading = ["", "recorded", "simulated", *(case.text for case in found.variants)]
-    rows = []
-    for label, name in _SHOWN:
-        row = [label, _number(found.recorded.get(name))]
-        rows.append(row + [_cell(case.figures.get(name)) for case in cases])
-    yield from text_table(heading, rows, "<" + ">" * (len(heading) - 1))
+    rows = [
+        [
+            label,
+            _number(found.recorded.get(name)),
+            *(cell(case.figures.get(name)) for case in cases),
+        ]
+        for label, name in _SHOWN
+    ]
+    return text_table(heading, rows)
 
 
-def _by_case(found: WhatIf, cases: Sequence[Forecast]) -> Iterator[str]:
-    """Yield a table with a row for each set of knobs. It leaves out the p95."""
-    shown = [(label, name) for label, name in _SHOWN if "p95" not in label]
-    heading = ["", *(label for label, _ in shown)]
-    rows = [["recorded", *(_number(found.recorded.get(name)) for _, name in shown)]]
+def _by_case(found: WhatIf, cases: Sequence[Forecast], cell: "_Cell") -> list[str]:
+    """Return a table with a row for each set of knobs. It leaves out the p95."""
+    shown = {name: label for label, name in _SHOWN if "p95" not in label}
+    rows = [["recorded", *(_number(found.recorded.get(name)) for name in shown)]]
     best = {id(case) for case in best_of(cases)}
     for case in cases:
         text = "simulated" if case is found.again else case.text
         text += " *" if id(case) in best else ""
-        rows.append([text, *(_cell(case.figures.get(name)) for _, name in shown)])
-    yield from text_table(heading, rows, "<" + ">" * len(shown))
-    yield "* on the frontier: no other row has both a lower TTFT p99 and a lower ITL p99"
+        rows.append([text, *(cell(case.figures.get(name)) for name in shown)])
+    return [
+        *text_table(["", *shown.values()], rows),
+        "* on the frontier: no other row has both a lower TTFT p99 and a lower ITL p99",
+    ]
 
 
 def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
@@ -228,11 +208,7 @@ def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
 
 
 def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
-    """Return the points of a plot of TTFT against ITL.
-
-    Returns:
-        (a point for each variant, the recorded (ITL, TTFT) at p50 and at p99)
-    """
+    """Return the points of a plot of TTFT against ITL, and the recorded (ITL, TTFT)."""
     best = {id(case) for case in best_of(found.variants)}
     points = [
         FrontierPoint(
@@ -279,6 +255,9 @@ def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
             f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
             + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
         )
+
+
+_Cell: TypeAlias = Callable[[Predicted | None], str]
 
 
 def _cell(predicted: Predicted | None) -> str:

@@ -16,7 +16,7 @@ from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views import layout
-from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, itl_strip, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page
@@ -55,6 +55,7 @@ _VIEWS: Mapping[str, _View] = {
     "verdict": _View(verdict_line.draw, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
+    "itl": _View(itl_strip.draw, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
     "kv": _View(kv_map.draw),
     "latency": _View(latency_panel.draw),
@@ -86,6 +87,7 @@ class Canvas(Lines):
         self._is_changed = True  # since the last `write`
         self._session = session
         self._label_width = 14
+        self._few_lanes = False
         self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
@@ -105,7 +107,8 @@ class Canvas(Lines):
         """Place the views of this page on a screen of this size."""
         self.page = page
         strip = 0 if self._session.tour is None else tour_strip.HEIGHT
-        self.places = layout.plan(size.width, size.height, page, strip)
+        few = self._few_lanes
+        self.places = layout.plan(size.width, size.height, page, strip, few_lanes=few)
         self._broken.clear()
         self.area, self._is_changed = size, True
 
@@ -123,13 +126,22 @@ class Canvas(Lines):
         return lanes.MAX_LABEL if self.area.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
-        """Make room for the request names left of the lanes.
+        """Make room for the request names left of the lanes, and for as many lanes as there are.
 
         Return true if this changed the number of columns, so that the frame must be made again.
         """
-        before = self.label_width
+        before = self.label_width, self._few_lanes
         self._label_width = lanes.label_width(frame.lanes, self._label_width)
-        return self.label_width != before
+        if "lanes" in self.places and self.area.width >= layout.WIDE_WIDTH:
+            spare = self.height_of("lanes") - frame.num_lanes
+            # It changes when it must, and back only with room to spare: the screen shall stand.
+            if self._few_lanes and spare < 0:
+                self._few_lanes = False
+            elif not self._few_lanes and spare >= layout.SPARE_ROWS + 2:
+                self._few_lanes = self.height_of("lanes") >= 2 * layout.SPARE_ROWS
+        if self._few_lanes != before[1]:
+            self.place(self.area, self.page)
+        return (self.label_width, self._few_lanes) != before
 
     @property
     def num_columns(self) -> int:

@@ -45,7 +45,7 @@ class FrameMaker:
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
         extent = recorded_extent(session.source)
-        in_file = None if self._replay is None else self._replay.file_events
+        in_file = None if self._replay is None else self._replay.file_index
         self._builder = FrameBuilder(
             self.history, extent, session.clock, keys, in_file, self._stands
         )

@@ -84,7 +84,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
         astuple(view),
         session.source.status,
         session.source.error,
-        replay and (len(replay.file_events.found), replay.file_events.is_done),
+        replay and (len(replay.file_index.found), replay.file_index.is_done),
         session.background_error,
         operator.pending,
         round(now_s) if has_clock else round(now_s / 4),

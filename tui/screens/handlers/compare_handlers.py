@@ -168,4 +168,4 @@ def _errors_said(notices: Notices) -> Iterator[None]:
     try:
         yield
     except (RecordingError, OSError) as error:
-        notices.say(str(error), "breach")
+        notices.say(str(error), "caution")

@@ -92,7 +92,7 @@ class Opening:
         try:
             folder = folder_for(path)
         except OSError as error:
-            say(f"no export: {error}", "breach")
+            say(f"no export: {error}", "caution")
             return
 
         def begin(order: ExportOrder) -> None:

@@ -50,7 +50,7 @@ class SessionHandlers:
         try:
             path = switch.start()
         except RecordingError as error:
-            self._notices.say(f"{who}cannot record: {error}", "breach")
+            self._notices.say(f"{who}cannot record: {error}", "caution")
         else:
             num_marks = len(source.history.marks)
             before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
@@ -85,6 +85,6 @@ class SessionHandlers:
         try:
             path = new_picture(svg(self._screen.app), shown)
         except OSError as error:
-            self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "breach")
+            self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "caution")
         else:
             self._notices.say(f"screenshot: {path}", "good")

@@ -79,7 +79,7 @@ class KnobEditor(Overlay[KnobChange]):
         trouble = self._watch.trouble(width - 4)
         wrong = self._wrong() if trouble is None else f" {trouble}"
         about = f" {spec.help} (default {value_text(spec.default)})"
-        style = "breach" if wrong else "caution" if overtaken else "muted"
+        style = "caution" if wrong or overtaken else "muted"
         forecast = None if self._forecast is None else self._forecast.text
         if forecast is not None and not (wrong or overtaken):
             about, style = f" {forecast}", "text"

@@ -76,7 +76,7 @@ class Prompt(Overlay[str]):
             (question, "edit"),
             (clean(typed, room), "selected" if self._is_selected else "edit"),
             ("_", "edit"),
-            (clean(wrong, max(0, room - len(typed))), "breach"),
+            (clean(wrong, max(0, room - len(typed))), "caution"),
         )
         rest = max(0, width - sum(len(text) for text, _ in line))
         hint = self._hint()
@@ -101,8 +101,8 @@ class Prompt(Overlay[str]):
         is_note = self._wrong is None or self._fits(width)
         text = ("" if self._note is None else self._note()) if is_note else self._wrong or ""
         lines = textwrap.wrap(text, room)[:_MOST_BENEATH]
-        style = "edit" if is_note else "breach"
-        return [*([(trouble, "breach")] if trouble else []), *((line, style) for line in lines)]
+        style = "edit" if is_note else "caution"
+        return [*([(trouble, "caution")] if trouble else []), *((line, style) for line in lines)]
 
     def on_mount(self) -> None:
         super().on_mount()

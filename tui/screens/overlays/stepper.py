@@ -100,7 +100,7 @@ class Stepper(Overlay[KnobChange]):
         if wrong is None or length_of((*line, *bar)) + 2 + len(wrong) <= width:
             line = (*line, *bar)
         if wrong:
-            line = (*line, (f"  {wrong}", "breach"))
+            line = (*line, (f"  {wrong}", "caution"))
         else:
             room = width - length_of(line)
             hints = (self.hint(hint) for hint in _HINTS)

@@ -157,7 +157,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
-            self.notices.say(f"looking failed, {see_log(error)}", "breach")
+            self.notices.say(f"looking failed, {see_log(error)}", "caution")
 
     # Drawing
 
@@ -338,7 +338,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             elif self._prompt is not None:
                 self._prompt.refuse(error)
             else:
-                self.notices.say(error, "breach")
+                self.notices.say(error, "caution")
                 self.draw()
 
     def _typed(self, text: str) -> None:

@@ -85,7 +85,7 @@ class AutopilotSwitch:
         try:
             pilot = LivePilot(Endpoint.parse(self._endpoint), itl_ms, self._who())
         except (ConfigError, CommandRefused, EngineUnreachable) as error:
-            self._news.append((f"no autopilot: {error}", "breach"))
+            self._news.append((f"no autopilot: {error}", "caution"))
             return
         self._pilot = pilot
         try:

@@ -245,7 +245,7 @@ class Operator:
                 self._notices.say(said, "caution")
             elif answer.error is not None:
                 said = self._conflict(answer) or f"{answer.what}: {answer.error}"
-                self._notices.say(said, "breach")
+                self._notices.say(said, "caution")
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
@@ -302,7 +302,7 @@ class Operator:
                 continue
             self._unanswered.remove(each)
             if entry.code:
-                self._notices.say(f"{each.what} refused: {entry.detail}", "breach")
+                self._notices.say(f"{each.what} refused: {entry.detail}", "caution")
             else:
                 self._remember(each.command, entry.version)
                 step = entry.effective_step or 0

@@ -64,10 +64,10 @@ class FileJob(ABC):
         except _Cancelled:
             self.outcome = f"{self.noun} to {self.name} cancelled; no file was written", "text"
         except (RecordingError, MissingPackage, OSError) as error:
-            self.outcome = f"no {self.noun}: {error}", "breach"
+            self.outcome = f"no {self.noun}: {error}", "caution"
         except Exception as error:
             log.exception("%s to %s failed", self.noun, self.name)
-            self.outcome = f"{self.noun} failed, {see_log(error)}", "breach"
+            self.outcome = f"{self.noun} failed, {see_log(error)}", "caution"
 
     @abstractmethod
     def _write(self) -> str:

@@ -183,7 +183,7 @@ class Navigator:
             text = searched.nothing(history, file, at, direction, kinds)
             self._notices.say_of_place(text, "caution")
             return
-        over = searched.passed_over(history, file, at, found.step, kinds)
+        over = searched.passed_over(history, file, at, found.step)
         self.go(found.step)
         self._notices.say_of_place(found.text + over, "caution" if over else "text")
 
@@ -192,10 +192,10 @@ class Navigator:
         at = self._at()
         found = {mark_event(mark) for mark in self._history.marks}
         if self._replay is not None:
-            found |= {each for each in self._replay.file_events.found if each.kind == "mark"}
+            found |= {each for each in self._replay.file_index.found if each.kind == "mark"}
         marks = sorted((each.step, each.text) for each in found)
         if not marks or at is None:
-            is_done = self._replay is None or self._replay.file_events.is_done
+            is_done = self._replay is None or self._replay.file_index.is_done
             text = f"no mark yet; {self._key('mark')} sets one"
             if not is_done:
                 text = "no mark yet; the rest of the file is still looked through"

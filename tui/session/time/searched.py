@@ -1,6 +1,6 @@
 """Finds the nearest event, and tells which steps of a replayed file were not searched for it.
 
-A background thread searches the file for late tokens, so at first only a part has been searched.
+A background thread searches the file, so at first only a part has been searched.
 """
 
 from collections.abc import Collection
@@ -11,9 +11,6 @@ from stepscope.recordings.state.series.events import SessionEvent
 
 if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
-
-# Kinds of events that a slower search of the file finds: they have to be computed.
-RECKONED = frozenset({"slo", "gap"})
 
 
 def nearest(
@@ -36,34 +33,31 @@ def nearest(
         in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
-        events.append(file.file_events.next(at, direction, kinds))
-        events.append(file.file_latency.next(at, direction, kinds, history.slo))
+        events.append(file.file_index.next(at, direction, kinds, history.slo))
     # Of two events at the same step, `min` returns the first: it says more.
     found = [each for each in events if each is not None]
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
 
 
 def is_searched(history: History, file: "ReplaySource") -> bool:
-    """Whether all steps in memory lie in the part of the file already searched for late tokens."""
-    spans = file.file_latency.spans()
+    """Whether all steps in memory lie in the part of the file already searched."""
+    spans = file.file_index.spans()
     return all(
         any(begin <= first and last <= end for begin, end in spans)
         for first, last in _in_memory(history)
     )
 
 
-def passed_over(
-    history: History, file: "ReplaySource | None", at: int, step: int, kinds: Collection[str]
-) -> str:
+def passed_over(history: History, file: "ReplaySource | None", at: int, step: int) -> str:
     """Return an addition to the notice about a jump from step `at` to `step`.
 
     It tells how many steps between the two were not searched; empty if all were.
     """
-    if file is None or not set(kinds) & RECKONED:
+    number = 0 if file is None else _num_unsearched(history, file, at, step)
+    if file is None or not number:
         return ""
-    number = _num_unsearched(history, file, at, step)
-    yet = "" if file.file_latency.is_done else "yet "
-    return f"; {_steps(number)} between not {yet}searched for late tokens" if number else ""
+    yet = "" if file.file_index.is_done else "yet "
+    return f"; {_steps(number)} between not {yet}searched"
 
 
 def nothing(
@@ -81,20 +75,17 @@ def nothing(
     if at == end:
         return f"no {kind} {where}, the {'last' if direction > 0 else 'first'} of the file"
     beyond = end + direction
-    if not file.file_events.is_done and _num_outside(_in_memory(history), at, beyond):
-        return f"no {kind} {where} in memory; the rest of the file is still looked through"
-    number = _num_unsearched(history, file, at, beyond) if set(kinds) & RECKONED else 0
-    if number and not file.file_latency.is_done:
-        return f"no {kind} {where} so far; {_steps(number)} not yet searched for late tokens"
+    number = _num_unsearched(history, file, at, beyond)
+    if number and not file.file_index.is_done:
+        return f"no {kind} {where} so far; {_steps(number)} not yet searched"
     if number:
-        rest = f"{_steps(number)} could not be searched for late tokens or lost messages"
-        return f"no other event {where}; {rest}"
+        return f"no other {kind} {where}; {_steps(number)} could not be searched"
     return f"no {kind} {where} in all of the file"
 
 
 def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
-    """Return the number of steps between `at` and `step` that were not searched for late tokens."""
-    return _num_outside([*_in_memory(history), *file.file_latency.spans()], at, step)
+    """Return the number of steps between `at` and `step` that were not searched."""
+    return _num_outside([*_in_memory(history), *file.file_index.spans()], at, step)
 
 
 def _in_memory(history: History) -> list[tuple[int, int]]:

@@ -75,7 +75,7 @@ class WorstStalls:
         """Return the stalls in memory, or with `of_file` those in the searched part of the file."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
-            return replay.file_latency.stalls(history.slo, _MOST)
+            return replay.file_index.stalls(history.slo, _MOST)
         return history.stalls(None, _MOST)
 
     def _at(self) -> int | None:
@@ -130,7 +130,7 @@ class WorstStalls:
         if frame is not None and not frame.tells_requests:
             return ["the engine does not report when tokens came"]
         if self._replay is not None and self._is_searching:
-            share = f"{int(100 * self._replay.file_latency.share)}%"
+            share = f"{int(100 * self._replay.file_index.share)}%"
             again = f"{self._key('worst')} again in a moment"
             return [
                 f"no late token found yet: {share} of the file searched so far; {again}",
@@ -149,14 +149,14 @@ class WorstStalls:
             return ""
         if not of_file:
             return " in memory (the file is still searched)" if self._is_searching else " in memory"
-        share = self._replay.file_latency.share
+        share = self._replay.file_index.share
         return "" if share == 1 else f" in {int(100 * share)}% of the file"
 
     @property
     def _is_searching(self) -> bool:
         """Whether the background search of the file for late tokens still runs."""
         replay = self._replay
-        return replay is not None and not self._is_all and not replay.file_latency.is_done
+        return replay is not None and not self._is_all and not replay.file_index.is_done
 
     @property
     def _is_of_file(self) -> bool:

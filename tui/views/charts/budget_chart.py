@@ -7,10 +7,10 @@ Padding, which a static batch spends on no request, is drawn dashed on top of th
 """
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
@@ -22,11 +22,19 @@ _RUNS = re.compile(
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
-_LIMIT_RUNS = re.compile("(?P<muted>[A-Z]+)|(?P<mark>‖+)|(?P<idle>·+)|(?P<text> +)")
+_LIMIT_STYLES: dict[Limit | None, str] = {
+    None: "text",
+    "work": "idle",
+    "budget": "limit_budget",
+    "seats": "limit_seats",
+    "kv": "limit_kv",
+    "paused": "limit_paused",
+}
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
 _STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
-    "(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>!+)|(?P<muted>[^─┴◆▼✗!]+)"
+    r"(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>![\d.,]+ m?s|!+)"
+    "|(?P<muted>[^─┴◆▼✗!]+)"
 )
 
 
@@ -58,16 +66,14 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body: list[Line] = []
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
         label = _label(row, num_rows, scale) if row else top_label
-        body.append((*_gutter(label, gutter), *_runs("".join(cells), frame, _RUNS)))
+        body.append((*labelled(label, gutter), *_runs("".join(cells), frame, _RUNS)))
     decodes = "".join([_decode_cell(column) for column in columns])
-    body.append((*_gutter(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
+    body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
-        limits = "".join([_limit_cell(column) for column in columns])
-        runs = _runs(limits, frame, _LIMIT_RUNS)
-        body.append((*_gutter(_limit_at_cursor(frame, gutter - 2), gutter), *runs))
+        body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
-    body.append((*_gutter(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
+    body.append((*labelled(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _LEGEND)
 
 
@@ -77,10 +83,18 @@ def _decode_cell(column: ChartColumn | None) -> str:
     return "╍" if column.is_open else "━"
 
 
-def _limit_cell(column: ChartColumn | None) -> str:
-    if column is None or column.limit is None:
-        return " "
-    return LIMIT_LETTERS[column.limit]
+def _limits(frame: Frame) -> Line:
+    """Return the row of limits: a band with its name where a limit held for long, else letters."""
+    runs: list[Run] = []
+    limits = [None if column is None else column.limit for column in frame.columns]
+    for limit, group in groupby(limits):
+        num = len(list(group))
+        glyph = " " if limit is None else LIMIT_LETTERS[limit]
+        text, style = glyph * num, _LIMIT_STYLES.get(limit, "limit_other")
+        if limit is not None and limit != "work" and num >= len(limit) + 2:
+            text = f" {limit} ".ljust(num, "–")
+        runs.append((text, style))
+    return with_cursor(tuple(runs), frame.cursor_column)
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
@@ -139,7 +153,7 @@ def _title(frame: Frame) -> Line:
     return (*title, (f"  step {flying.step:,} still runs ", "caution"))
 
 
-def _gutter(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
+def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
     return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
 
 
@@ -191,7 +205,7 @@ def _axis(frame: Frame) -> str:
     """Return the bottom line of the chart: ticks, and a glyph for the event in each column."""
     columns = frame.columns
     cells = ["─"] * len(columns)
-    _put_marks(cells, columns)
+    _put_marks(cells, frame)
     if frame.view.axis == "step":
         _put_step_ticks(cells, columns, frame.view.zoom)
     else:
@@ -199,12 +213,18 @@ def _axis(frame: Frame) -> str:
     return "".join(cells)
 
 
-def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
+def _put_marks(cells: list[str], frame: Frame) -> None:
+    """Write the glyphs of events, and how long a wide step took, where there is room."""
+    columns = frame.columns
     for x, column in enumerate(columns):
-        # On the time axis a long step fills several columns; only the first is marked.
+        # A long step fills several columns; only the first is marked.
         before = columns[x - 1] if x else None
-        if column is None or (before is not None and before[:2] == column[:2]):
+        if column is None or _is_same_step(before, column):
             continue
+        if column.is_wide:
+            took = fmt.with_ms(column.longest_ns / 1e6)
+            if all(_is_same_step(column, each) for each in columns[x : x + 1 + len(took)]):
+                cells[x + 1 : x + 1 + len(took)] = took
         if column.is_lost:
             cells[x] = "?"
         elif column.has_preemption:
@@ -215,6 +235,13 @@ def _put_marks(cells: list[str], columns: Sequence[ChartColumn | None]) -> None:
             cells[x] = "▼"
         elif column.has_breach:
             cells[x] = "!"
+
+
+def _is_same_step(before: ChartColumn | None, column: ChartColumn | None) -> bool:
+    if before is None or column is None:
+        return False
+    is_held = before.is_pending and column.is_pending and before.last == column.last
+    return is_held or before[:2] == column[:2]
 
 
 def _put_label(cells: list[str], x: int, label: str) -> None:
@@ -228,16 +255,16 @@ def _put_label(cells: list[str], x: int, label: str) -> None:
         cells[x] = "┴"
 
 
-def _put_step_ticks(cells: list[str], columns: Sequence[ChartColumn | None], zoom: int) -> None:
-    shown = [x for x, c in enumerate(columns) if c is not None and not c.is_open]
-    first, last = (columns[x] for x in (shown[0], shown[-1])) if shown else (None, None)
-    if first is None or last is None:
-        return
+def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: int) -> None:
     interval = 20 * zoom
-    for step in range(-(-first.first // interval) * interval, last.last + 1, interval):
-        x = shown[-1] - (last.first // zoom - step // zoom)
+    before = None
+    for x, column in enumerate(columns):
+        if column is None or column.is_open or column.last == before:
+            continue
+        before = column.last
+        step = -(-column.first // interval) * interval
         label = f"{step:,}"
-        if x + 1 + len(label) <= len(cells):
+        if step <= column.last and x + 1 + len(label) <= len(cells):
             _put_label(cells, x, label)
 
 
@@ -275,12 +302,21 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
     """Split a row into runs of one style; highlight the column of the cursor."""
-    at = frame.cursor_column
+    return with_cursor(_split(text, pattern), frame.cursor_column)
+
+
+def with_cursor(line: Line, at: int | None) -> Line:
+    """Return a line with its cell `at` highlighted."""
     if at is None:
-        return _split(text, pattern)
-    under = _split(text[at : at + 1], pattern)
-    raised = tuple((run, f"{style}+cursor") for run, style in under)
-    return (*_split(text[:at], pattern), *raised, *_split(text[at + 1 :], pattern))
+        return line
+    runs: list[Run] = []
+    for text, style in line:
+        if 0 <= at < len(text):
+            runs += [(text[:at], style), (text[at], f"{style}+cursor"), (text[at + 1 :], style)]
+        else:
+            runs.append((text, style))
+        at -= len(text)
+    return tuple(run for run in runs if run[0])
 
 
 def _split(text: str, pattern: "re.Pattern[str]") -> Line:

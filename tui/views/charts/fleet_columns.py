@@ -42,13 +42,13 @@ def state_text(line: EngineLine) -> Run:
     """Return what an engine is doing, in a word, and for how long if that matters."""
     figures = line.figures
     if figures.status == "connecting":
-        return "CONNECTING", "badge_down"
+        return "CONNECTING", "badge_paused"
     if figures.status == "starting":
         return "STARTING", "caution"
     if figures.status == "down":
         return f"DOWN {_ago(line.status_s)}", "badge_down"
     if figures.status == "stale":
-        return f"STALE {_ago(line.silent_s or line.status_s)}", "badge_down"
+        return f"STALE {_ago(line.silent_s or line.status_s)}", "badge_paused"
     if figures.status in ("playing", "paused", "ended"):
         return "RECORDING", "mark"
     if figures.state in ("paused", "draining", "stopped"):

@@ -41,17 +41,22 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         ]
     body = [((" ", "text"), *line) for line in body]
     body.append(((" ", "text"), *key(frame, inner + 1)))
-    return framed(body, width, height, _title(frame))
+    return framed(body, width, height, _title(frame, width - 6))
 
 
-def _title(frame: Frame) -> Line:
+def _title(frame: Frame, room: int) -> Line:
+    """Return the title, with the step that the map is of: it is not drawn in every frame."""
     info = frame.state.info
     if info is None or info.num_blocks is None:
         return (("KV map", "title"),)
     size = size_of_pool(info)
     evictions = frame.rates.evictions_per_s
     lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
-    return (("KV map", "title"), (f"  {size}{lost}", "muted"))
+    step = f"  as of step {frame.step:,}" if frame.step is not None and frame.view.live else ""
+    few = size.partition(" ×")[0]
+    forms = (f"  {size}{lost}{step}", f"  {few}{lost}{step}", f"  {few}{step}", step)
+    said = next((form for form in forms if len(form) + 6 <= room), "")
+    return (("KV map", "title"), (said, "muted"))
 
 
 def size_of_pool(info: EngineInfo) -> str:

@@ -14,13 +14,14 @@ from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 MAX_LABEL = 20
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
-_DECODES = str.maketrans("━═", LATE * 2)
+_TOKENS = {ord(glyph): LATE for glyph in "━═"}
+_STILL = {ord("─"): LATE}  # its token does not come
 _RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
     "PRE": "prefill",
     "DEC": "decode",
-    "OUT": "breach",
+    "OUT": "caution",
     "END": "muted",
     "ABRT": "muted",
 }
@@ -33,11 +34,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         gutter: cells left of the columns, for the request's name and status.
     """
     glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
-    slow = _slow_columns(frame)
+    late = _late_columns(frame)
     body = [
         (
             *_label(row, gutter, row.request_id == frame.view.selected),
-            *_cells(_late(row, glyphs, slow), frame.cursor_column),
+            *_cells(_late(row, glyphs, late), frame.cursor_column),
         )
         for row in frame.lanes
     ]
@@ -48,19 +49,29 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     return framed(body, width, height, title, _legend(frame))
 
 
-def _slow_columns(frame: Frame) -> list[int]:
-    """Return the columns in which all streams stood still. On the time axis they are wide."""
-    if frame.view.axis == "time":
-        return []
-    return [x for x, column in enumerate(frame.columns) if column is not None and column.is_slow]
+def _late_columns(frame: Frame) -> list[tuple[int, dict[int, str]]]:
+    """Return the columns with late tokens, and how to mark those in a lane.
+
+    On the time axis a late step is wide already: there only a step in which all stood still counts.
+    """
+    by_step = frame.view.axis == "step"
+    return [
+        (x, _TOKENS | _STILL if by_step else _STILL)
+        for x, column in enumerate(frame.columns)
+        if column is not None and (column.is_slow if by_step else column.is_wide)
+    ]
 
 
-def _late(row: LaneRow, glyphs: Mapping[int, str], slow: list[int]) -> str:
+def _late(row: LaneRow, glyphs: Mapping[int, str], late: list[tuple[int, dict[int, str]]]) -> str:
     """Return the cells of a lane; tokens that came late because their step took long are marked."""
-    cells = row.cells.decode("latin-1").translate(glyphs)
-    for x in slow:
-        cells = cells[:x] + cells[x : x + 1].translate(_DECODES) + cells[x + 1 :]
-    return cells
+    text = row.cells.decode("latin-1").translate(glyphs)
+    if not late:
+        return text
+    cells = list(text)
+    for x, marks in late:
+        if x < len(cells):
+            cells[x] = cells[x].translate(marks)
+    return "".join(cells)
 
 
 def label_width(rows: Iterable[LaneRow], least: int) -> int:
@@ -141,10 +152,10 @@ def _rough(tokens: int) -> str:
 
 
 def _rougher(tokens: int) -> str:
-    """Return a number in a shorter form, for use beside a long name: `4k`, `.3k`."""
-    if tokens < 100 or tokens >= 999_500:
+    """Return a number in a shorter form, for use beside a long name: `4k`, `0.3k`."""
+    if tokens < 950 or tokens >= 999_500:
         return _rough(tokens)
-    return f"{tokens / 1000:.0f}k" if tokens >= 950 else f".{(tokens + 50) // 100}k"
+    return f"{tokens / 1000:.0f}k"
 
 
 def _cells(text: str, cursor_column: int | None) -> Line:

@@ -2,8 +2,13 @@
 
 A column is one step, several steps, or a slice of time. A merged column shows the worst of its
 steps. Columns whose steps no longer change are computed only once.
+
+A late step that took far longer than the others on the screen takes several columns also on the
+axis of steps: in one column nobody would see that everything stood still.
 """
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from stepscope.recordings.history.history import History
@@ -12,6 +17,7 @@ from stepscope.tui.views.view import View
 
 COLUMN_NS = 10_000_000  # width of a column of the time axis at zoom 1
 _MAX_MERGED = 8192
+_WIDE = 4  # times the median step on the screen: a late step that takes longer is drawn wide
 
 
 class ChartColumn(NamedTuple):
@@ -33,7 +39,10 @@ class ChartColumn(NamedTuple):
     has_breach: bool  # a request waited for a token longer than the ITL bound
     is_slow: bool  # a step took longer than that, so all that decoded in it waited
     is_lost: bool  # none of its steps was received
-    is_pending: bool = False  # time axis only: its last step had not produced its tokens yet
+    is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
+    longest_ns: int = 0  # of its steps
+    max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
+    is_wide: bool = False  # it took far longer than the others on the screen
     num_padded_tokens: int = 0
     is_open: bool = False  # a step in flight, which has no record yet
     limit: Limit | None = None
@@ -68,8 +77,11 @@ class ChartColumns:
         right = last_step if view.right is None else max(first_step, min(last_step, view.right))
         if view.axis == "step":
             ranges = self._by_step(first_step, last_step, right, view.zoom, width)
-            return [None if steps is None else self._merge(*steps, last_step) for steps in ranges]
-        return self._by_time(first_step, last_step, right, view.zoom, width)
+            columns = [
+                None if steps is None else self._merge(*steps, last_step) for steps in ranges
+            ]
+            return _widened(columns)
+        return _told(self._by_time(first_step, last_step, right, view.zoom, width))
 
     def _by_step(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
@@ -147,6 +159,8 @@ class ChartColumns:
             is_lost=False,
             num_padded_tokens=span.max_padded_tokens,
             limit=span.limit,
+            longest_ns=span.longest_ns,
+            max_itl_ns=span.max_itl_ns,
         )
 
     def _forget_outdated(self) -> None:
@@ -155,3 +169,59 @@ class ChartColumns:
         if current != self._merged_for:
             self._merged.clear()
             self._merged_for = current
+
+
+def usual_ns(columns: Sequence[ChartColumn | None]) -> int:
+    """Return the median of the steps on the screen; 0 without steps."""
+    took = sorted(
+        each.longest_ns
+        for each, _ in groupby(columns)
+        if each is not None and not (each.is_lost or each.is_pending)
+    )
+    return took[len(took) // 2] if took else 0
+
+
+def cells_of(took_ns: int, usual: int, most: int) -> int:
+    """Return how many columns a late step takes on the axis of steps, `most` at most.
+
+    It takes two more columns each time that it is twice as long.
+    """
+    if not usual or took_ns < _WIDE * usual:
+        return 1
+    return max(2, min(most, 2 * (took_ns // usual).bit_length() - 4))
+
+
+def _is_wide(column: ChartColumn | None, usual: int) -> bool:
+    return column is not None and column.is_slow and column.longest_ns >= _WIDE * usual > 0
+
+
+def _told(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
+    """Return the columns of the time axis; those in which everything stood still say so."""
+    usual = usual_ns(columns)
+    return [
+        column._replace(is_wide=True) if column is not None and _is_wide(column, usual) else column
+        for column in columns
+    ]
+
+
+def _widened(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
+    """Return as many columns, in which a late step that took far longer takes several.
+
+    All of them but the last are pending, as its tokens came at its end. The columns at the left
+    make room.
+    """
+    usual, width = usual_ns(columns), len(columns)
+    wide = [column for column in columns if _is_wide(column, usual)]
+    if not wide:
+        return columns
+    most = min(width // 8, width // 2 // len(wide))
+    found: list[ChartColumn | None] = []
+    for column in reversed(columns):
+        if column is not None and _is_wide(column, usual):
+            column = column._replace(is_wide=True)
+            found += [column]
+            num_more = cells_of(column.longest_ns, usual, most) - 1
+            found += [column._replace(is_pending=True)] * num_more
+        else:
+            found.append(column)
+    return found[width - 1 :: -1]

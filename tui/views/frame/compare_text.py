@@ -4,6 +4,7 @@ A side is one of the runs, A or B.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -137,6 +138,22 @@ def load(found: Comparison) -> str | None:
     if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
         return f"loads differ; only like waits and wins with more count: {difference}"
     return f"loads differ; only like waits count: {difference}"
+
+
+def headline(found: Comparison) -> str:
+    """Return the result in one sentence: the largest difference on each side that is better."""
+    sides: tuple[Literal["a", "b"], ...] = ("b", "a")
+    won = {
+        side: re.sub(r", at \w+ [^)]*|(?<=\)), .*", "", outcome(found, side)[1][0])
+        for side in sides
+        if found.names_winner(side) and (found.better(side) or _same_requests(found, side))
+    }
+    if len(won) == 2:
+        return f"B is better in {won['b']}, A in {won['a']}"
+    for side, what in won.items():
+        return f"{side.upper()} is better: {what}"
+    is_known = found.different_work is None
+    return "neither is better for sure" if is_known else "not to be judged: the work differs"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:

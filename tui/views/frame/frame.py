@@ -28,6 +28,9 @@ from stepscope.tui.views.view import View
 
 LATENCY_WINDOW_S = 60.0
 RATES_WINDOW_S = 10.0
+OUTPUT_TREND_S = 12
+BEHIND_S = 2.0  # messages may come so much later than usual
+OLD_S = 3.0  # figures may be so much older than the step beside them
 NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"})
 
 
@@ -57,7 +60,10 @@ class Frame:
     worst: Stalls  # the longest stalls in memory, wherever the cursor is
     waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
     verdict: Verdict  # on the seconds up to the cursor
+    output_trend: tuple[float | None, ...] = ()  # tokens in each of the last seconds
+    figures_age_s: float = 0.0  # from the step that latencies, rates and verdict are up to
     age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard
+    behind_s: float = 0.0  # by how much later than usual its messages come
     events: list[SessionEvent] = field(default_factory=list)
     landmarks: list[SessionEvent] = field(default_factory=list)  # for the scrub bar
     changes_in_file: Sequence[KnobsChanged] = ()  # all knob changes in a replayed file
@@ -118,6 +124,11 @@ class Frame:
     def is_silent(self) -> bool:
         """Whether the engine's current state is unknown."""
         return self.view.live and self.status in ("stale", "down", "starting")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the picture is of an earlier moment, because messages come late."""
+        return self.behind_s >= BEHIND_S and self.view.live and self.status == "live"
 
     @property
     def is_past(self) -> bool:

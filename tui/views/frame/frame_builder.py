@@ -10,22 +10,37 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.views.frame.chart_columns import ChartColumn, ChartColumns
-from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
+from stepscope.tui.views.frame.chart_columns import (
+    COLUMN_NS,
+    ChartColumn,
+    ChartColumns,
+    cells_of,
+    usual_ns,
+)
+from stepscope.tui.views.frame.frame import (
+    LATENCY_WINDOW_S,
+    NOTABLE,
+    OUTPUT_TREND_S,
+    RATES_WINDOW_S,
+    Frame,
+)
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.view import View
 
 if TYPE_CHECKING:
-    from stepscope.recordings.replay.file_events import FileEvents  # with mcap, only when needed
+    from stepscope.recordings.replay.file_index import FileIndex  # with mcap, only when needed
 
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
+_MOST_REFRESH_S = 5.0  # of figures that cost very much
+_LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 
 
 class _Figures(NamedTuple):
@@ -39,6 +54,8 @@ class _Figures(NamedTuple):
     worst: Stalls
     waiting_trend: int
     verdict: Verdict
+    output_trend: tuple[float | None, ...]
+    time_ns: int  # of the step that they are up to
 
 
 class _Cached(NamedTuple):
@@ -48,12 +65,39 @@ class _Cached(NamedTuple):
     due_s: float
 
 
+class _Lag:
+    """How much later than usual the steps of an engine come; only then is its clock looked at."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._newest: object = None
+        self._behind_s = 0.0
+        self._least: dict[int, float] = {}  # the least delay, by the minute; of the last two
+
+    def behind_s(self, state: SessionState, step: int | None) -> float:
+        """Return by how many seconds; 0 for an engine that has nothing to do, or no true clock."""
+        info = state.info
+        if info is None or info.simulated is not None or state.state == "idle":
+            return 0.0
+        if (info.engine_id, step) == self._newest:
+            return self._behind_s
+        self._newest = info.engine_id, step
+        now_s = self._clock()
+        delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
+        kept = {at: least for at, least in self._least.items() if at >= minute - 1}
+        self._least = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
+        self._behind_s = delay_s - min(self._least.values())
+        return self._behind_s
+
+
 class FrameBuilder:
     """Makes frames; caches what is expensive to compute. Use it only on the UI thread.
 
     Args:
         recorded: first and last step of the replayed file; None for a live source.
-        clock: returns seconds; only paces the updates.
+        clock: returns seconds; paces the updates, and tells how late messages come.
+        cpu_clock: returns the seconds of processor time that this thread has used; None: as told
+            by the system, or by `clock` if that is a test's.
         keys: action -> its first key as people write it, for actions without their default key.
         in_file: the landmarks of the whole replayed file; None for a live source.
         stands: returns true if the newest step changes only when the operator moves (a replay that
@@ -66,14 +110,17 @@ class FrameBuilder:
         recorded: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keys: Mapping[str, str] | None = None,
-        in_file: "FileEvents | None" = None,
+        in_file: "FileIndex | None" = None,
         stands: Callable[[], bool] = lambda: False,
+        cpu_clock: Callable[[], float] | None = None,
     ) -> None:
         self._history = history
         self._stands = stands
         self._in_file = in_file
         self._recorded = recorded
         self._clock = clock
+        is_real = clock is time.monotonic
+        self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
         self._keys = keys or {}
         self._columns = ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
@@ -85,6 +132,7 @@ class FrameBuilder:
         self._events_taken: _Cached | None = None
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
+        self._lag = _Lag(clock)
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -123,9 +171,13 @@ class FrameBuilder:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
                 columns = self._columns.visible(view, num_columns, last_step)
                 cursor_column = _column_of(columns, view.cursor)
+            if cursor_column is None:  # wide steps right of it leave no room
+                view.right = view.cursor
+                columns = self._columns.visible(view, num_columns, last_step)
+                cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
-            columns, lanes = _with_open_column(columns, lanes, state.in_flight, state)
+            columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
         windows = {}
         if view.page == "latency":
             windows = self._windows.reports(None if view.live else state.time_ns)
@@ -150,7 +202,10 @@ class FrameBuilder:
             worst=figures.worst,
             waiting_trend=figures.waiting_trend,
             verdict=figures.verdict,
+            output_trend=figures.output_trend,
+            figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
             age_s=self._age_s(),
+            behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
             events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -177,7 +232,7 @@ class FrameBuilder:
         """Return the slowly changing figures; compute them again if a second has passed.
 
         If computing takes long, because a minute has very many samples, more time passes between
-        two computations.
+        two computations. Processor time counts, not time: a busy machine must not age the figures.
 
         Args:
             minute: the report of the last minute, if it has already been made.
@@ -192,6 +247,7 @@ class FrameBuilder:
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
+            spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
             minute = minute or history.latency(end_ns, window_s)
             self._figures = _Figures(
@@ -203,11 +259,13 @@ class FrameBuilder:
                 history.stalls(),
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
+                history.windows.output_trend(end_ns, OUTPUT_TREND_S),
+                state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor
-            now_s = self._clock()
-            took_s = now_s - start_s
-            self._figures_due_s = now_s + (max(_REFRESH_S, 150 * took_s) if view.live else took_s)
+            spent_s, now_s = spent_s + self._cpu_clock(), self._clock()
+            pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 150 * spent_s))
+            self._figures_due_s = now_s + (pause_s if view.live else now_s - start_s)
             self._figures_taken = _Cached(self._built_of, self._figures_due_s)
         return self._figures
 
@@ -282,6 +340,58 @@ class FrameBuilder:
             self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
         return self._landmarks[1]
 
+    # The step in flight
+
+    def _with_open_step(
+        self,
+        view: View,
+        columns: Sequence[ChartColumn | None],
+        lanes: Sequence[LaneRow],
+        step: StepInFlight,
+        state: SessionState,
+    ) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+        """Shift columns and lanes left, and add the step in flight, as wide as it is long so far.
+
+        That step has no record yet.
+        """
+        took_ns, width = round(seconds_of(step) * 1e9), len(columns)
+        if view.axis == "time":
+            num = max(1, min(width // 2, took_ns // (COLUMN_NS * view.zoom)))
+        else:
+            num = cells_of(took_ns, usual_ns(columns), width // 8)
+        is_slow = took_ns > self._history.slo.itl_ms * 1e6
+        column = ChartColumn(
+            step.step,
+            step.step,
+            step.since_ns,
+            step.num_prefill_tokens,
+            step.num_decodes,
+            step.token_budget,
+            None,
+            has_preemption=False,
+            has_knob_change=False,
+            has_mark=False,
+            has_breach=is_slow,
+            is_slow=is_slow,
+            is_lost=False,
+            is_open=True,
+            longest_ns=took_ns,
+            is_wide=is_slow and num > 1,
+        )
+        prefilling = {part.request_id for part in step.prefills}
+        shifted = []
+        for lane in lanes:
+            request = state.requests.get(lane.request_id)
+            cell = int(Cell.ABSENT)
+            if lane.request_id in prefilling:
+                cell = int(Cell.PREFILL)
+            elif request is not None and request.status == "waiting":
+                cell = int(Cell.WAITING)
+            elif request is not None and request.status == "running":
+                cell = len(Cell)  # the step of its next token still runs
+            shifted.append(lane._replace(cells=lane.cells[num:] + bytes((cell,)) * num))
+        return [*columns[num:], *[column] * num], shifted
+
 
 def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
     """Return the index of the last column that shows `step`; None if none does."""
@@ -292,44 +402,3 @@ def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | Non
         if column is not None and column.first <= step <= column.last:
             return x
     return None
-
-
-def _with_open_column(
-    columns: Sequence[ChartColumn | None],
-    lanes: Sequence[LaneRow],
-    step: StepInFlight,
-    state: SessionState,
-) -> tuple[list[ChartColumn | None], list[LaneRow]]:
-    """Shift the columns and lanes left by one, and add the step in flight as the last column.
-
-    That step has no record yet.
-    """
-    prefilling = {part.request_id for part in step.prefills}
-    column = ChartColumn(
-        step.step,
-        step.step,
-        step.since_ns,
-        step.num_prefill_tokens,
-        step.num_decodes,
-        step.token_budget,
-        None,
-        has_preemption=False,
-        has_knob_change=False,
-        has_mark=False,
-        has_breach=False,
-        is_slow=False,
-        is_lost=False,
-        is_open=True,
-    )
-    shifted = []
-    for lane in lanes:
-        view = state.requests.get(lane.request_id)
-        cell = int(Cell.ABSENT)
-        if lane.request_id in prefilling:
-            cell = int(Cell.PREFILL)
-        elif view is not None and view.status == "waiting":
-            cell = int(Cell.WAITING)
-        elif view is not None and view.status == "running":
-            cell = len(Cell)  # the step of its next token still runs
-        shifted.append(lane._replace(cells=lane.cells[1:] + bytes((cell,))))
-    return [*columns[1:], column], shifted

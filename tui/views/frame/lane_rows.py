@@ -6,6 +6,7 @@ A lane is a row of the chart of requests and steps: what one request did, step b
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
@@ -109,48 +110,44 @@ def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> lis
     return [followed, *chosen[: len(chosen) - 1]]
 
 
-def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Return a function that merges a request's cells by step into cells by column.
-
-    A column shows the largest `Cell` value of its steps.
-
-    Args:
-        first: the step of the first cell.
-    """
-    if any(c is not None and c.is_pending for c in columns):
-        return _pending_merger(columns, first)
-    spans = [None if c is None else (c.first - first, c.last + 1 - first) for c in columns]
-    blank = next((x for x, span in enumerate(spans) if span is not None), len(spans))
-    if spans[blank:] == [(x, x + 1) for x in range(len(spans) - blank)]:
-        padding = bytes(blank)
-        return lambda cells: padding + cells[: len(spans) - blank]
-    return lambda cells: bytes(0 if span is None else max(cells[slice(*span)]) for span in spans)
-
-
 # Cells that become true only at the end of a step.
 _AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
 
 
-def _pending_merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
-    """Return a function that merges a request's cells by step into columns of the time axis.
+def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+    """Return a function that merges a request's cells by step into cells by column.
 
-    A column shows the largest `Cell` value of its steps, as with `_merger`. But a step that lasts
-    over several columns shows its token only in the column in which the token came.
+    A column shows the largest `Cell` value of its steps. But a step that lasts over several columns
+    shows its token only in the column in which the token came.
+
+    Args:
+        first: the step of the first cell.
     """
+    pieces: list[tuple[int, int, int, bool]] = []  # begin, end, columns (0: one a step), pending
+    for column, group in groupby(columns):
+        num = sum(1 for _ in group)
+        if column is None:
+            pieces.append((0, 0, num, False))
+            continue
+        begin, end = column.first - first, column.last + 1 - first
+        if num > 1 or end > begin + 1 or column.is_pending:
+            pieces.append((begin, end, num, column.is_pending))
+        elif pieces and pieces[-1][1:3] == (begin, 0):
+            pieces[-1] = (pieces[-1][0], end, 0, False)
+        else:
+            pieces.append((begin, end, 0, False))
 
-    def merge(cells: bytes) -> bytes:
-        merged = bytearray(len(columns))
-        for x, column in enumerate(columns):
-            if column is None:
-                continue
-            shown = cells[column.first - first : column.last + 1 - first]
-            if column.is_pending and shown and shown[-1] in _AT_THE_END:
-                merged[x] = max(shown[:-1], default=len(Cell))
-            else:
-                merged[x] = max(shown)
-        return bytes(merged)
+    def merged(cells: bytes, num: int, is_pending: bool) -> bytes:
+        if is_pending and cells and cells[-1] in _AT_THE_END:
+            return bytes((max(cells[:-1], default=len(Cell)),)) * num
+        return bytes((max(cells, default=0),)) * num
 
-    return merge
+    return lambda cells: b"".join(
+        [
+            merged(cells[begin:end], num, is_pending) if num else cells[begin:end]
+            for begin, end, num, is_pending in pieces
+        ]
+    )
 
 
 _ENDED = frozenset({"END", "ABRT", ""})

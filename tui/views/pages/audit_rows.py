@@ -77,7 +77,7 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
     """Return the row of a refused command, or of a command that changes no knob."""
-    style = "breach" if entry.code else "text"
+    style = "caution" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
         (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),

@@ -18,6 +18,7 @@ _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
 _WITH_LIKE = 18  # least lines to show also the waits of like work
 _ROOMY = 50  # least lines of a page with all figures
+_LEAST_ROOM = 4  # lines for sentences, to begin with the result in one
 _HEAD = 10  # cells left of a sentence
 _REQUESTS = (
     Column("request", 13),
@@ -126,7 +127,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _charts_min(height: int) -> int:
-    return 9 if height < 30 else 14
+    return 9 if height < 30 else 17
 
 
 # The verdict
@@ -165,6 +166,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """Return lines of sentences, the most important first. A text that does not fit ends in "…"."""
     settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
+    headline = words.headline(found) if room > _LEAST_ROOM else ""
+    if headline:
+        lines.append(((f" {clean(headline, width - 2)}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
@@ -176,6 +180,8 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
         (head_a, "caution" if found.names_winner("a") else "text", in_a),
         ("set", "mark", [*words.reach(found), *(settings or [words.SAME_SETTINGS])]),
     ]
+    # What the first sentence says is not said again.
+    blocks = [each for each in blocks if not headline.endswith(": " + "; ".join(each[2]))]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
         lines += _block(head, style, phrases, width, max(1, min(2, left)))
@@ -184,11 +190,12 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
             late = sides.late(found, side, width - _HEAD - 1)
             lines += _block(f"late {letter}", "text", [late], width, 1)
     same = words.paired(found)
-    if same and len(lines) < room:
-        lines += _block("requests", "text", same, width, 1)
     unclear = words.unclear(found)
+    if same and len(lines) < room:
+        most = max(1, min(2, room - len(lines) - bool(unclear)))
+        lines += _block("requests", "text", same, width, most)
     if unclear and len(lines) < room:
-        lines += _block("not sure", "muted", unclear, width, 1)
+        lines += _block("not sure", "muted", unclear, width, min(3, room - len(lines)))
     return lines
 
 

@@ -134,7 +134,7 @@ def _up(page: FleetPage) -> list[Run]:
     ]
     for status in ("stale", "down", "starting", "connecting"):
         count = sum(line.figures.status == status for line in picture.lines)
-        style = "caution" if status == "starting" else "badge_down"
+        style = "badge_down" if status == "down" else "caution"
         if count:
             runs += [("  ", "text"), (f"{count} {status.upper()}", style)]
     if page.recorded:

@@ -46,7 +46,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     shown = max(0, body_height - 3 - num_about)
     title: Line = (
         ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
-        (f"  version {frame.state.knobs_version}; ◆ not the default" if names else "", "muted"),
+        (f"  version {frame.state.knobs_version}; * not the default" if names else "", "muted"),
     )
     keys = frame.key("inspect"), frame.key("undo")
     said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
@@ -103,7 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
         (_num_ahead(frame, ahead), "text"),
-        (_refused(frame), "breach"),
+        (_refused(frame), "caution"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
     return [*lines, *framed(log, width, rest, heading, hint)]
@@ -127,10 +127,12 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     )
     if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
-    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 52)
+    bounds = Column(
+        _BOUNDS, 20 if width < 110 else 34 if width < 150 else 26 if width < 230 else 52
+    )
     if width < 150:
         return (*columns, bounds, Column(_LAST, 0))
-    return (*columns, bounds, Column(_LAST, 36), Column(_HELP, 0))
+    return (*columns, bounds, Column(_LAST, 24), Column(_HELP, 0))
 
 
 def _knob(
@@ -153,7 +155,7 @@ def _knob(
         _HELP: "" if spec is None else fmt.whole_words(spec.help, rooms.get(_HELP, 0)),
     }
     return [
-        ("◆" if differs else " ", "mark"),
+        ("*" if differs else " ", "mark"),
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),

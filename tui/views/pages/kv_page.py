@@ -10,6 +10,7 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, column_chart, table
 from stepscope.tui.views.lines import Line, Run, clean, framed
 
@@ -93,13 +94,18 @@ def _holders(frame: Frame) -> list[RequestView]:
 def _row(number: int, view: RequestView) -> list[Cell]:
     cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
     return [
-        (_letter(number), "strong"),
+        (_letter(number), _hue(view)),
         (request_name(view.request_id), "text"),
         (f"{view.num_blocks:,}", "text"),
         (f"{view.num_computed_tokens:,}", "muted"),
         (cached, "cached"),
         (clean(view.client_id, 20), "muted"),
     ]
+
+
+def _hue(view: RequestView) -> str:
+    """Return the style of a request's blocks: that of its lane."""
+    return "prefill" if lane_status(view) == "PRE" else "decode"
 
 
 def _letter(number: int) -> str:
@@ -151,14 +157,16 @@ def _most(names: str) -> str:
 def _owner_runs(names: str, frame: Frame) -> Line:
     """Return a row of the map by owner: a letter for the request that holds each block.
 
-    The blocks of the selected request are highlighted.
+    Its colour is that of what the request does, as in the lanes. The blocks of the selected request
+    are highlighted.
     """
+    styles = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}
+    styles |= {_letter(number): _hue(view) for number, view in enumerate(_holders(frame)[:52])}
     chosen = _letter(frame.view.row)
+    styles[chosen] = f"{styles.get(chosen, 'strong')}+cursor"
     runs: list[Run] = []
     for name in names:
-        style = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}.get(name)
-        if style is None:
-            style = "strong+cursor" if name == chosen else "kv_used"
+        style = styles.get(name, "muted")
         if runs and runs[-1][1] == style:
             runs[-1] = (runs[-1][0] + name, style)
         else:
@@ -168,8 +176,10 @@ def _owner_runs(names: str, frame: Frame) -> Line:
 
 def _owner_key() -> Line:
     return (
-        ("A B … ", "kv_used"),
-        ("holders, most blocks first  ", "muted"),
+        ("A ", "decode"),
+        ("decodes ", "muted"),
+        ("B ", "prefill"),
+        ("prefills, most blocks first  ", "muted"),
         (_OTHERS, "muted"),
         (" others  ", "muted"),
         (_CACHED, "kv_cached"),

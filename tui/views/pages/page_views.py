@@ -71,7 +71,7 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "knobs screen",
         knobs_page.draw,
         knobs_page.targets,
-        "The knobs can change while the engine runs; ◆ marks a value that is not the default. "
+        "The knobs can change while the engine runs; * marks a value that is not the default. "
         "Each change is listed with who made it, the first step it applied to, and the latencies "
         "in the ten seconds before and after it (less if another change is nearer). The list also "
         "shows other commands and refusals: pauses, single steps, resets, workloads, floods. In a "

@@ -208,7 +208,7 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         ("in cache", f"{view.num_computed_tokens:,} tok", "text"),
         ("blocks", fmt.count(view.num_blocks), "text"),
         ("priority", str(view.priority) if known else "—", "text"),
-        ("preempted", f"{view.num_preemptions}x", "breach" if view.num_preemptions else "text"),
+        ("preempted", f"{view.num_preemptions}x", "caution" if view.num_preemptions else "text"),
         ("TTFT", *_late(ttft_ms, slo.ttft_ms)),
         ("ITL p50", *_late(p50, slo.itl_ms)),
         ("p99", *_late(p99, slo.itl_ms)),

@@ -1,5 +1,7 @@
 """The events up to the cursor: a framed list at the right edge, or packed into one or two lines."""
 
+import textwrap
+
 from stepscope.recordings.state.series.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
@@ -22,11 +24,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the events, newest last: as a framed list if that fits, else packed into lines."""
     if height < 3:
         return _packed(frame, width, height)
-    events = frame.events[-(height - 2) :]
-    body = [
-        (spot("step", event.step), (" ", "text"), *_entry(frame, event, width - 4))
-        for event in events
-    ]
+    events, room = frame.events[-(height - 2) :], height - 2
+    body: list[Line] = []
+    for number, event in enumerate(events):
+        entry = _wrapped(frame, event, width - 4, room - len(body) - (len(events) - number - 1))
+        body += [(spot("step", event.step), (" ", "text"), *line) for line in entry]
     return framed(body, width, height, (("events", "title"),))
 
 
@@ -41,6 +43,10 @@ def _packed(frame: Frame, width: int, height: int) -> list[Line]:
             *_entry(frame, event, width - 2),
             ("  ", "text"),
         )
+        if event is events[0] and not line:  # nothing else needs the room
+            entry_lines = _wrapped(frame, event, width - 2, height - len(lines))
+            lines += [(entry[0], (" ", "text"), *each) for each in entry_lines[::-1]]
+            break
         if line and length_of(line) + length_of(entry) > width:
             lines.append(line)
             if len(lines) == height:
@@ -50,6 +56,18 @@ def _packed(frame: Frame, width: int, height: int) -> list[Line]:
     else:
         lines.append(line)
     return [()] * (height - len(lines)) + lines[::-1]
+
+
+def _wrapped(frame: Frame, event: SessionEvent, width: int, most: int) -> list[Line]:
+    """Return an entry in as many lines as it takes, `most` at most."""
+    first = _entry(frame, event, 10_000)
+    indent = length_of(first[:-1]) + 1
+    text = first[-1][0].strip()
+    cut = textwrap.wrap(text, max(10, width - indent)) or [""]
+    if len(cut) > most:
+        return [_entry(frame, event, width)]
+    lines: list[Line] = [(*first[:-1], (f" {cut[0]}", "text"))]
+    return [*lines, *(((" " * indent + each, "text"),) for each in cut[1:])]
 
 
 def _entry(frame: Frame, event: SessionEvent, width: int) -> Line:

@@ -10,6 +10,7 @@ from stepscope.recordings.state.origin import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
+from stepscope.tui.views.panels.latency_panel import sparkline
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,11 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     if not frame.view.live:
         return "▐PAUSED▌", "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
-        return f"▐{status.upper()}▌", "badge_down"
+        return f"▐{status.upper()}▌", "badge_down" if status == "down" else "badge_paused"
     if status == "live" and frame.state.state == "paused":
         return "▐LIVE engine paused▌", "badge_paused"
+    if frame.is_behind:
+        return f"▐LIVE {fmt.span(frame.behind_s)} behind▌", "badge_paused"
     if status == "live":
         return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
@@ -113,6 +116,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
     parts.append((0, _step(frame)))
     parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
+    parts += _output(frame)
     lost = frame.history.num_lost
     parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
     if connection.recording is not None:
@@ -169,6 +173,16 @@ def _rate(frame: Frame, connection: SourceState) -> str:
     if frame.is_summed_up:
         return _steps_in_record(frame)
     return f"{frame.rates.steps_per_s or 0:.1f}"
+
+
+def _output(frame: Frame) -> list[tuple[int, Line]]:
+    """Return the output tokens per second, with a sparkline of the last seconds."""
+    rate = frame.rates.output_tokens_per_s
+    if rate is None or frame.is_past:
+        return []
+    said: Line = (("  out ", "muted"), (f"{fmt.count(round(rate))} tok/s", "text"))
+    trend = sparkline(frame.output_trend, len(frame.output_trend))
+    return [(4, (*said, (f" {trend}", "decode")))]
 
 
 def _steps_in_record(frame: Frame) -> str:

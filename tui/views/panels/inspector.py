@@ -92,6 +92,9 @@ def _spent(record: StepRecord) -> Line:
 def _decodes(record: StepRecord) -> Line:
     rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
     text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
+    if record.drafts:
+        num_drafts = sum(draft.num_drafted for draft in record.drafts)
+        text += f" + {fmt.plural(num_drafts, 'draft')}"
     if record.batch is None:
         text = "decode (requests not reported)"
     return _equals(text, record.num_decode_tokens, "decode")
@@ -148,7 +151,7 @@ def _blocks(record: StepRecord) -> Line:
         ("  freed ", "muted"),
         (fmt.count(freed), "text"),
         ("  preempted ", "muted"),
-        (fmt.count(preempted), "breach" if preempted else "text"),
+        (fmt.count(preempted), "caution" if preempted else "text"),
     )
 
 

@@ -101,7 +101,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             ("PREEMPT ", "muted"),
             (
                 "—  " if preemptions is None else _in_a_minute(frame, preemptions),
-                "breach" if preemptions else "text",
+                "caution" if preemptions else "text",
             ),
         ),
         (

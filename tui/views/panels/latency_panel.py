@@ -5,7 +5,7 @@ from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
 from stepscope.tui.views.lines import Line, Run, framed, length_of, spot
 from stepscope.tui.views.theme import LEVELS
 
@@ -32,6 +32,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     window_s = frame.window_s
     about = ", estimated from buckets" if frame.is_summed_up else ""
     said: Run = (f" ms (last 60 s{about})", "muted")
+    if frame.figures_age_s >= OLD_S:
+        said = (f" ms (60 s up to {fmt.span(frame.figures_age_s)} ago{about})", "caution")
     if window_s is not None:
         said = (f" ms (last {window_s:.0f} s: the rest is not in memory)", "caution")
     title: Line = (("latency", "title"), said)

@@ -4,6 +4,8 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, clean
 
+_OLD_S = 6.0  # what was judged is no longer news
+
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if frame.view.live and frame.status in ("starting", "connecting"):
@@ -11,6 +13,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if frame.is_silent:
         said = f" the engine does not answer: the figures are {fmt.span(frame.age_s)} old"
         return [((clean(said, width), "breach"),)]
+    old_s = frame.figures_age_s + (frame.behind_s if frame.is_behind else 0.0)
+    if old_s >= _OLD_S and frame.view.live and not frame.is_replay:
+        why = "the engine's messages come late" if frame.is_behind else "they take long to compute"
+        return [((clean(f" figures are {fmt.span(old_s)} old: {why}", width), "caution"),)]
     verdict = frame.verdict
     hint = f" ({frame.key(verdict.look)})" if verdict.look else ""
     text = clean(f" {verdict.text}", max(1, width - len(hint)))

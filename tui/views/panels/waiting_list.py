@@ -40,7 +40,7 @@ def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[L
         wall_ns = None if since_ns is None else frame.history.wall_ns(since_ns)
         waits_s = None if since_ns is None else (frame.state.time_ns - since_ns) / 1e9
         return [
-            (request_name(view.request_id), "breach" if is_out else "strong"),
+            (request_name(view.request_id), "caution" if is_out else "strong"),
             ("—" if wall_ns is None else fmt.clock(wall_ns), "muted"),
             ("—" if waits_s is None else f"{max(0.0, waits_s):,.1f} s", "text"),
             (f"{view.num_prompt_tokens:,}", "muted"),

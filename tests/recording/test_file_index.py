@@ -1,4 +1,4 @@
-"""The search of a whole file finds the same late tokens and lost messages as memory has."""
+"""The index of a file tells the same as playing it, stored or made from its messages."""
 
 import random
 from collections import Counter
@@ -6,28 +6,33 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.file.indexes import indexes, stored_index
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
-from stepscope.recordings.replay import chunk_latency, file_latency
-from stepscope.recordings.replay.chunk_latency import StepWait, waits_in
-from stepscope.recordings.replay.file_latency import FileLatency
-from stepscope.recordings.replay.worst_wait_index import WorstWaitIndex
+from stepscope.recordings.replay import file_index
+from stepscope.recordings.replay.file_index import FileIndex
+from stepscope.recordings.replay.worst_waits import StepWait, WorstWaits
+from stepscope.recordings.session.index import Index, IndexRows
+from stepscope.recordings.session.packed import pack, unpack
+from stepscope.recordings.session.steps import COLUMNS, StepTable
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
 
 Numbered = list[tuple[int, Telemetry]]
+Waits = dict[tuple[str, int], StepWait]
 ALL = SLO(ttft_ms=0.0, itl_ms=0.0)
 LATE = SLO(ttft_ms=300.0, itl_ms=40.0)
 TIMES = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
@@ -94,11 +99,10 @@ def with_steps_told_twice(seed: int) -> Numbered:
     return list(enumerate([*messages[:510], *messages[500:]]))
 
 
-USUAL = [plain, with_pauses]
-SESSIONS = [*USUAL, with_losses, with_steps_told_twice]
+SESSIONS = [plain, with_pauses, with_losses, with_steps_told_twice]
 
 
-def expected(recording: Recording) -> tuple[dict[tuple[str, int], StepWait], History]:
+def expected(recording: Recording) -> tuple[Waits, History]:
     """The longest waits of every step, found by playing the whole file."""
     end = recording.find_step(recording.last_step or 0) or Position(0, 0)
     whole = one_by_one(recording, Position(0, 0), end, History(ALL))
@@ -118,63 +122,110 @@ def expected(recording: Recording) -> tuple[dict[tuple[str, int], StepWait], His
     return found, whole
 
 
-def by_chunk(recording: Recording) -> dict[tuple[str, int], StepWait]:
-    found = {}
-    for number in random.Random(1).sample(range(recording.num_chunks), recording.num_chunks):
-        waits = waits_in(recording, number, lambda: True)
-        assert waits is not None
-        found |= {("ITL", each.step): each for each in waits.itl}
-        found |= {("TTFT", each.step): each for each in waits.ttft}
-    return found
+def indexed(recording: Recording) -> Waits:
+    found: Waits = {}
+    for _, index in indexes(recording):
+        rows = IndexRows(index)
+        steps, times_ns = (rows.column("steps", name) for name in ("step", "tokens_ns"))
+        for kind in ("ITL", "TTFT"):
+            for place, ns, request_id, number in zip(*rows.longest(kind.lower()), strict=True):  # type: ignore[arg-type]
+                step, time_ns = int(steps[place]), int(times_ns[place])
+                wait = StepWait(step, time_ns, int(ns), int(request_id), int(number))
+                found[kind, wait.step] = wait
+    return {key: each for key, each in found.items() if each.ns > 0}
+
+
+@pytest.fixture
+def without_stored_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recording, "stored_index", lambda recording, number: None)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("session", SESSIONS)
-def test_the_file_search_finds_the_same_longest_waits_as_playing_the_file(
+def test_an_index_has_the_same_longest_waits_as_playing_the_file(
     tmp_path: Path, session: Callable[[int], Numbered], seed: int
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(seed))) as recording:
         assert recording.num_chunks > 5
+        assert all(stored_index(recording, each) for each in range(recording.num_chunks))
         told, _ = expected(recording)
         assert len(told) > 700
-        assert by_chunk(recording) == told
+        assert indexed(recording) == told
 
 
-def test_after_a_clock_set_back_only_ttfts_that_span_the_change_may_be_missing(
+def summed_up(found: list[Index]) -> list[object]:
+    """All that indexes tell, however a file was divided into them."""
+    columns = {name: [] for name in COLUMNS}
+    rows: dict[str, list[tuple[object, ...]]] = {"waits": [], "finished": []}
+    for index in found:
+        table = IndexRows(index)
+        steps = table.steps()
+        for name in COLUMNS:
+            columns[name] += steps.column(name)
+        at = steps.steps
+        for kind, told in rows.items():
+            _, stored = index.tables[kind]
+            values = [table.column(kind, name).tolist() for name in stored if name != "place"]
+            places = table.column(kind, "place").tolist()
+            told += [(at[n], *each) for n, *each in zip(places, *values, strict=True)]
+    events = [
+        [event for each in found for event in getattr(each, name)]
+        for name in ("noted", "said", "lost")
+    ]
+    return [columns, rows, events, found[-1].open, found[-1].between]
+
+
+@pytest.mark.parametrize("session", [*SESSIONS, with_a_clock_set_back])
+def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
+    tmp_path: Path, session: Callable[[int], Numbered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
+        stored = [index for _, index in indexes(recording)]
+        read = Recording.stored_index
+        for kept in (lambda number: False, lambda number: number % 3 == 0):
+            monkeypatch.setattr(
+                Recording,
+                "stored_index",
+                lambda self, number, kept=kept: read(self, number) if kept(number) else None,
+            )
+            made = [index for _, index in indexes(recording)]
+            assert summed_up(made) == summed_up(stored)
+
+
+def test_a_step_table_of_an_index_is_that_of_a_history(tmp_path: Path) -> None:
+    with Recording(record(tmp_path / "a.mcap", with_pauses(3))) as recording:
+        _, whole = expected(recording)
+        table = StepTable()
+        for _, index in indexes(recording):
+            rows = IndexRows(index).steps()
+            for name in COLUMNS:
+                table.column(name).extend(rows.column(name))
+        summaries = [table.summary(at) for at in range(len(table))]
+        told = whole.summaries(table.steps[0], table.steps[-1])
+        plain_told = [each._replace(has_knob_change=False) for each in told]
+        assert summaries == plain_told
+
+
+def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(
     tmp_path: Path,
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
         told, _ = expected(recording)
-        found = by_chunk(recording)
-        assert found.items() <= told.items()
-        missing = [kind for kind, step in told.keys() - found.keys()]
-        assert set(missing) <= {"TTFT"}
-        assert len(missing) < 5
+        found = indexed(recording)
+        assert len(found.items() ^ told.items()) < 10
 
 
-@pytest.mark.parametrize("session", USUAL)
-def test_an_ordinary_file_is_searched_without_building_a_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: Callable[[int], Numbered]
-) -> None:
-    def dear(*arguments: Any) -> None:
-        raise AssertionError("a history was made")
-
-    with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
-        monkeypatch.setattr(chunk_latency, "excerpt", dear)
-        assert len(by_chunk(recording)) > 700
-
-
-def test_a_file_with_unpacked_steps_can_be_searched_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_with_unpacked_steps_is_indexed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_stored_index: None
 ) -> None:
     monkeypatch.setattr(StepPacker, "pack", lambda packer, payload: None)
     with Recording(record(tmp_path / "a.mcap", with_pauses(4))) as recording:
         told, _ = expected(recording)
-        assert by_chunk(recording) == told
+        assert indexed(recording) == told
 
 
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.95])
-def test_a_file_search_covers_the_readable_part_of_an_unfinished_file(
+def test_the_index_covers_the_readable_part_of_an_unfinished_file(
     tmp_path: Path, share: float
 ) -> None:
     whole = record(tmp_path / "whole.mcap", plain(5)).read_bytes()
@@ -183,12 +234,52 @@ def test_a_file_search_covers_the_readable_part_of_an_unfinished_file(
     with Recording(path) as recording:
         assert recording.truncated
         told, _ = expected(recording)
-        assert by_chunk(recording) == told
-        found = FileLatency(path)
-        found.search.start()
-        assert found.search.wait(30)
+        assert indexed(recording) == told
+        found = FileIndex(path)
+        found.start()
+        assert found.wait(30)
         assert found.spans() == [(recording.first_step, recording.last_step)]
-        found.search.stop()
+        found.stop()
+
+
+def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mcap", plain(5))
+    with Recording(path) as recording:
+        told = indexed(recording)
+        place = recording.index.chunks[3]
+    damaged = bytearray(path.read_bytes())
+    damaged[place.end + 200] ^= 8
+    path.write_bytes(damaged)
+    with Recording(path) as recording:
+        assert stored_index(recording, 3) is None
+        assert indexed(recording) == told
+
+
+numbers = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300)
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=40))
+def test_a_packed_column_holds_any_numbers(rows: list[tuple[int, int]]) -> None:
+    values, others = (np.array([row[at] for row in rows], dtype=np.int64) for at in (0, 1))
+    near = {"others": others}
+    packed = pack(values, near)
+    assert unpack(packed, len(rows), near).tolist() == values.tolist()
+
+
+class Rows(IndexRows):
+    """Steps with one wait each."""
+
+    def __init__(self, waits: list[StepWait]) -> None:
+        columns = np.array(waits, dtype=np.int64).reshape(-1, len(StepWait._fields)).T
+        self._columns = dict(zip(StepWait._fields, columns, strict=True))
+
+    def column(self, table: str, name: str) -> "NDArray[np.int64]":
+        return self._columns["time_ns" if name == "tokens_ns" else name]
+
+    def longest(self, kind: str) -> tuple[object, ...]:  # type: ignore[override]
+        ns = self._columns["ns"]
+        columns = [self._columns[name] for name in ("request_id", "num_tokens")]
+        return np.arange(len(ns)), ns, *columns
 
 
 waits = st.builds(
@@ -201,20 +292,16 @@ waits = st.builds(
 )
 
 
-@given(st.lists(st.lists(waits, max_size=12), max_size=5), st.randoms(), st.integers(0, 100))
-def test_the_longest_wait_of_each_second_is_kept_in_any_order_of_search(
-    parts: list[list[StepWait]], rng: random.Random, bound: int
-) -> None:
+@given(st.lists(st.lists(waits, max_size=12), max_size=5), st.integers(0, 100))
+def test_the_longest_wait_of_each_second_is_kept(parts: list[list[StepWait]], bound: int) -> None:
     times = iter(sorted(each.time_ns for part in parts for each in part))
-    step, ordered = 0, []
+    step, ordered, found = 0, list[StepWait](), WorstWaits("itl")
     for part in parts:
         steps = [each._replace(step=(step := step + 1), time_ns=next(times)) for each in part]
-        ordered.append(steps)
-    seconds = groupby((each for part in ordered for each in part), lambda w: w.time_ns // 10**9)
+        ordered += steps
+        found.add(Rows(steps))
+    seconds = groupby(ordered, lambda wait: wait.time_ns // 10**9)
     kept = [max(second, key=lambda each: each.ns) for _, second in seconds]
-    found = WorstWaitIndex()
-    for steps in rng.sample(ordered, len(ordered)):
-        found.put(steps)
     late = [each for each in kept if each.ns > bound]
     for at in range(-1, step + 2):
         after = next((each for each in late if each.step > at), None)
@@ -233,28 +320,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(file: Path) -> tuple[dict[tuple[str, int], StepWait], History]:
+def played(file: Path) -> tuple[Waits, History]:
     with Recording(file) as recording:
         return expected(recording)
 
 
 @pytest.fixture(scope="module")
-def found(file: Path) -> Iterator[FileLatency]:
-    whole = FileLatency(file)
-    whole.search.start()
-    assert whole.search.wait(30)
+def found(file: Path) -> Iterator[FileIndex]:
+    whole = FileIndex(file)
+    whole.start()
+    assert whole.wait(30)
     yield whole
-    whole.search.stop()
+    whole.stop()
 
 
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
 @pytest.mark.parametrize("direction", [1, -1])
 def test_event_keys_stop_at_one_late_token_in_each_second_that_has_any(
-    file: Path,
-    played: tuple[dict[tuple[str, int], StepWait], History],
-    found: FileLatency,
-    slo: SLO,
-    direction: int,
+    file: Path, played: tuple[Waits, History], found: FileIndex, slo: SLO, direction: int
 ) -> None:
     told, _ = played
     bounds_ns = {"ITL": slo.itl_ms * 1e6, "TTFT": slo.ttft_ms * 1e6}
@@ -287,7 +370,7 @@ def test_event_keys_stop_at_one_late_token_in_each_second_that_has_any(
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_file_search_finds_the_same_gaps_as_playing_the_file(
-    played: tuple[dict[tuple[str, int], StepWait], History], found: FileLatency, direction: int
+    played: tuple[Waits, History], found: FileIndex, direction: int
 ) -> None:
     _, whole = played
     seen, at = [], -1 if direction > 0 else 10**6
@@ -299,44 +382,44 @@ def test_a_file_search_finds_the_same_gaps_as_playing_the_file(
     assert seen[::direction] == told
 
 
-def test_a_file_search_begins_at_the_replays_position_and_covers_the_file(file: Path) -> None:
-    waits, step = None, 600
+def test_the_reading_waits_for_more_urgent_work(file: Path) -> None:
+    waits = None
 
     def is_busy() -> bool:  # once it has found something
         return waits is not None and bool(waits.spans())
 
-    waits = FileLatency(file, lambda: step, is_busy)
-    waits.search.start()
-    wait_for(is_busy, "nothing was searched")
-    ((first, last),) = waits.spans()
-    assert first <= step <= last
-    assert 0 < waits.share < 0.5
+    waits = FileIndex(file, is_busy)
+    waits.start()
+    wait_for(is_busy, "nothing was read")
+    ((first, _),) = waits.spans()
+    assert first == 0
+    assert 0 < waits.share < 1
     assert not waits.is_done
-    assert waits.search.wait(30)  # does not ask who is busy
+    assert waits.wait(30)  # does not ask who is busy
     with Recording(file) as recording:
         assert waits.spans() == [(recording.first_step, recording.last_step)]
-    waits.search.stop()
+    waits.stop()
     assert waits.share == 1
 
 
-def test_a_file_search_stops_at_its_limit_and_reports_the_searched_part(
+def test_the_reading_stops_at_its_limit_and_reports_the_part_that_was_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_latency, "MAX_KEPT", 5)
-    waits = FileLatency(file)
-    waits.search.start()
-    assert waits.search.wait(30)
+    monkeypatch.setattr(file_index, "MAX_KEPT", 5)
+    waits = FileIndex(file)
+    waits.start()
+    assert waits.wait(30)
     ((first, last),) = waits.spans()
     assert first == 0
     assert 0 < last < 800
     assert waits.next(last, 1, {"slo", "gap"}, ALL) is None
-    waits.search.stop()
+    waits.stop()
 
 
-def test_unreadable_chunks_do_not_count_as_searched(file: Path, tmp_path: Path) -> None:
-    waits = FileLatency(tmp_path / "nothing.mcap")
-    waits.search.start()
-    assert waits.search.wait(30)
+def test_an_unreadable_file_does_not_count_as_read(tmp_path: Path) -> None:
+    waits = FileIndex(tmp_path / "nothing.mcap")
+    waits.start()
+    assert waits.wait(30)
     assert waits.spans() == []
     assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
-    waits.search.stop()
+    waits.stop()

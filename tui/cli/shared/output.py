@@ -1,15 +1,100 @@
-"""`Progress`: a bar on a terminal, plain lines elsewhere. Written to stderr."""
+"""What commands print: lines, notes, JSON, tables and times, and the progress of long work."""
 
+import json
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import typer
+
+from stepscope.tui.settings.cli_errors import DONE, CommandFailed
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii, said_environment
+from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """A context for writing to standard output. That a reader closed the pipe is no failure."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Caught here, because typer would end the process with exit code 1.
+        sys.stdout = None
+        raise typer.Exit(DONE) from None
+    except OSError as error:
+        sys.stdout = None  # else Python tries and complains again at exit
+        raise CommandFailed(f"standard output cannot be written: {error.strerror}") from error
+
+
+def say(*lines: str) -> None:
+    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
+    with writing_output():
+        for line in lines:
+            print(line)
+
+
+def note(text: str | None, begin: str = "note: ") -> None:
+    """Print a note on stderr, beside the output; None: nothing."""
+    if text is not None and sys.stderr is not None:
+        print(f"stepscope: {begin}{text}", file=sys.stderr)
+
+
+def write_json_line(**fields: object) -> None:
+    """Write a line of JSON that begins with the time, for a program that reads line by line."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    say(json.dumps({"time": now, **fields}))  # ASCII: JSON in any encoding of the output
+
+
+def write_json(document: object) -> None:
+    """Write a JSON document to standard output. Raises CommandFailed if it cannot be written."""
+    import msgspec  # imported here: some commands do not need it
+
+    encoded = msgspec.json.format(msgspec.json.encode(document), indent=2)
+    with writing_output():
+        sys.stdout.buffer.write(encoded + b"\n")
+
+
+# Tables
+
+
+def text_table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], sides: str | None = None
+) -> list[str]:
+    """Return a table as aligned lines; `sides` has < or > for each column, by default <>>>."""
+    sides = sides or "<" + ">" * (len(heading) - 1)
+    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heading, *rows]
+    ]
+
+
+def ms(ns: float | None) -> str:
+    """Return 1,234.5 ms; a dash if it is unknown."""
+    return "—" if ns is None else f"{ns / 1e6:,.1f} ms"
+
+
+def in_ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def clock_ms(wall_ns: int | None) -> str:
+    """Return a time of day with its milliseconds; a dash if it is unknown."""
+    return "—" if wall_ns is None else f"{fmt.clock(wall_ns)}.{wall_ns // 1_000_000 % 1000:03d}"
+
+
+# Progress
 
 _LINE_INTERVAL_S = 5.0
 

@@ -1,0 +1,252 @@
+"""`FileIndex`: what happened in a whole file, including parts that a replay has not played yet.
+
+Its thread reads the indexes of the file with a handle of its own. A file without indexes has its
+messages read for them, a third of the time and a millisecond or two at once, so that this delays
+nothing else.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark, Preempted, Rejected
+from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.replay.event_steps import EventSteps
+from stepscope.recordings.replay.worst_waits import WorstWaits
+from stepscope.recordings.session.index import Index, IndexRows
+from stepscope.recordings.state.series.events import (
+    AuditedStep,
+    EventKind,
+    SessionEvent,
+    audit_event,
+    breach_event,
+    gap_event,
+    knobs_event,
+    mark_event,
+)
+from stepscope.recordings.state.series.latency import SLO
+
+if TYPE_CHECKING:
+    import msgspec
+
+MAX_KEPT = 1_500_000  # waits of 40 bytes; a busy week has 1.2 million
+_FIRST_PAUSE_S = 0.3  # the first screen is drawn first
+_BUSY_S = 0.02  # seconds between calls of `is_busy`
+_REST = 2.0  # rest, as a multiple of the time it worked
+_MAX_SPREAD = 512  # cells of the widest bar
+_OF_REQUESTS: "dict[type[msgspec.Struct], EventKind]" = {
+    Preempted: "preempt",
+    Aborted: "abort",
+    Rejected: "reject",
+}
+
+
+class _StoppedError(Exception):
+    """Ends the reading."""
+
+
+class FileIndex:
+    """The events, late tokens and lost messages of one file. `start` begins to read.
+
+    Lists are replaced, so that readers see all events of a chunk or none.
+
+    Args:
+        path: the recording.
+        is_busy: returns whether the replay has more urgent work, for which the reading waits.
+        learnt: called once with the baseline (usual step durations), when enough steps are known
+            or the file is read.
+
+    Attributes:
+        found: marks and knob changes, by step.
+        changes: knob changes, oldest first.
+        audited: other commands, accepted or refused, oldest first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        is_busy: Callable[[], bool] = lambda: False,
+        learnt: Callable[[Baseline], None] = lambda baseline: None,
+    ) -> None:
+        self.found: Sequence[SessionEvent] = ()
+        self.changes: Sequence[KnobsChanged] = ()
+        self.audited: Sequence[AuditedStep] = ()
+        self._share = 0.0
+        self._of_engine: Sequence[SessionEvent] = ()
+        self._lost: Sequence[SessionEvent] = ()
+        self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
+        self._itl, self._ttft = WorstWaits("itl"), WorstWaits("ttft")
+        self._steps: tuple[int, int] | None = None  # the first and last step read
+        self._path = path
+        self._is_busy = is_busy
+        self._learnt = learnt
+        self._baseline = Baseline()
+        self._has_learnt = False
+        self._worked_since_s = 0.0
+        self._is_stopping = False
+        self._hurry = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="index of the file", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and wait for its end."""
+        self._is_stopping = True
+        self._hurry.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def wait(self, timeout_s: float = 10.0) -> bool:
+        """Let it read without rests, and wait for its end. Returns False on timeout."""
+        self._hurry.set()
+        return self._done.wait(timeout_s)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reading has ended. `spans` tells what was read."""
+        return self._done.is_set()
+
+    @property
+    def share(self) -> float:
+        """The part of the file that was read, 0..1."""
+        return self._share
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last step of the part of the file that was read; empty before it has a step."""
+        return [] if self._steps is None else [self._steps]
+
+    def next(
+        self, step: int, direction: int, kinds: Collection[str], slo: SLO
+    ) -> SessionEvent | None:
+        """The nearest event read so far in a later step (direction 1) or an earlier one (-1).
+
+        Args:
+            slo: service levels that define late tokens. Only the longest late ITL and the longest
+                late TTFT of each second count.
+        """
+        told = [e for e in (*self.found, *self._of_engine, *self._lost) if e.kind in kinds]
+        found = [each for each in told if (each.step - step) * direction > 0]
+        for kind, steps in self._of_requests.items():
+            if kind in kinds and (event := steps.next(step, direction)) is not None:
+                found.append(event)
+        if "slo" in kinds:
+            for name, waits, bound_ms in self._kinds(slo):
+                if (wait := waits.next(step, direction, bound_ms * 1e6)) is not None:
+                    at, time_ns, ns, request_id, _ = wait
+                    found.append(breach_event(slo, at, time_ns, name, ns, request_id))
+        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+
+    def landmarks(self) -> list[SessionEvent]:
+        """The events to show on the bar of the whole file: marks, knob changes and preemptions."""
+        return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
+
+    def stalls(self, slo: SLO, limit: int) -> Stalls:
+        """The longest waits above the ITL level, one per second, in the part that was read.
+
+        If there are none, the waits above the TTFT level instead. `num_tokens` counts the tokens
+        with exactly this wait; `number` counts the seconds with a wait above the level.
+        """
+        for kind, waits, bound_ms in self._kinds(slo):
+            if longest := waits.longest(limit, bound_ms * 1e6):
+                found = [
+                    Breach(each.step, each.time_ns, kind, each.ns, each.request_id, each.num_tokens)
+                    for each in longest
+                ]
+                return Stalls(found, waits.num_above(bound_ms * 1e6))
+        return Stalls([], 0)
+
+    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
+        return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._hurry.wait(_FIRST_PAUSE_S)
+            self._worked_since_s = time.monotonic()
+            # Playing the file reports what is wrong with it.
+            with contextlib.suppress(RecordingError, OSError, _StoppedError):
+                self._turn()
+                with Recording(self._path) as recording:
+                    self._read(recording)
+            if not self._has_learnt and not self._is_stopping:
+                self._learnt(self._baseline)
+        finally:
+            self._done.set()
+
+    def _read(self, recording: Recording) -> None:
+        for number, index in indexes(recording, self._turn):
+            self._turn()
+            try:
+                self._take(index)
+            except (ValueError, LookupError):
+                continue  # damage that its checksum missed
+            self._share = number / recording.num_chunks
+            if len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
+                return
+
+    def _turn(self) -> None:
+        """Rest for as long as it worked, times `_REST`."""
+        self._hurry.wait(_REST * (time.monotonic() - self._worked_since_s))
+        while self._is_busy() and not self._hurry.wait(_BUSY_S):
+            pass
+        if self._is_stopping:
+            raise _StoppedError
+        self._worked_since_s = time.monotonic()
+
+    def _take(self, index: Index) -> None:
+        rows = IndexRows(index)
+        self._itl.add(rows)
+        self._ttft.add(rows)
+        if index.lost:
+            self._lost = [*self._lost, *(gap_event(*each) for each in index.lost)]
+        for step, time_ns, event in index.noted:
+            if isinstance(event, Preempted | Aborted | Rejected):
+                self._of_requests[_OF_REQUESTS[type(event)]].add(step, time_ns, event)
+        self._take_said(index.said)
+        if rows.number("steps"):
+            numbers = rows.column("steps", "step")
+            first = int(numbers[0]) if self._steps is None else self._steps[0]
+            self._steps = first, int(numbers[-1])
+        if self._has_learnt:
+            return
+        self._baseline.add_rows(rows.steps())
+        if self._baseline.num_steps >= ENOUGH_STEPS:
+            self._has_learnt = True
+            self._learnt(self._baseline)
+
+    def _take_said(self, said: Sequence[tuple[int, Mark | KnobsChanged | Audited]]) -> None:
+        """Add what people or clients caused: marks, knob changes, other commands."""
+        caused: set[SessionEvent] = set()
+        of_engine: set[SessionEvent] = set()
+        changes, audited = list(self.changes), list(self.audited)
+        for step, message in said:
+            if isinstance(message, Mark):
+                caused.add(mark_event(message))
+            elif isinstance(message, KnobsChanged):
+                if (event := knobs_event(message)) is not None:
+                    caused.add(event)
+                    changes.append(message)
+            elif (event := audit_event(message, step)) is not None:
+                of_engine.add(event)
+                audited.append(AuditedStep(event.step, message))
+        if caused:
+            self.changes = sorted(changes, key=lambda each: each.version)
+            self.found = _by_step({*self.found, *caused})
+        if of_engine:
+            self.audited = sorted(audited, key=lambda each: each.entry.time_ns)
+            self._of_engine = _by_step({*self._of_engine, *of_engine})
+
+
+def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
+    return sorted(events, key=lambda each: (each.step, each.time_ns))

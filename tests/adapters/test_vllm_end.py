@@ -1,0 +1,65 @@
+"""An attached vLLM that is told to end leaves no file, even if it is killed right after."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.attached.published import Collector
+from tests.support.waiting import wait_for
+
+# Like vLLM's engine core: it handles both signals, and hears of them when its device lets it.
+ENGINE = """
+import ctypes, signal, sys
+from stepscope.engine.adapters.vllm.attachment import attach
+from tests.adapters.played_vllm import PlayedScheduler
+
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: None)
+scheduler = PlayedScheduler("0.32.0", "chunked")
+scheduler.vllm_config.shutdown_timeout = int(sys.argv[2])
+attach(scheduler, sys.argv[1])
+print("attached", flush=True)
+while True:
+    ctypes.CDLL(None).sleep(30)
+"""
+
+
+def started(endpoint: str, shutdown_timeout: int = 0) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ENGINE, endpoint, str(shutdown_timeout)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "attached\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_end_removes_all_files_before_the_engine_hears_of_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    endpoint = f"ipc://{tmp_path}/vllm"
+    process = started(endpoint)
+    collector = Collector(f"{endpoint}.telemetry")
+    try:
+        wait_for(lambda: bool(collector.payloads), "the first message")
+        process.send_signal(number)
+        wait_for(lambda: not list(tmp_path.iterdir()), "the files are gone")
+        wait_for(lambda: collector.published().statuses[-1].state == "stopped", "it says so")
+    finally:
+        process.kill()
+        process.wait()
+        collector.stop()
+
+
+def test_an_engine_that_lets_requests_end_first_stays_attached_meanwhile(tmp_path: Path) -> None:
+    process = started(f"ipc://{tmp_path}/vllm", shutdown_timeout=60)
+    try:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert {path.name for path in tmp_path.iterdir()} == {"vllm", "vllm.lock", "vllm.telemetry"}
+    finally:
+        process.kill()
+        process.wait()

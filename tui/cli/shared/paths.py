@@ -1,0 +1,105 @@
+"""Finds what the user names in a recording, and checks the file that is to be written."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.recordings import samples
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from stepscope.recordings.export.moments import StepRange
+
+RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
+
+
+def find_recording(file: str) -> Path:
+    """Return the path of the file, or else of the shipped sample with that name."""
+    if not file:
+        raise WrongUsage("FILE: expected the name of a recording, got ''")
+    path = Path(file)
+    if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
+        return path  # `Recording` opens the unfinished file if there is no finished one
+    if (sample := sample_named(file)) is not None:
+        return sample
+    if file.startswith(("http://", "https://")):
+        raise CommandFailed(
+            f"{file} is a server's address: its /metrics have no steps; 'stepscope top' shows them"
+        )
+    shipped = samples.shipped()
+    known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
+    raise CommandFailed(f"there is no recording {file}{known}")
+
+
+def sample_named(name: str) -> Path | None:
+    """Return the path of the shipped sample with that name; None if there is none."""
+    return samples.shipped().get(name.removesuffix(".mcap"))
+
+
+def step_range(first: int | None, last: int | None) -> "StepRange":
+    """Return the range of --from and --until."""
+    for option, step in (("--from", first), ("--until", last)):
+        if step is not None and step < 0:
+            raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
+    if first is not None and last is not None and first > last:
+        raise WrongUsage(f"--from {first} is after --until {last}")
+    from stepscope.recordings.export.moments import StepRange  # loads mcap
+
+    return StepRange(first, last)
+
+
+def request_number(text: str) -> int:
+    """Return the number of the request that --request names."""
+    number = text.strip().removeprefix("r")
+    if not number.isdecimal():
+        raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")
+    return int(number)
+
+
+_MAX_COLUMNS, _MAX_ROWS = 1000, 500
+PICTURE_SUFFIXES = (".svg", ".txt")
+
+
+def output_path(text: str, *, is_new: bool = False) -> Path:
+    """Return the path to write to, after a check that it can be written, and `is_new`."""
+    if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
+        raise WrongUsage(f"--output: expected the name of a file, got {text!r}")
+    path = Path(text)
+    if text.endswith(os.sep) or path.is_dir():
+        raise CommandFailed(f"{text} is a folder; name the file to write in it")
+    if not path.parent.is_dir():
+        raise CommandFailed(f"{text} cannot be written: {path.parent} is not a folder")
+    if is_new and path.exists():
+        raise CommandFailed(f"{text} is there already; remove it or choose another name")
+    return path
+
+
+def picture_path(output: str, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> Path:
+    """Return the path to write to, after a check of its suffix and that it can be written."""
+    path = output_path(output)
+    check_suffix("--output", path, suffixes)
+    return path
+
+
+def check_suffix(option: str, path: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> None:
+    """Raise WrongUsage unless the file has one of the suffixes."""
+    suffix = path.suffix.lower()
+    if suffix not in suffixes:
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        instead = "; a screen is no PNG any more: take SVG" if suffix == ".png" else ""
+        raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}{instead}")
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})\s*[xX×]\s*(\d{1,5})", text.strip())
+    if match is None:
+        raise WrongUsage(f"--size: expected columns and rows such as 120x40, got {text!r}")
+    from stepscope.tui.views.layout import MIN_HEIGHT, MIN_WIDTH  # loads Textual
+
+    num_columns, num_rows = int(match[1]), int(match[2])
+    if not (MIN_WIDTH <= num_columns <= _MAX_COLUMNS and MIN_HEIGHT <= num_rows <= _MAX_ROWS):
+        bounds = f"{MIN_WIDTH}x{MIN_HEIGHT} to {_MAX_COLUMNS}x{_MAX_ROWS}"
+        raise WrongUsage(f"--size: expected {bounds}, got {text!r}")
+    return num_columns, num_rows
