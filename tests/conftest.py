@@ -100,12 +100,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+# What imports models, and the folder of HTTP and of engine processes before all others.
+FIRST = ("serving", "models", "compute")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put all workers' tests into one order, with those of HTTP and of engine processes first.
+    """Put all workers' tests into one order, with those of models and of engine processes first.
 
     So one worker runs them all. It alone imports what they need, and starts the engine they share.
     """
-    items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
+
+    def place(item: pytest.Item) -> tuple[int, Path]:
+        folder = item.path.parent.name
+        return FIRST.index(folder) if folder in FIRST else len(FIRST), item.path
+
+    items.sort(key=place)
     for item in items:
         if _is_slow(item.path):
             item.add_marker("slow")

@@ -191,7 +191,7 @@ def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(
     def after(latencies: Latencies, earlier: Latencies) -> Latencies:
         reader = threading.Thread(target=lambda: read.append(later.first_step))
         reader.start()
-        reader.join(10)
+        reader.join(60)
         return ranked(latencies, earlier)
 
     ranked = Latencies.after
