@@ -62,11 +62,7 @@ class ReorderBuffer:
         self._messages.clear()
 
     def num_to_ask(self, first: int, end: int, limit: int) -> int:
-        """Return how many messages to ask for, to cover all gaps before `end` with one question.
-
-        Args:
-            end: end (exclusive) of the wanted messages.
-        """
+        """Return how many messages to ask for, to cover all gaps before `end` (exclusive)."""
         end = min(end, first + limit)
         last_end = expected = first
         for sequence in (received.sequence for received in self._messages):
@@ -138,10 +134,7 @@ class TelemetryReader:
             self.num_received += 1
 
     def drain_until(self, sequence: int, timeout_s: float) -> None:
-        """Count messages until message `sequence` has arrived or time is up.
-
-        Messages that are then still missing count as gaps.
-        """
+        """Count messages until `sequence` arrives or time is up; what is then missing is a gap."""
         deadline_s = time.monotonic() + timeout_s
         self.drain()
         while (self.last_sequence or 0) < sequence and time.monotonic() < deadline_s:

@@ -45,10 +45,7 @@ class _Entry(Generic[_C]):
 
 
 class AnswerBook(Generic[_C]):
-    """The answers to changes, by client and by the client's name for the command.
-
-    If there are too many, the oldest are dropped. `_C` is the type of the receiver of an answer.
-    """
+    """The answers to changes, by client and the command's name; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()

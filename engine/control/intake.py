@@ -26,10 +26,7 @@ class TextCodec(Protocol):
     """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of `text`.
-
-        Raises ConfigError: the text surely has more than `most` tokens.
-        """
+        """Return the token ids of `text`. Raises ConfigError: surely more than `most` tokens."""
         ...
 
     def encode_chat(

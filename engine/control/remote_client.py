@@ -60,11 +60,7 @@ Outgoing: TypeAlias = tuple[RemoteClient, AnyReply | msgspec.Raw]
 
 
 class Outbox:
-    """A queue of replies. Any thread may add replies, and only one thread takes them.
-
-    Attributes:
-        descriptor: a file descriptor for a poller, readable when a new reply waits.
-    """
+    """A queue of replies: any thread adds, one takes. Readable `descriptor`: a reply waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[Outgoing] = deque()

@@ -87,11 +87,7 @@ class _JoinedSteps:
 
 
 def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
-    """Split a step evenly by tokens into two steps. A row may be split too.
-
-    If the number of tokens is odd, the first half has one less. So the first half of a step of one
-    token is empty.
-    """
+    """Split a step evenly by tokens, rows too. The first half of a step of one token is empty."""
     rows = [row._replace(num_tokens=1) if has_drafts(row) else row for row in step.rows]
     half = sum(row.num_tokens for row in rows) // 2
     first: list[ScheduledRow] = []

@@ -83,11 +83,7 @@ class Waiter(Protocol):
 
 
 class EngineClient:
-    """Sends commands to one engine, and reconnects when the connection is lost.
-
-    Args:
-        on_change: called after connecting (`info` is set), and after the connection is lost.
-    """
+    """Sends commands to one engine, and reconnects. `on_change`: called when either happens."""
 
     def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
         self.endpoint = endpoint

@@ -56,11 +56,7 @@ class Delivery:
         result: StepResult,
         bursts: Mapping[int, list[int]] = NO_BURSTS,
     ) -> None:
-        """Send the tokens of a step to the clients. Call it after `Scheduler.update`.
-
-        Args:
-            bursts: all tokens of each row with drafts, by row index.
-        """
+        """Send a step's tokens to the clients, after `Scheduler.update`. `bursts`: by row."""
         now_ns = result.tokens_ns
         for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
             if token_id is None:

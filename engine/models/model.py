@@ -24,11 +24,7 @@ class StepContext:
         return None if self.scales is None else self.scales[layer]
 
     def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Call the attention backend on the caches of a layer, and apply the scales of FP8 caches.
-
-        Args:
-            options: keyword arguments of `AttentionBackend`.
-        """
+        """Call the attention backend on a layer's caches, with the scales of FP8 caches."""
         scales = self.scales_of(layer)
         if scales is not None:
             query = per_query_head(scales.key, query)

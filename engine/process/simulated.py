@@ -40,11 +40,7 @@ _SETTLE_NS = 20_000_000  # in real time
 
 
 class PacedRunner:
-    """A `Runner` that sleeps while a step runs. Its clock may be read from any thread.
-
-    Args:
-        speed: virtual seconds for each second of real time, as far as the host can keep up.
-    """
+    """A `Runner` that sleeps while a step runs, `speed` virtual seconds in a real one."""
 
     def __init__(self, model: StepTimeModel, seed: int, speed: float) -> None:
         self._runner = SimulatedRunner(model, seed)

@@ -13,11 +13,7 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 
 def kin(entry: Audited) -> tuple[str | None, ...] | None:
-    """Return a key that is equal for entries that are alike; None if the entry is never folded.
-
-    Alike are refusals of the same command for the same client and error code, and the aborts of
-    one client.
-    """
+    """Return a key equal for refusals, or aborts, that are alike; None: never folded."""
     if not entry.code and entry.command != Abort.__name__:
         return None
     return entry.command, entry.who, entry.key, entry.code

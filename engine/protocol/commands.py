@@ -187,11 +187,7 @@ class Submit(Command, frozen=True, kw_only=True):
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
-    """Withdraw a `Submit` of this connection that is not answered yet.
-
-    If it still waits to be tokenised, it is answered with the error `withdrawn`. Otherwise it
-    becomes a request all the same, and only `Abort` ends that.
-    """
+    """Withdraw a `Submit` that still waits to be tokenised; later, only `Abort` ends it."""
 
     command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
 

@@ -83,10 +83,7 @@ class BlockPool:
         return sum(not ref_counts[block] for block in blocks)
 
     def take(self, count: int, owner: int) -> list[int]:
-        """Remove `count` free blocks from the pool, give them to `owner` unshared, and return them.
-
-        Raises KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
-        """
+        """Remove `count` free blocks (the caller has checked) and give them to `owner` unshared."""
         empty = self.empty
         if count <= len(empty):
             blocks = empty[-count:] if count else []

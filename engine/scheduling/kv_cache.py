@@ -57,10 +57,7 @@ class KVCacheManager:
         return self._num_promised - self.num_held
 
     def num_blocks_in_all(self, request: Request) -> int:
-        """Number of blocks that a request needs to run to max_tokens.
-
-        The keys and values of its last token are never computed and need no room.
-        """
+        """Number of blocks to run to max_tokens; the last token's keys and values need no room."""
         return self.num_blocks_for(request.max_num_tokens - 1)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -123,10 +120,7 @@ class KVCacheManager:
         return (len(request.block_table) + self._pool.num_free) * self.block_size
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Make the full blocks of a request's first `num_tokens` tokens available for prefix hits.
-
-        Call it in the step that computes those tokens.
-        """
+        """Offer a request's full blocks for prefix hits, in the step that computes them."""
         if not self.enable_prefix_caching:
             return
         num_full_blocks = num_tokens // self.block_size

@@ -103,10 +103,7 @@ class Request:
 
     @property
     def comes_back(self) -> bool:
-        """Whether it ran before, here or in another engine, so that its prompt is counted already.
-
-        Its tokens are then recomputed, loaded, or still cached: none is a prompt token or a hit.
-        """
+        """Whether it ran before, here or elsewhere, so that its prompt is counted already."""
         return self.num_preemptions > 0 or self.high_water > 0
 
     def preempt(self) -> None:

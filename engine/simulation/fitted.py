@@ -125,11 +125,7 @@ class SeenRange(Struct, frozen=True):
 
 
 class FittedModel(Struct, frozen=True, kw_only=True, dict=True):
-    """A `StepTimeModel` whose coefficients were fitted to measured steps.
-
-    Predicts the mean time of a step, not the median, so that the sum over a session is right. The
-    errors are relative, and measured on steps that were left out of the fit.
-    """
+    """A `StepTimeModel` fitted to measured steps. It predicts the mean, so that sums are right."""
 
     seconds: tuple[float, ...]  # the coefficient of each of `TERMS`
     num_steps: int

@@ -126,10 +126,7 @@ class Sender(Protocol):
         """Return a message by its number: (number, topic, payload)."""
 
     def take_subscription(self) -> tuple[str, int] | None:
-        """Return the next new subscriber of an XPUB socket: (public key, file descriptor).
-
-        None if there is no other, or if `MAX_SUBSCRIPTIONS` were already taken in this round.
-        """
+        """Return the next subscriber of an XPUB socket, (public key, file descriptor), or None."""
 
     def stop(self) -> None:
         """Pass all remaining messages to libzmq. After that, the socket may be closed."""

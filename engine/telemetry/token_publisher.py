@@ -29,11 +29,7 @@ class _PublishedText:
 
 
 class TokenPublisher:
-    """Keeps the published texts of unfinished requests. Belongs to the engine's thread.
-
-    Args:
-        text_stream: makes the decoder of one request's output; None if there is no tokenizer.
-    """
+    """Keeps the published texts of unfinished requests, for the engine's thread."""
 
     def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
         self._text_stream = text_stream

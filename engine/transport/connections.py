@@ -91,11 +91,7 @@ class Connections:
         return self._keys.get(identity, "").encode()
 
     def account(self, identity: bytes) -> bytes:
-        """Return the id under which rate limits count a client.
-
-        All connections with one key share it. Programs of this user on this machine use the same
-        key; each connection of theirs has an id of its own.
-        """
+        """Return the id under which rate limits count a client: its key's, else its own."""
         key = self.key(identity)
         if self._gate is None or key == self._gate.local.pair.public.encode():
             return identity  # programs of one user; each has limits of its own

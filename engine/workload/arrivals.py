@@ -48,10 +48,7 @@ class Arrival:
     is_question: bool = False  # `prompt` is a question for the chat template, and is not cut
 
     def submit(self) -> Submit:
-        """Make the `Submit` command for this request.
-
-        EOS is ignored, so that outputs have the workload's length, except in answers to questions.
-        """
+        """Make the `Submit` command; without EOS, so that outputs have the workload's length."""
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -132,11 +129,7 @@ class MixRequest:
 
 
 def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
-    """Yield chats and documents with Poisson arrivals, `spec.num_requests` of them or without end.
-
-    Lengths are log-normal around their means (chats vary more than documents). All chats share
-    their first quarter, a system prompt.
-    """
+    """Yield `spec.num_requests` chats and documents (or no end of them) with Poisson arrivals."""
     source = random.Random(spec.seed)
     # Texts depend on the seed, too; otherwise a second run would hit the prefixes of the first.
     first_key = source.randrange(1_000_000) * 1_000
@@ -228,10 +221,7 @@ def from_trace(
 def fit(
     num_prompt_tokens: int, max_tokens: int, max_model_len: int | None
 ) -> tuple[int, int, bool]:
-    """Return lengths of prompt and output that fit into the model, and whether they were cut.
-
-    The output gets up to half of the model's length, the prompt the rest.
-    """
+    """Return lengths of prompt and output that fit into the model, and whether they were cut."""
     if max_model_len is None or num_prompt_tokens + max_tokens <= max_model_len:
         return num_prompt_tokens, max_tokens, False
     max_tokens = min(max_tokens, max(1, max_model_len // 2))

@@ -21,11 +21,7 @@ def question(key: int) -> str:
 
 
 class Corpus:
-    """English text without end: passages may begin anywhere; after the end comes the beginning.
-
-    Args:
-        text: paragraphs separated by empty lines; only those that are prose are used.
-    """
+    """English text without end, from paragraphs of prose; passages may begin anywhere."""
 
     def __init__(self, text: str) -> None:
         paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]

@@ -118,10 +118,7 @@ class LoadGenerator:
         self._bundles: bool | UnsetType = UNSET  # True if the engine knows `Bundle`
 
     def run(self) -> LoadReport:
-        """Send and receive until all requests have ended, or `wants_stop`.
-
-        Raises EngineUnreachable: the engine stopped answering; `report` has the results until then.
-        """
+        """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
         info = self._client.info()
         engine_id, self._bundles = info.engine_id, info.bundles or UNSET
         start_s = self._heard_s = time.perf_counter()

@@ -22,11 +22,7 @@ class _CpuPlan(NamedTuple):
 
 
 class CpuAttention:
-    """`AttentionBackend` in C++, as the module describes.
-
-    A request's result does not depend on the other requests of the batch, on how its prompt is cut
-    into chunks, or on the number of threads (torch's setting).
-    """
+    """`AttentionBackend` in C++. No result depends on the batch, the chunks, or the threads."""
 
     name = "cpu"
     is_capturable = False

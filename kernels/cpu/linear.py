@@ -22,11 +22,7 @@ LEVEL = "avx512_bf16"  # the library level that multiplies pairs of bf16
 
 
 def is_usable(weight: torch.Tensor) -> bool:
-    """Whether to use our product for `weight` [out_features, in_features].
-
-    Not for bf16 on CPUs with AMX: with those instructions oneDNN is several times faster on many
-    rows.
-    """
+    """Whether to use our product for `weight`: not for bf16 with AMX, where oneDNN is faster."""
     library = default_library()
     if library is None or not weight.is_cpu:
         return False

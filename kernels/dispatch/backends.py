@@ -240,10 +240,7 @@ TOLERANCE = 0.03
 def trial_failure(
     backend: AttentionBackend, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Compare `backend` with the reference on a few tokens; return what differs, or None.
-
-    Versions alone do not tell: a kernel may lack a compiler or align its mask at the wrong end.
-    """
+    """Compare `backend` with the reference on a few tokens; return what differs, or None."""
     try:
         for window in (None, 7):
             error = _error(backend, device, dtype, window)

@@ -204,10 +204,7 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute softmax attention over the last two dimensions.
-
-    `mask` broadcasts to the scores `[..., queries, keys]`, `sinks` to `[..., queries]`.
-    """
+    """Compute softmax attention; `mask` broadcasts to the scores, `sinks` to their queries."""
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
     scores = torch.matmul(query, keys.transpose(-1, -2)).float() * scale

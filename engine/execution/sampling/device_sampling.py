@@ -163,10 +163,7 @@ def _from(logits: torch.Tensor, rows: torch.Tensor, least: torch.Tensor) -> torc
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> list[torch.Tensor]:
-    """Return tensors for the logprobs: those of `tokens`, their ranks, and the `most` best tokens.
-
-    The best tokens are given as two tensors: their logprobs and their ids.
-    """
+    """Return logprobs and ranks of `tokens`, and logprobs and ids of the `most` best tokens."""
     values = torch.log_softmax(_finite(logits), dim=-1).clamp_(min=LEAST_LOGPROB)
     chosen = values.gather(-1, tokens[:, None])
     ranks = 1 + (values > chosen).sum(dim=-1)

@@ -58,11 +58,7 @@ class Sampler:
     def launch(
         self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
     ) -> SamplesInFlight:
-        """Start to sample the next token of each request.
-
-        Args:
-            depths: for each row, the number of its request's drafts before it. Empty: no drafts.
-        """
+        """Start to sample each request's next token. `depths`: the drafts before it in each row."""
         vocab_size = logits.shape[-1]
         choices = [
             self._choice(row, request, vocab_size, depths[row] if depths else 0)

@@ -19,11 +19,7 @@ _PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache
 
 
 class Exposition(Collector):
-    """Exports all metrics as one text.
-
-    Args:
-        served_model_name: the model's name for clients. "": use the engine's name for the model.
-    """
+    """Exports all metrics as one text. `served_model_name` "": the engine's name for the model."""
 
     def __init__(
         self, metrics: EngineMetrics, served_model_name: str, others: Iterable[Collector] = ()

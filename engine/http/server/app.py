@@ -67,10 +67,7 @@ class Api:
     async def generate(
         self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
     ) -> None:
-        """Read a request that generates tokens, run it, and send the answer.
-
-        Raises ApiError: the request failed before anything was sent.
-        """
+        """Read a request that generates tokens, run it, and send the answer, unless ApiError."""
         self._check_room()
         client = scope.get("client")
         with HeldBody(self._bodies, peer_of(client[0] if client else None)) as held:

@@ -219,11 +219,7 @@ class Connection(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the connection after a delay.
-
-        Closing at once with unread data would reset the connection, and the client could lose
-        answers.
-        """
+        """Close the connection after a delay: at once, unread data would reset it."""
         self._enter("refused")
         self._unset_keepalive_if_required()
         if self.transport.is_closing():

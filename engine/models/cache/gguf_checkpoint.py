@@ -55,11 +55,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
-    """Return the folder of the checkpoint made from `file`; convert it unless that was done before.
-
-    Raises:
-        ConfigError: there is no such file, it cannot be converted, or the cache cannot be written.
-    """
+    """Return the folder of the checkpoint made from `file`, converted if it is not there yet."""
     try:
         stat = file.stat()
     except OSError as error:
