@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.contrast import Contrast, Effect
@@ -29,6 +28,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare_report import document
 from stepscope.tui.views.frame.compare_text import between, load, outcome, verdict
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 NUM_PAIRS = 120
 

@@ -12,7 +12,6 @@ import pytest
 from textual.pilot import Pilot
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load_difference import LoadDifference
@@ -34,6 +33,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import simulate
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard

@@ -326,7 +326,7 @@ def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     from stepscope.engine.execution.runner import ModelRunner
     from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
-    from stepscope.engine.simulation.simulated import simulated_info
+    from tests.support.engines.simulated_run import simulated_info
 
     limits = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
     knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)
