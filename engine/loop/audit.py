@@ -18,19 +18,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Change,
-    Drain,
-    Pause,
-    Resume,
-    SetKnobs,
-    SetWorkload,
-    Shutdown,
-    StepOnce,
-)
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, KnobValue
 
@@ -45,9 +35,18 @@ MAX_REFUSED = 64  # causes of refusals that are told apart at a time; all others
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
 _KINDS: Mapping[str, _Kind] = {
-    SetKnobs.__name__: "knobs",
-    SetWorkload.__name__: "workload",
-    **{kind.__name__: "loop" for kind in (Pause, Resume, StepOnce, Drain, Shutdown)},
+    commands.SetKnobs.__name__: "knobs",
+    commands.SetWorkload.__name__: "workload",
+    **{
+        kind.__name__: "loop"
+        for kind in (
+            commands.Pause,
+            commands.Resume,
+            commands.StepOnce,
+            commands.Drain,
+            commands.Shutdown,
+        )
+    },
 }
 
 
@@ -120,7 +119,7 @@ class AuditTrail:
         self._refused_due_ns = 0
 
     def done(
-        self, command: Change, asker: Asker, effective_step: int, effect: ChangeEffect
+        self, command: commands.Change, asker: Asker, effective_step: int, effect: ChangeEffect
     ) -> None:
         """Record a change that was made."""
         entry = Audited(
@@ -135,7 +134,7 @@ class AuditTrail:
             new=effect.new,
             detail=effect.detail,
         )
-        if not isinstance(command, Abort):
+        if not isinstance(command, commands.Abort):
             self.publish_aborts()
             self._enter(entry)
         elif self._aborts is not None and are_alike(self._aborts, entry):
@@ -173,7 +172,7 @@ class AuditTrail:
             refused.entry = entry if earlier is None else folded(earlier, entry)
 
     def changed_since(
-        self, number: int, command: Change, but_by: Asker | None = None
+        self, number: int, command: commands.Change, but_by: Asker | None = None
     ) -> Audited | None:
         """Return the last change to the same thing (such as the knobs) as `command` changes.
 

@@ -13,16 +13,9 @@ from typing import Protocol
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.loop.pending_step import PendingStep
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import (
-    EngineState,
-    EngineStatus,
-    LeasedKnobs,
-    RequestView,
-    Snapshot,
-    Telemetry,
-)
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -35,7 +28,7 @@ MAX_WAIT_NS = 1_000_000_000
 class SnapshotDesk:
     """The clients that wait for a snapshot, and the earliest time of the next snapshot."""
 
-    def __init__(self, take: Callable[[], Snapshot], clock: Callable[[], int]) -> None:
+    def __init__(self, take: Callable[[], wire.Snapshot], clock: Callable[[], int]) -> None:
         self._take = take
         self._clock = clock
         self._waiting: list[Client] = []
@@ -65,9 +58,9 @@ class SnapshotDesk:
         self._next_ns = end_ns + min(round((end_ns - start_ns) / SHARE), MAX_WAIT_NS)
 
 
-def request_view(request: Request) -> RequestView:
+def request_view(request: Request) -> wire.RequestView:
     """Describe a request as a snapshot contains it."""
-    return RequestView(
+    return wire.RequestView(
         request_id=request.request_id,
         client_id=request.client_id,
         status=request.status.value,
@@ -95,7 +88,7 @@ class TelemetrySink(Protocol):
     @property
     def num_dropped(self) -> int: ...
 
-    def publish(self, message: Telemetry) -> None: ...
+    def publish(self, message: wire.Telemetry) -> None: ...
 
 
 class OwnWorkload(Protocol):
@@ -138,7 +131,7 @@ class TelemetryOutlet:
         """Number of messages that at least one subscriber missed."""
         return 0 if self.sink is None else self.sink.num_dropped
 
-    def publish(self, message: Telemetry) -> None:
+    def publish(self, message: wire.Telemetry) -> None:
         if self.sink is not None:
             self.sink.publish(message)
 
@@ -153,7 +146,7 @@ class TelemetryOutlet:
         sink.publish(draft)
 
     def publish_status(
-        self, state: EngineState, last_step: int, now_ns: int, leased: LeasedKnobs | None
+        self, state: wire.EngineState, last_step: int, now_ns: int, leased: wire.LeasedKnobs | None
     ) -> None:
         """Publish the engine's status. There must be no step in flight."""
         scheduler = self._scheduler
@@ -162,7 +155,7 @@ class TelemetryOutlet:
         self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.has_unpublished = False
         self.publish(
-            EngineStatus(
+            wire.EngineStatus(
                 time_ns=now_ns,
                 state=state,
                 step=last_step,

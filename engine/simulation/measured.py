@@ -126,11 +126,8 @@ def _of_csv(path: Path, text: str) -> list[MeasuredPoint]:
                 "bad_points", f"{path}, line {reader.line_num}: three numbers are needed"
             ) from None
         if point.num_tokens < 1 or point.num_context_tokens < 0 or not point.seconds > 0:
-            raise ConfigError(
-                "bad_points",
-                f"{path}, line {reader.line_num}: tokens and seconds must be above 0, "
-                "context must not be negative",
-            )
+            wanted = "tokens and seconds must be above 0, context must not be negative"
+            raise ConfigError("bad_points", f"{path}, line {reader.line_num}: {wanted}")
         points.append(point)
     return points
 

@@ -46,31 +46,17 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
         6144, 56, 48, 8, 16384, 32768, num_local_experts=8, num_experts_per_tok=2
     ),
     "qwen3-30b-a3b": _shape(
-        2048,
-        48,
-        32,
-        4,
-        6144,
-        151936,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
+        2048, 48, 32, 4, 6144, 151936,
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
     ),
     "llama-4-scout": _shape(
-        5120,
-        48,
-        40,
-        8,
-        8192,
-        202048,
-        model_type="llama4",
-        num_local_experts=16,
-        num_experts_per_tok=1,
+        5120, 48, 40, 8, 8192, 202048,
+        model_type="llama4", num_local_experts=16, num_experts_per_tok=1,
     ),
     # For CPUs and tests.
     "qwen3-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32, tie_word_embeddings=True),
     "llama-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32),
-}
+}  # fmt: skip
 # Experts in fp8, attention in bf16: the usual way to serve this model.
 KNOWN_MODELS["llama-4-scout-fp8"] = {
     **KNOWN_MODELS["llama-4-scout"],

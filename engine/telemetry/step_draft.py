@@ -9,16 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
-from stepscope.engine.protocol.wire import (
-    BlockMove,
-    DraftRow,
-    HeldRow,
-    KVCounts,
-    RequestEvent,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
+from stepscope.engine.protocol import wire
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -26,10 +17,10 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.batch_rows import keep_rows, with_positions
 
 
-class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
+class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
     """A record that can still be changed. Has the fields of `StepRecord` and is encoded as one."""
 
-    topic = StepRecord.topic
+    topic = wire.StepRecord.topic
 
     step: int
     schedule_start_ns: int
@@ -44,22 +35,22 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     num_decode_tokens: int
     num_padded_tokens: int | None
     batch: msgspec.Raw
-    kv: KVCounts | None = None
-    moves: list[BlockMove] | msgspec.Raw = field(default_factory=list)
+    kv: wire.KVCounts | None = None
+    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)
     num_running: int
     num_waiting: int
     waiting_reasons: dict[str, int]
-    events: list[RequestEvent] = field(default_factory=list)
+    events: list[wire.RequestEvent] = field(default_factory=list)
     num_dropped: int = 0
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
-    totals: Totals | None = None
-    drafts: list[DraftRow] | None = None
+    totals: wire.Totals | None = None
+    drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
-    held: list[HeldRow] | None = None
+    held: list[wire.HeldRow] | None = None
 
     @classmethod
     def open(
@@ -103,7 +94,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
             self.batch, {index: (rows[index].start, len(burst)) for index, burst in bursts.items()}
         )
         self.drafts = [
-            DraftRow(
+            wire.DraftRow(
                 rows[index].request.request_id,
                 rows[index].num_tokens - 1,
                 len(burst) - 1,
@@ -162,4 +153,4 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
                 state = ahead.seen_before(block, state)
             states[block] = state
         self.kv = counts if ahead is None else ahead.counts_before(counts)
-        self.moves = [BlockMove(block, *state) for block, state in states.items()]
+        self.moves = [wire.BlockMove(block, *state) for block, state in states.items()]

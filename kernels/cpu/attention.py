@@ -54,17 +54,10 @@ class CpuAttention:
         output = torch.empty_like(query)
         if sinks is not None:
             sinks = sinks.float().contiguous()
-        status = self._attention(
-            ATTENTION.pack(
-                plan.address,
-                query.data_ptr(),
-                key_cache.data_ptr(),
-                value_cache.data_ptr(),
-                0 if sinks is None else sinks.data_ptr(),
-                output.data_ptr(),
-                torch.get_num_threads(),
-            )
-        )
+        status = self._attention(ATTENTION.pack(
+            plan.address, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(), output.data_ptr(), torch.get_num_threads(),
+        ))  # fmt: skip
         if status != 0:
             raise IndexError("a block table names a block that is not in the KV cache")
         return output
@@ -89,23 +82,11 @@ def _make_plan(
     query_starts, context_lens, block_tables, decodes = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     packed = STEP.pack(
-        query_starts.ctypes.data,
-        context_lens.ctypes.data,
-        block_tables.ctypes.data,
-        decodes.ctypes.data,
-        block_tables.shape[1],
-        batch.num_requests,
-        num_blocks,
-        block_size,
-        query.shape[1],
-        num_kv_heads,
-        head_dim,
-        DTYPES[query.dtype],
-        DTYPES[key_cache.dtype],
-        sliding_window or 0,
-        scale,
-        softcap or 0.0,
-    )
+        query_starts.ctypes.data, context_lens.ctypes.data, block_tables.ctypes.data,
+        decodes.ctypes.data, block_tables.shape[1], batch.num_requests, num_blocks, block_size,
+        query.shape[1], num_kv_heads, head_dim, DTYPES[query.dtype], DTYPES[key_cache.dtype],
+        sliding_window or 0, scale, softcap or 0.0,
+    )  # fmt: skip
     step = ctypes.create_string_buffer(packed, len(packed))
     return _CpuPlan(ctypes.addressof(step), step, arrays)
 

@@ -124,21 +124,11 @@ class PackedLinear:
             x = x.to(self._dtype).contiguous()
         output = x.new_empty(len(x), self.out_features)
         packed, bias = self._addresses
-        self._linear(
-            LINEAR.pack(
-                x.data_ptr(),
-                packed,
-                bias,
-                output.data_ptr(),
-                len(x),
-                self.out_features,
-                self._size,
-                len(self._packed),
-                self._is_gated,
-                torch.get_num_threads(),
-                int(self._dtype is torch.bfloat16),
-            )
-        )
+        self._linear(LINEAR.pack(
+            x.data_ptr(), packed, bias, output.data_ptr(), len(x), self.out_features, self._size,
+            len(self._packed), self._is_gated, torch.get_num_threads(),
+            int(self._dtype is torch.bfloat16),
+        ))  # fmt: skip
         return output
 
 

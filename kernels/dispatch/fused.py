@@ -84,19 +84,10 @@ def add_rms_norm(
         return torch_add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
-    library.add_rms_norm(
-        ADD_RMS_NORM.pack(
-            x.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            weight.data_ptr(),
-            output.data_ptr(),
-            num_rows,
-            size,
-            _IS_BF16[dtype],
-            torch.get_num_threads(),
-            eps,
-        )
-    )
+    library.add_rms_norm(ADD_RMS_NORM.pack(
+        x.data_ptr(), 0 if residual is None else residual.data_ptr(), weight.data_ptr(),
+        output.data_ptr(), num_rows, size, _IS_BF16[dtype], torch.get_num_threads(), eps,
+    ))  # fmt: skip
     return output, x if residual is None else residual
 
 
@@ -172,31 +163,15 @@ def norm_rope_store(
     num_blocks, block_size, _, _ = key_cache.shape
     num_rows = qkv.shape[0]
     query = qkv.new_empty(num_rows, num_heads, head_dim)
-    status = library.norm_rope_store(
-        NORM_ROPE_STORE.pack(
-            qkv.data_ptr(),
-            rope.data_ptr(),
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            0 if q_norm is None else q_norm.data_ptr(),
-            0 if k_norm is None else k_norm.data_ptr(),
-            query.data_ptr(),
-            0 if scales is None else scales.key_factor.data_ptr(),
-            0 if scales is None else scales.value_factor.data_ptr(),
-            num_positions,
-            num_blocks * block_size,
-            num_rows,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            DTYPES[dtype],
-            DTYPES[key_cache.dtype],
-            torch.get_num_threads(),
-            eps,
-        )
-    )
+    status = library.norm_rope_store(NORM_ROPE_STORE.pack(
+        qkv.data_ptr(), rope.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(),
+        key_cache.data_ptr(), value_cache.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
+        0 if k_norm is None else k_norm.data_ptr(), query.data_ptr(),
+        0 if scales is None else scales.key_factor.data_ptr(),
+        0 if scales is None else scales.value_factor.data_ptr(), num_positions,
+        num_blocks * block_size, num_rows, num_heads, num_kv_heads, head_dim, DTYPES[dtype],
+        DTYPES[key_cache.dtype], torch.get_num_threads(), eps,
+    ))  # fmt: skip
     if status != 0:
         raise IndexError(
             f"a position is not below {num_positions}, or a slot is not one of the KV cache's"
@@ -249,16 +224,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         return torch_silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)
-    library.silu_mul(
-        SILU_MUL.pack(
-            gate_up.data_ptr(),
-            output.data_ptr(),
-            num_rows,
-            width // 2,
-            _IS_BF16[dtype],
-            torch.get_num_threads(),
-        )
-    )
+    library.silu_mul(SILU_MUL.pack(
+        gate_up.data_ptr(), output.data_ptr(), num_rows, width // 2, _IS_BF16[dtype],
+        torch.get_num_threads(),
+    ))  # fmt: skip
     return output
 
 

@@ -93,41 +93,23 @@ class GatheredAttention:
             plan = self._plan(batch, sliding_window)
         if plan is None:
             return self._rest(
-                query,
-                key_cache,
-                value_cache,
-                batch,
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-            )
+                query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window,
+                softcap=softcap, sinks=sinks,
+            )  # fmt: skip
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
         attended = self._varlen.attend(
-            chunks.contiguous(),
-            key_cache.flatten(0, 1).index_select(0, plan.slots),
-            value_cache.flatten(0, 1).index_select(0, plan.slots),
-            plan.query_starts,
-            plan.key_starts,
-            plan.most_queries,
-            plan.most_keys,
-            scale,
-            sliding_window,
-            softcap,
-        )
+            chunks.contiguous(), key_cache.flatten(0, 1).index_select(0, plan.slots),
+            value_cache.flatten(0, 1).index_select(0, plan.slots), plan.query_starts,
+            plan.key_starts, plan.most_queries, plan.most_keys, scale, sliding_window, softcap,
+        )  # fmt: skip
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens],
-            key_cache,
-            value_cache,
-            plan.decodes,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-        )
+            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, scale=scale,
+            sliding_window=sliding_window, softcap=softcap,
+        )  # fmt: skip
         return output
 
     def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, softcap: float | None) -> bool:
@@ -219,18 +201,11 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
         softcap: float | None,
     ) -> torch.Tensor:
         return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            most_queries,
-            most_keys,
-            softmax_scale=scale,
-            causal=True,
+            query, key, value, query_starts, key_starts, most_queries, most_keys,
+            softmax_scale=scale, causal=True,
             window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
             softcap=softcap or 0.0,
-        )
+        )  # fmt: skip
 
     return Varlen(attend, has_softcap=True)
 
@@ -265,16 +240,8 @@ def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     ) -> torch.Tensor:
         assert softcap is None
         return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            most_queries,
-            most_keys,
-            scale=scale,
-            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0),
-            **grouped,
-        )
+            query, key, value, query_starts, key_starts, most_queries, most_keys, scale=scale,
+            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0), **grouped,
+        )  # fmt: skip
 
     return Varlen(attend, has_softcap=False)

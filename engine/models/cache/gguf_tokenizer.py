@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
@@ -28,9 +28,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
     kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre")
     if kind != "gpt2":
-        raise ConfigError(
-            "gguf_tokenizer", f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted"
-        )
+        _refuse(f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted")
     tokens: list[str] = fields[f"{_PREFIX}tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{_PREFIX}merges"]]
     tokenizer = Tokenizer(
@@ -79,19 +77,19 @@ def _pre_tokenizer(splits: str | None) -> Any:
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if splits is None:
-        raise ConfigError(
-            "gguf_tokenizer",
+        _refuse(
             f"it does not say how its tokenizer splits text ({_PREFIX}pre): convert the model "
-            "again with a newer llama.cpp",
+            "again with a newer llama.cpp"
         )
     if splits == "gpt-2":
         return words
-    if splits == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    raise ConfigError(
-        "gguf_tokenizer",
-        f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted",
-    )
+    if splits != "smollm":
+        _refuse(f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted")
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError("gguf_tokenizer", reason)
 
 
 def _begin_with(tokenizer: Any, token: str, token_id: int) -> None:
