@@ -17,13 +17,7 @@ import torch
 from stepscope.engine.execution import input_batch, step_costs
 from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
-from stepscope.engine.execution.machine.devices import (
-    DeviceTimer,
-    give_back_memory,
-    is_out_of_memory,
-    launch_blocks,
-    zeros,
-)
+from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.execution.smaller_steps import Halving
@@ -70,7 +64,7 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.block_size = block_size
         self.device = model.device
-        self.launch_blocks = launch_blocks(model.device)
+        self.launch_blocks = devices.launch_blocks(model.device)
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None
@@ -84,8 +78,8 @@ class ModelRunner:
         if self.device.type != "cpu":
             self._halving = Halving(
                 self.launch_whole,
-                is_out_of_memory,
-                lambda: give_back_memory(self.device),
+                devices.is_out_of_memory,
+                lambda: devices.give_back_memory(self.device),
                 self.clock,
             )
         self._key_caches: list[torch.Tensor] = []
@@ -107,7 +101,7 @@ class ModelRunner:
         """
         self.graphs = None
         self._key_caches, self._value_caches = [], []
-        give_back_memory(self.device)
+        devices.give_back_memory(self.device)
         shape = self.kv_shape
         size = (
             num_blocks + self.is_capturable,
@@ -116,7 +110,7 @@ class ModelRunner:
             shape.head_dim,
         )
         self._key_caches, self._value_caches = (
-            [zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
+            [devices.zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
             for _ in range(2)
         )
         self.num_blocks = num_blocks
@@ -198,7 +192,7 @@ class ModelRunner:
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
         num_tokens = len(batch.input_ids)
-        timer = DeviceTimer(self.device)
+        timer = devices.DeviceTimer(self.device)
         with torch.inference_mode():
             fed = None
             if batch.fed_by:
