@@ -1,5 +1,7 @@
 """What each waiting request of an attached vLLM waits for, by name."""
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.test_vllm_schedules import Played
+from tests.support.sessions.seek_sessions import record
 
 
 def explained(messages: list[tuple[int, Any]]) -> Explainer:
@@ -45,6 +48,18 @@ def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(atta
         history.append(sequence, message)
     num_lora = sum(bool(names) for names in expected)
     assert history.limits(None, None)["lora"] == num_lora / len(played.steps)
+
+
+def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
+    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    played = Played(attach, "0.32.0", "adapters")
+    path = record(tmp_path / "adapters.mcap", played.messages)
+    step = next(s.step for s in played.steps if (s.waiting_reasons or {}).get("lora") == 2)
+    picture = tmp_path / "step.txt"
+    options = ["--page", "step", "--at", str(step), "--size", "140x50", "-o", str(picture)]
+    assert stepscope("screenshot", str(path), *options).exit_code == 0
+    assert picture.read_text().count("a LoRA slot (max_loras), held by a") == 2
 
 
 def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(

@@ -91,4 +91,5 @@ class VllmScheduler(Protocol):
     vllm_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
+    lora_config: Any
     waiting: Any

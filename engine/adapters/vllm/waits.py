@@ -65,7 +65,8 @@ def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> boo
     if first is None or not getattr(first, "has_encoder_inputs", False):
         return False
     num_free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    return num_free * scheduler.block_size >= first.num_tokens
+    num_tokens: int = first.num_tokens
+    return num_free * scheduler.block_size >= num_tokens
 
 
 def _adapters(running: Sequence[VllmRequest]) -> dict[int, str]:
