@@ -28,6 +28,7 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
+from stepscope.tui.views.format import three_digits
 
 _SHOWN = (
     ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
@@ -266,9 +267,7 @@ def _cell(predicted: Predicted | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    return "-" if value is None else three_digits(value)
 
 
 def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
