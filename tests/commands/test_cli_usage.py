@@ -266,7 +266,6 @@ def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: li
         ["top", "never-there"],
     ],
 )
-@pytest.mark.timeout(30)
 def test_an_endpoint_without_an_engine_is_an_error(run: Run, command: list[str]) -> None:
     done = run(*command)
     assert done.exit_code == 1

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.client.client import ControlClient
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES
@@ -18,13 +18,16 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
+    KNOBS,
     SERVICE_LEVELS,
+    WORKLOAD,
     engine_arguments,
     simulated_gpu,
     speaks,
     workload_of,
     workload_text,
 )
+from stepscope.tui.cli.dashboards.demo_stage import WHO, Act, DemoStage, first_minute
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
@@ -76,9 +79,9 @@ def demo(
     """Start a real engine and watch it at work, or simulate one.
 
     The engine runs with a budget of 64 tokens, at most 16 running requests and, for the demo model,
-    a 64 MB KV cache. 12 requests are under way all the time, or fewer with --rate. With --simulate
-    it is another demo: 10 requests a second at a budget of 2,048 tokens, with service levels of
-    500 ms (TTFT) and 50 ms (ITL).
+    a 60 MB KV cache. At first 2 requests are under way, soon 12, or fewer with --rate; one long
+    prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
+    2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
     """
     simulated = simulated_gpu(gpu, speed)
     workload = workload_of(rate, model, simulated)
@@ -111,20 +114,30 @@ def demo(
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
             if headless:
                 until_the_engine_ended.enter_context(stop)
+            acts = [Act(0.0, SetWorkload(workload=workload, who=WHO))]
+            if workload == WORKLOAD and model == EngineConfig().model:
+                acts = first_minute(workload, KNOBS, costs)
+            stage = DemoStage(engine.endpoint, acts, history)
             source.start()
             try:
                 wait_until_live(engine, source, stop)
-                with ControlClient(engine.endpoint) as client:
-                    client.ask(SetWorkload(workload=workload, who="stepscope demo"))
                 if headless:
+                    stage.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
                 else:
                     progress.close()
                     say(*about)
-                    news = EngineNews(engine)
-                    run_live(source, settings, recorder, keeps_levels=False, news=news)
+                    ended = EngineNews(engine)
+                    run_live(
+                        source,
+                        settings,
+                        recorder,
+                        keeps_levels=False,
+                        news=lambda: ended() or stage.news(),
+                    )
             finally:
+                stage.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()

@@ -16,11 +16,11 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
 
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
-# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
-# step has a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon
-# one of them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
+# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so every third step has
+# a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon one of
+# them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
 KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
-KV_MEMORY = "64MB"
+KV_MEMORY = "60MB"
 WORKLOAD = WorkloadSpec(
     rate=100.0,
     document_share=0.7,

@@ -11,6 +11,7 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.alert_metrics import (
     MAX_BYTES,
@@ -68,7 +69,7 @@ def watch(
         note_own(levels, levels_said(client.info()))
     source = Subscriber(chosen, History(levels, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
-    out = _MessagePrinter(source.name, as_json)
+    out = _MessagePrinter(source, as_json)
     has_fired = False
     start_s = time.monotonic()
     stop = StopSignals()
@@ -105,8 +106,8 @@ def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
 
 
 class _MessagePrinter:
-    def __init__(self, name: str, as_json: bool) -> None:
-        self._name = name
+    def __init__(self, source: Subscriber, as_json: bool) -> None:
+        self._source = source
         self._as_json = as_json
 
     def changes(self, changes: Sequence[RuleChange]) -> None:
@@ -119,16 +120,20 @@ class _MessagePrinter:
             self._line(each.rule, each.state, each.value, each.rule.said(each.value))
 
     def _line(self, rule: Rule, state: str, value: float | None, text: str) -> None:
+        verdict = verdict_of(self._source.history)
         if not self._as_json:
+            if state == "firing" and verdict.trouble:
+                text += f"; {verdict.trouble}"
             say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
             return
         figure = rule.bound.figure
         write_json_line(
-            engine=self._name,
+            engine=self._source.name,
             rule=rule.text,
             state=state,
             figure=figure.name,
             value=value,
             unit=figure.unit,
             shown=value_text(figure, value),
+            verdict=verdict.text,
         )

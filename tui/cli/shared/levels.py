@@ -89,6 +89,10 @@ _NAMES: dict[Limit, str] = {
     "threshold": "long-prefill threshold",
     "paused": "paused by the operator",
     "work": "no setting",
+    "lora": "LoRA slots",
+    "grammar": "grammars being compiled",
+    "remote_kv": "KV from elsewhere",
+    "encoder": "encoder budget",
 }
 _SHOWN = 0.005  # smaller shares are left out
 

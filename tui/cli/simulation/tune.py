@@ -29,6 +29,8 @@ from stepscope.tui.settings.service_levels import said
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
     "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
+    "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
+    "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
 }  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
@@ -268,6 +270,13 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
         )
     if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
+        for limit, share in found.held.items():
+            yield (
+                f"{begin} {_LIMIT_NAMES[limit]} limited {share:.0%} of the recorded steps, which "
+                "no simulation lifts"
+            )
+        if found.held:
+            return
         yield (
             f"{begin} the machine is too slow for this load at these levels ('stepscope tune' "
             "finds the load that would do)"
