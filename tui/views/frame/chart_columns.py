@@ -31,13 +31,13 @@ class ChartColumn(NamedTuple):
     num_prefill_tokens: int
     num_decode_rows: int
     token_budget: int | None
-    max_num_seqs: int | None
-    has_preemption: bool
-    has_knob_change: bool
-    has_mark: bool
-    has_breach: bool  # a request waited for a token longer than the ITL bound
-    is_slow: bool  # a step took longer than that, so all that decoded in it waited
-    is_lost: bool  # none of its steps was received
+    max_num_seqs: int | None = None
+    has_preemption: bool = False
+    has_knob_change: bool = False
+    has_mark: bool = False
+    has_breach: bool = False  # a request waited for a token longer than the ITL bound
+    is_slow: bool = False  # a step took longer than that, so all that decoded in it waited
+    is_lost: bool = False  # none of its steps was received
     is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
     longest_ns: int = 0  # of its steps
     max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
@@ -138,9 +138,7 @@ class ChartColumns:
     def _merge_now(self, first: int, last: int) -> ChartColumn:
         span = self._history.span(first, last)
         if span is None:
-            return ChartColumn(
-                first, last, None, 0, 0, None, None, False, False, False, False, False, is_lost=True
-            )
+            return ChartColumn(first, last, None, 0, 0, None, is_lost=True)
         bound_ns = self._history.slo.itl_ms * 1e6
         return ChartColumn(
             first,
