@@ -264,8 +264,7 @@ def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: i
             continue
         before = column.last
         step = -(-column.first // interval) * interval
-        label = f"{step:,}"
-        if step <= column.last and x + 1 + len(label) <= len(cells):
+        if step <= column.last and x + 1 + len(label := f"{step:,}") <= len(cells):
             _put_label(cells, x, label)
 
 
