@@ -177,7 +177,6 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set", "max_num_seqs=8,order=arrival"], "change together: max_num_seqs=8 order=arrival"),
         (["set", "max_num_seqs=8,16"], "one value at a time; 'stepscope what-if' tries several"),
         (["demo", "--headless", "--screenshot", "x.jpg"], ".svg or .txt, got x.jpg"),
-        (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
