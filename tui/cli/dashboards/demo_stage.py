@@ -15,6 +15,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
 
 log = logging.getLogger("stepscope.tui")
@@ -86,7 +87,7 @@ class DemoStage:
         history: of the engine: tells who changed what.
     """
 
-    def __init__(self, endpoint: str, acts: Sequence[Act], history: History) -> None:
+    def __init__(self, endpoint: Endpoint, acts: Sequence[Act], history: History) -> None:
         self._endpoint = endpoint
         self._acts = acts
         self._history = history
