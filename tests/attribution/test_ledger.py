@@ -236,6 +236,7 @@ def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[...
     assert last["recompute_tax"]["step_ms"] < found["recompute_tax"]["step_ms"]
 
 
+@pytest.mark.slow
 def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:

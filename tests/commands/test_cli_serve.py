@@ -95,6 +95,7 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
         pass
 
 
+@pytest.mark.slow
 def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

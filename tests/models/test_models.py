@@ -481,7 +481,7 @@ ROPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "every"), [("llama", 1), ("gemma2", 4)])
+@pytest.mark.parametrize(("family", "every"), [("llama", 2), ("gemma2", 6)])
 def test_whatever_a_config_says_the_model_loads_or_is_refused_in_one_line(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, every: int
 ) -> None:

@@ -400,7 +400,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     body=st.dictionaries(NAMES, VALUES, max_size=6).map(lambda each: json.dumps(each).encode())
     | st.binary(max_size=40),

@@ -19,9 +19,10 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, Session, info, step
 from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
-MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
+MESSAGES = Later(lambda: [message for _, message in simulate(seed=11, num_steps=400)])
 
 
 @pytest.fixture
