@@ -127,7 +127,8 @@ def compared_figures(
             because the second part begins with the unfinished requests of the first.
     """
     seeds = 0, 0 if load.is_same else 1
-    return [*_latencies(a, b, load, seeds), *_totals(a, b, load, seeds, is_one_session)]
+    has_throughput = load.difference is None and not is_one_session
+    return [*_latencies(a, b, load, seeds), *_totals(a, b, load, seeds, has_throughput)]
 
 
 def _latencies(
@@ -194,7 +195,7 @@ def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool])
 
 
 def _totals(
-    a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int], is_one_session: bool
+    a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int], has_throughput: bool
 ) -> Iterator[ComparedFigure]:
     """Throughput, composition of steps, memory, and wasted work.
 
@@ -205,7 +206,7 @@ def _totals(
     for name, sums in _COMPARED.items():
         spec, interval = FIGURES[name], None
         better = None if sums is None else spec.better
-        if name in ("in_tokens_per_s", "out_tokens_per_s") and (load.difference or is_one_session):
+        if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_throughput:
             better = None
         if sums is not None and better is not None:
             draws = [

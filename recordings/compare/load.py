@@ -14,7 +14,7 @@ run is the run's own merit.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.recordings.compare.side.requests import RequestRun
@@ -62,26 +62,38 @@ class _Sum(NamedTuple):
     squares: float
 
 
-class _Offer(NamedTuple):
+class _Offer:
     """The load of a run.
+
+    Args:
+        had_cache: whether its prefix cache may have held something at the beginning.
 
     Attributes:
         came: sums over the requests that arrived during the run; unknown ones are missing.
             "computed tok" are prompt tokens that no prefix cache held.
         all: the same, including requests present at the beginning.
-        had_cache: whether its prefix cache may have held something at the beginning.
         num_queued: requests that waited for admission at the beginning.
         span_s: time from the first arrival to the last.
         num_in_flight: mean number of requests in the engine (Little's law).
     """
 
-    seconds: float
-    came: Mapping[str, _Sum]
-    all: Mapping[str, _Sum]
-    had_cache: bool
-    num_queued: int
-    span_s: float
-    num_in_flight: float
+    def __init__(self, side: Side, *, had_cache: bool) -> None:
+        runs = list(side.requests.values())
+        came = [run for run in runs if not run.was_there]
+        arrivals = [run.arrival_ns for run in came] or [0]
+        begin_ns = side.origin_ns or 0
+        end_ns = begin_ns + side.points.end_ns
+        until_ns = max(arrivals) if side.num_unlisted else end_ns  # the rest are not listed
+        self.seconds = max(1, until_ns - begin_ns) / 1e9
+        self.came, self.all = _sums(came), _sums(runs)
+        self.had_cache = had_cache
+        self.num_queued = sum(run.was_queued for run in runs)
+        self.span_s = (max(arrivals) - min(arrivals)) / 1e9
+        lived_ns = sum(
+            max(0, (end_ns if run.end_ns is None else run.end_ns) - max(run.arrival_ns, begin_ns))
+            for run in runs
+        )
+        self.num_in_flight = lived_ns / max(1, end_ns - begin_ns)
 
     def rate(self, name: str) -> float:
         return self.came[name].total / self.seconds
@@ -101,14 +113,19 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
         a, b: must be up to date (`Side.settle`).
         is_one_session: both are parts of one session, so their requests are never the same.
     """
-    if silent := [name for name, side in (("A", a), ("B", b)) if not _tells(side)]:
+    silent = [
+        name
+        for name, side in (("A", a), ("B", b))
+        if not side.requests and side.sums().num_arrived is None
+    ]
+    if silent:
         text = f"{' and '.join(silent)} without requests in the telemetry"
         return LoadDifference(
             False, text, is_chance=False, more_a=math.inf, more_b=math.inf, is_known=False
         )
-    left, right = _offer_of(a), _offer_of(b)
-    if a.knob_values.get(_CACHING) != b.knob_values.get(_CACHING):  # hits are its effect
-        left, right = left._replace(had_cache=False), right._replace(had_cache=False)
+    # If one run caches and the other does not, the hits are the effect of that setting.
+    caches_alike = a.knob_values.get(_CACHING) == b.knob_values.get(_CACHING)
+    left, right = (_Offer(each, had_cache=each.had_cache and caches_alike) for each in (a, b))
     has_all = not a.num_unlisted and not b.num_unlisted and not is_one_session
     is_chance = is_same = False
     if has_all and _has_same_requests(left, right):
@@ -124,34 +141,6 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
         is_chance=is_chance,
         more_a=1.0 if is_same else _more(left, right),
         more_b=1.0 if is_same else _more(right, left),
-    )
-
-
-def _tells(side: Side) -> bool:
-    return bool(side.requests) or side.sums().num_arrived is not None
-
-
-def _offer_of(side: Side) -> _Offer:
-    runs = list(side.requests.values())
-    came = [run for run in runs if not run.was_there]
-    arrivals = [run.arrival_ns for run in came]
-    begin_ns = side.origin_ns or 0
-    end_ns = begin_ns + side.points.end_ns
-    seconds = side.seconds
-    if side.num_unlisted and arrivals:
-        seconds = max(arrivals) / 1e9 - begin_ns / 1e9
-    lived_ns = sum(
-        max(0, (end_ns if run.end_ns is None else run.end_ns) - max(run.arrival_ns, begin_ns))
-        for run in runs
-    )
-    return _Offer(
-        seconds=max(seconds, 1e-9),
-        came=_sums(came),
-        all=_sums(runs),
-        had_cache=side.had_cache,
-        num_queued=sum(run.was_queued for run in runs),
-        span_s=(max(arrivals) - min(arrivals)) / 1e9 if arrivals else 0.0,
-        num_in_flight=lived_ns / max(1, end_ns - begin_ns),
     )
 
 
