@@ -12,6 +12,7 @@ from msgspec import field
 from stepscope.engine.protocol.wire import (
     BlockMove,
     DraftRow,
+    HeldRow,
     KVCounts,
     RequestEvent,
     StepRecord,
@@ -58,6 +59,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     totals: Totals | None = None
     drafts: list[DraftRow] | None = None
     cuda_graph: str | None = None
+    held: list[HeldRow] | None = None
 
     @classmethod
     def open(

@@ -208,13 +208,12 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
         endpoint, path = f"{folder}/fast", Path(folder) / "session.mcap"
         engine = subprocess.Popen(
             [
-                sys.executable, str(HERE / "fast_engine.py"), endpoint, "--rate", str(rate),
-                "--seconds", str(seconds), "--requests", str(num_requests),
+                sys.executable, str(HERE / "fed_engine.py"), endpoint, "--rate", str(rate),
+                "--seconds", str(seconds), "--requests", str(num_requests), "--burst", "0",
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]}),  # noqa: PLW1509
         )  # fmt: skip
-        assert engine.stdin is not None
         assert engine.stdout is not None
         try:
             engine.stdout.readline()
@@ -225,9 +224,6 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}),  # noqa: PLW1509
             )  # fmt: skip
-            time.sleep(2.0)
-            engine.stdin.write("go\n")
-            engine.stdin.flush()
             words = engine.stdout.readline().split()
             num_messages, num_steps, num_dropped = map(int, words[:3])
             ended_s = time.perf_counter()

@@ -76,7 +76,10 @@ async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and
         while cursor < CHANGED[0]:  # memory is searched first, and more steps may arrive meanwhile
             before = cursor
             await pilot.press("right_square_bracket")
-            await until(lambda b=before: app.main.new_frame().cursor > b, "no event after it")
+            await until(
+                lambda b=before: app.main.new_frame().cursor > b and not source.is_seeking,
+                "no event after it",
+            )
             cursor = app.main.new_frame().cursor
         assert cursor == CHANGED[0]
         app.main.navigator.go(last)

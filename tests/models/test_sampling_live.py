@@ -88,7 +88,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
         thread.start()
         yield endpoint
         core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()
         publisher.close()

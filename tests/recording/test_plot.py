@@ -206,8 +206,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         plot_file(
             str(path),
             output=str(files[0]),
-            slo_itl="30ms",
-            slo_ttft="0.5s",
+            flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"},
             size="7x7",
             title="a $ sign",
         )

@@ -159,7 +159,7 @@ def test_without_new_messages_rotation_begins_and_deletes_no_file(
     writer = RecordingWriter(series)
     writer.start()
     for _ in range(20):
-        assert flushed.acquire(timeout=10)
+        assert flushed.acquire(timeout=60)
     assert writer.num_files == 1
     assert [path for path in old if path.exists()] == old
     for sequence, message in MESSAGES[:20]:

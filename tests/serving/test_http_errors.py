@@ -22,7 +22,7 @@ from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.simulation.simulated import simulated_info
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(served_model: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served_model.url, timeout=60) as client:
         yield client

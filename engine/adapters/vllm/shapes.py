@@ -21,6 +21,7 @@ class VllmRequest(Protocol):
     num_prompt_tokens: int
     priority: int
     pooling_params: object | None  # of a request that puts out no token
+    lora_request: Any  # None: it needs no adapter
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property

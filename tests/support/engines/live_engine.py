@@ -67,7 +67,7 @@ class LiveEngine:
                 done.set()
 
         core.inbox.put(Call(GetAudit(), OnItsThread()))
-        assert done.wait(10), "the engine does not answer"
+        assert done.wait(60), "the engine does not answer"
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def running_engine(
         thread.start()
         yield LiveEngine(endpoint, core, publisher, control, workload, changes)
         core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()
         publisher.close()

@@ -15,6 +15,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
 from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
 from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
@@ -83,7 +84,7 @@ def throughput(
     check_at_least("--warmup", warmup, 0)
     if not 0 <= temperature <= 100:
         raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
-    file = _writable(json_file)
+    file = None if json_file is None else output_path(json_file)
     prepare_process()
     with engine_packages():
         from stepscope.engine.bench import throughput as engine
@@ -220,19 +221,6 @@ def _lengths(option: str, text: str) -> tuple[int, int]:
             f"{option}: expected LOW:HIGH, as in 100:1024, or one length, got {text!r}"
         )
     return bounds
-
-
-def _writable(name: str | None) -> Path | None:
-    """Return the path of the output file. Raises CommandFailed if it cannot be written.
-
-    The check comes first, so that an error does not come after minutes of measuring.
-    """
-    if name is None:
-        return None
-    file = Path(name)
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise CommandFailed(f"{name} cannot be written: there is no such folder, or no permission")
-    return file
 
 
 def _percentiles(sample: "Percentiles | None") -> str:

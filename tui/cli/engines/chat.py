@@ -87,13 +87,10 @@ def _engine(endpoint: str | None, model: str | None) -> Iterator[Endpoint]:
     if model is None and (endpoint is not None or find_local()):
         yield choose(endpoint, "stepscope chat {}")
         return
-    with Progress() as progress:
-        progress("starting the engine", None)
-        options = {"model": model or MODEL, "http": ""}
-        with EngineProcess(options, lambda line: progress(line, None)) as engine:
-            engine.wait_until_ready()
-            progress.close()
-            yield engine.endpoint
+    options = {"model": model or MODEL, "http": ""}
+    with Progress() as progress, EngineProcess(options, progress) as engine:
+        progress.close()
+        yield engine.endpoint
 
 
 class _Conversation:

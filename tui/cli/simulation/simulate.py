@@ -1,6 +1,5 @@
 """`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -156,7 +155,7 @@ def _run(
     runs = []
     num_extrapolated = 0
     written = ""
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with stop, Progress() as progress:
 
         def watch(what: str) -> Callable[[int], bool]:

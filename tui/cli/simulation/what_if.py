@@ -1,7 +1,6 @@
 """`stepscope what-if`: predicts what a recorded session would have been with other knobs."""
 
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,7 +84,7 @@ def what_if(
         if any("," in word for word in words or ()):
             raise WrongUsage("--output: a figure shows one sweep; give one value of other knobs")
         picture = picture_path(output, (".svg", ".png", ".pdf"))
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slo or ()) or [level_of({}, recording)]
         basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
