@@ -137,6 +137,29 @@ def test_gpus_are_found_by_several_spellings() -> None:
     assert {"h100", "h200", "a100", "l40s", "b200", "mi300x", "rtx4090", "rtx5090"} == set(GPUS)
 
 
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("H100-SXM5-80GB", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("A100-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+    ],
+)
+def test_gpus_are_found_by_the_names_that_drivers_print(printed: str, name: str) -> None:
+    assert gpu_named(printed) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    "other", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"]
+)
+def test_a_gpu_with_other_rates_is_not_taken_for_one_that_is_known(other: str) -> None:
+    with pytest.raises(ConfigError, match="no GPU"):
+        gpu_named(other)
+
+
 def test_unknown_gpus_and_models_are_refused_with_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there are: h100, h200"):
         gpu_named("voodoo2")

@@ -141,6 +141,7 @@ INFO = EngineInfo(
     totals_every_s=1.0,
     slo_ttft_ms=3000.0,
     slo_itl_ms=150.0,
+    imported="a log of vllm",
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(
