@@ -56,11 +56,11 @@ rooms: $(INSTALLED)
 
 # The golden files of the wire anew, after a field was added; refuses what needs a new version.
 schema: $(INSTALLED)
-	$(BIN)/python tests/telemetry/test_schema.py
+	PYTHONPATH=. $(BIN)/python tests/telemetry/test_schema.py
 
 # The pictures of tests/screens/test_snapshots.py anew, after a screen was changed; look at the diff.
 snapshots: $(INSTALLED)
-	$(BIN)/python tests/screens/test_snapshots.py
+	PYTHONPATH=. $(BIN)/python tests/screens/test_snapshots.py
 
 # The pictures of the documents: a live engine, and screens of the two samples; look at them.
 pictures: $(INSTALLED)

@@ -138,6 +138,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     totals_every_s: float | None = None
     slo_ttft_ms: float | None = None  # service levels it was started with; None: it has none
     slo_itl_ms: float | None = None
+    imported: str | None = None  # the file of another tool it was read from; None: it is an engine
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):

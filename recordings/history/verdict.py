@@ -228,6 +228,8 @@ def _healthy(state: SessionState, itl: Series) -> str:
 
 def _seconds(ns: int) -> str:
     seconds = ns / 1e9
+    if 0 < seconds < 0.095:
+        return f"{seconds * 1e3:.0f} ms"
     if seconds >= 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"

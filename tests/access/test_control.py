@@ -44,10 +44,10 @@ from stepscope.engine.protocol.wire import (
     TelemetryMessage,
 )
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from tests.support.engines.simulated_run import simulated_info
 from tests.support.waiting import wait_for
 
 

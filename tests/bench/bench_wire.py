@@ -27,6 +27,8 @@ from unittest.mock import patch
 
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
@@ -38,10 +40,10 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.engines.simulated_run import simulated_info
 
 HERE = Path(__file__).parent
 STEPS_A_ROUND = 10

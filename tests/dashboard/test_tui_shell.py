@@ -60,7 +60,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     os.kill(screen.process.pid, signal.SIGCONT)
     screen.wait_for(r"(?s)\A(?!.*noise).*requests × steps")
     screen.send("\x1b[D")
-    screen.wait_for("step 199")
+    screen.wait_for(r"step 19\d ")  # a column earlier
     screen.send("q")
     assert screen.wait_for_exit() == 0
 

@@ -32,11 +32,11 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
 from tests.support.sessions.later import Later

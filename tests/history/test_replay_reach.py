@@ -9,7 +9,6 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -19,6 +18,7 @@ from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import key_figures
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import until

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.copied import copied
 from tests.support.sessions.later import Later
 

@@ -36,11 +36,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import (
-    SimulatedRunner,
-    SimulatedWorkload,
-    simulate,
-)
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
@@ -49,6 +45,7 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from tests.support.engines.core_ends import Client
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)

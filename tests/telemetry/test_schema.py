@@ -56,13 +56,13 @@ from stepscope.engine.protocol.wire import (
     Totals,
     Transcript,
 )
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from tests.support.engines.simulated_run import simulate
 
 FOLDER = Path(__file__).parents[1] / "schema"
 
@@ -141,6 +141,7 @@ INFO = EngineInfo(
     totals_every_s=1.0,
     slo_ttft_ms=3000.0,
     slo_itl_ms=150.0,
+    imported="a log of vllm",
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(

@@ -17,13 +17,14 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import StepResult
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.simulated_run import simulated_info
 
 UNTIL_THE_END = {"tokens_ns"}  # its value is never sent
 

@@ -12,16 +12,17 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, Session, info, step
+from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
-MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
+MESSAGES = Later(lambda: [message for _, message in simulate(seed=11, num_steps=400)])
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import platformdirs
 
+from stepscope.recordings.importing.source import FOLDER_PREFIX
+
 log = logging.getLogger("stepscope.tui")
 
 MAX_FILES = 20
@@ -64,5 +66,9 @@ class RecentFiles:
 
 
 def remember(file: Path) -> None:
-    """Put a recording that was just opened or written at the front of this user's list."""
-    RecentFiles().remember(file)
+    """Put a recording that was just opened or written at the front of this user's list.
+
+    The temporary recording of a file of another tool is left out.
+    """
+    if not file.parent.name.startswith(FOLDER_PREFIX):
+        RecentFiles().remember(file)

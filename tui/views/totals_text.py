@@ -28,7 +28,11 @@ _NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only
 def lines(frame: Frame) -> list[str]:
     """Return lines that say what totals leave out; none for an engine that publishes each step."""
     info = frame.state.info
-    if info is None or info.totals_every_s is None:
+    if info is None:
+        return []
+    if info.imported is not None:
+        return [f"read from {info.imported}: what it does not tell is unknown"]
+    if info.totals_every_s is None:
         return []
     return [
         "metrics are totals: who ran, and in which step, is unknown",

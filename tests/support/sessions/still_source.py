@@ -1,11 +1,11 @@
 """`StillSource`: a source that receives nothing more, and a busy session for it."""
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
 
 

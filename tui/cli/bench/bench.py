@@ -12,7 +12,7 @@ import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
+from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
 from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
@@ -128,10 +128,9 @@ def throughput(
 def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
     from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
 
-    parts = (info.dtype, info.device, info.implementation, info.attention_backend)
     num_prompt, num_output = num_tokens(spec, num_requests)
     yield (
-        f"{info.model} ({', '.join(filter(None, parts))}): {num_requests:,} requests, "
+        f"{model_on_text(info)}: {num_requests:,} requests, "
         f"{num_prompt:,} prompt and {num_output:,} output tokens; Ctrl-C ends it"
     )
     if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:

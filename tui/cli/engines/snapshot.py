@@ -122,7 +122,7 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     elif state.kv_share is not None:
         yield "KV cache", f"{state.kv_share:.0%} used"
     if state.is_summed_up:
-        yield "knobs", "unknown: /metrics do not tell them"
+        yield "knobs", f"unknown: {info.imported or 'a page of metrics'} does not tell them"
         return
     yield "workload", taken.workload or "none of its own"
     knobs = ", ".join(f"{name}={typed_text(value)}" for name, value in taken.knobs.items())

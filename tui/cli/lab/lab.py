@@ -15,6 +15,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import missing
+from stepscope.tui.cli.engines.engine import model_on_text
 from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.bench import LabBench
 from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding
@@ -147,9 +148,7 @@ def _num_cores() -> int:
 
 def _machine(info: EngineInfo) -> str:
     day = datetime.now(UTC).date()
-    what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
-    known = ", ".join(each for each in what if each)
-    return f"Measured on {day}: {known}; {platform.machine()}, {_num_cores()} cores."
+    return f"Measured on {day}: {model_on_text(info)}; {platform.machine()}, {_num_cores()} cores."
 
 
 # The report

@@ -22,7 +22,7 @@ from stepscope.tui.cli.shared.options import (
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.views.format import file_size
+from stepscope.tui.views.format import file_size, span
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
@@ -90,16 +90,9 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     ]
     about = (
         f"{model_text(info)} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
-        f"{_duration(series.duration_ns / 1e9)} from {begun}"
+        f"{span(series.duration_ns / 1e9)} from {begun}"
     )
     return [about, " ".join(knobs)] if knobs else [about]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
 def _inches(text: str) -> tuple[float, float]:

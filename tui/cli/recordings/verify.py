@@ -54,7 +54,7 @@ def verify_file(
         return DONE
     if output is not None:
         raise WrongUsage("--output: only with --repair or --strip-tokens")
-    path = find_recording(file)
+    path = find_recording(file, foreign=False)
     with Progress() as progress:
         report = verify(path, lambda share: progress(f"verifying {path.name}", share))
     if as_json:
@@ -124,7 +124,7 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
     """
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
-    path = part if part.exists() and not path.exists() else find_recording(file)
+    path = part if part.exists() and not path.exists() else find_recording(file, foreign=False)
     chosen = None if output is None else output_path(output, is_new=True)
     with Progress() as progress:
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
@@ -15,13 +16,18 @@ if TYPE_CHECKING:
 RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
 
-def find_recording(file: str) -> Path:
-    """Return the path of the file, or else of the shipped sample with that name."""
+def find_recording(file: str, *, foreign: bool = True) -> Path:
+    """Return the path of the file, or else of the shipped sample with that name.
+
+    Args:
+        foreign: whether the file may be a log or a result of another tool. The path is then that
+            of a temporary recording.
+    """
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
-        return path  # `Recording` opens the unfinished file if there is no finished one
+        return _as_recording(path) if foreign else path
     if (sample := sample_named(file)) is not None:
         return sample
     if file.startswith(("http://", "https://")):
@@ -31,6 +37,27 @@ def find_recording(file: str) -> Path:
     shipped = samples.shipped()
     known = f"; shipped samples: {', '.join(shipped)}" if shipped else ""
     raise CommandFailed(f"there is no recording {file}{known}")
+
+
+def _as_recording(path: Path) -> Path:
+    """Return the path of a recording; of a log or result of another tool, that of a temporary one.
+
+    `Recording` opens the unfinished file if there is no finished one.
+    """
+    if path.name.endswith(RECORDING_SUFFIXES):
+        return path
+    from stepscope.recordings.importing.imported import imported  # loads a lot
+
+    found = imported(path)
+    if found is None:
+        return path
+    if found.note is not None and path not in _noted:
+        _noted.add(path)
+        note(found.note)
+    return found.path
+
+
+_noted: set[Path] = set()
 
 
 def sample_named(name: str) -> Path | None:

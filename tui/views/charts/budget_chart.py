@@ -146,7 +146,8 @@ def _title(frame: Frame) -> Line:
         unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
     name = "steps: token budget"
     if frame.is_summed_up:
-        name, unit = "tokens in each second", unit.replace("step", "record")
+        name = "tokens in each second" if frame.imported is None else "tokens in each record"
+        unit = unit.replace("step", "record")
     title: Line = ((name, "title"), (f" ({unit})", "muted"))
     flying = frame.in_flight
     if flying is None:
@@ -264,8 +265,7 @@ def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: i
             continue
         before = column.last
         step = -(-column.first // interval) * interval
-        label = f"{step:,}"
-        if step <= column.last and x + 1 + len(label) <= len(cells):
+        if step <= column.last and x + 1 + len(label := f"{step:,}") <= len(cells):
             _put_label(cells, x, label)
 
 

@@ -112,8 +112,18 @@ class Frame:
 
     @property
     def is_summed_up(self) -> bool:
-        """Whether each record covers a second instead of a step; latencies are then estimates."""
+        """Whether a record is not of one step, but of a second or of a moment."""
         return self.state.is_summed_up
+
+    @property
+    def imported(self) -> str | None:
+        """The kind of file of another tool that the session was read from; None: an engine."""
+        return None if self.state.info is None else self.state.info.imported
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether latencies are estimates from the buckets of histograms."""
+        return self.is_summed_up and self.imported is None
 
     @property
     def is_idle(self) -> bool:

@@ -58,7 +58,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
     if record is None or summary is None:
         return framed(_missing(frame), width, height, title)
-    if frame.is_summed_up:
+    if record.totals is not None and frame.is_summed_up:
         said: list[Line] = [((f" {text}", "muted"),) for text in totals_text.lines(frame)]
         title = ((f"record {step}", "title"), *_when(frame))
         return framed([*totals_text.figures(record), (), *said], width, height, title)

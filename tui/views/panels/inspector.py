@@ -45,7 +45,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     if record is None or summary is None:
         lost: Line = ((" the record of this step was lost", "muted"),)
         return [] if frame.cursor is None else [lost]
-    if frame.is_summed_up:
+    if record.totals is not None and frame.is_summed_up:
         return totals_text.figures(record)[:num_rows]
     head: list[Line] = [_spent(record), _decodes(record)]
     tail: list[Line] = [

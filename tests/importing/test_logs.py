@@ -1,0 +1,252 @@
+"""A server's log is read as a session of totals: what its lines say, and nothing else."""
+
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.export.moments import StepRange, moments
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.importing.imported import FORMATS, imported
+from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+
+SAMPLES = Path(__file__).parent / "samples"
+_TEN_S = (
+    "(APIServer pid=1) INFO {at} [loggers.py:271] Engine {rank}: Avg prompt throughput: {prompt} "
+    "tokens/s, Avg generation throughput: {output} tokens/s, Running: {run} reqs, Waiting: {wait} "
+    "reqs, GPU KV cache usage: {kv}%, Prefix cache hit rate: 0.0%\n"
+)
+# As vLLM 0.32 prints it (`LoggingStatLogger._log_iteration_details`).
+_ITERATION = (
+    "(APIServer pid=1) INFO {at} [loggers.py:199] Engine 000: Iteration({n}): 1 context requests, "
+    "{prompt} context tokens, 2 generation requests, {output} generation tokens, iteration elapsed "
+    "time: {ms:.2f} ms{dummy}, GPU KV cache usage: 1.5%\n"
+)
+
+
+def session(path: Path) -> ForeignSession:
+    file = ForeignFile(path)
+    return next(found for read in FORMATS if (found := read(file)) is not None)
+
+
+def records(path: Path) -> list[StepRecord]:
+    return [each for each in session(path).messages if isinstance(each, StepRecord)]
+
+
+def ten_s(at: str, rank: str = "000", **figures: object) -> str:
+    told: dict[str, object] = {"prompt": "0.0", "output": "0.0", "run": 1, "wait": 0, "kv": "0.0"}
+    return _TEN_S.format(at=at, rank=rank, **(told | figures))
+
+
+def log(tmp_path: Path, text: str, written: str | None = None) -> Path:
+    path = tmp_path / "server.log"
+    path.write_text(text, "utf-8")
+    if written is not None:
+        at_s = time.mktime(time.strptime(written, "%Y-%m-%d %H:%M:%S"))
+        os.utime(path, (at_s, at_s))
+    return path
+
+
+def local(record: StepRecord) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.tokens_ns / 1e9))
+
+
+def test_vllms_lines_tell_load_kv_cache_and_tokens() -> None:
+    found = records(SAMPLES / "vllm.log")
+    assert [(each.num_running, each.num_waiting) for each in found] == [
+        (51, 117), (1, 0), (0, 0), (1, 0), (1, 14),
+    ]  # fmt: skip
+    assert [each.totals.kv_used for each in found if each.totals] == [1.0, 0.01, 0.0, 0.001, 0.765]
+    # 16.5 and 1157.2 tokens a second, for the ten seconds that such a line sums up.
+    assert found[0].totals is not None
+    assert found[0].totals.num_prompt_tokens == 165
+    assert found[0].totals.num_output_tokens == 11572
+    assert found[0].tokens_ns - found[0].schedule_start_ns == 10_000_000_000
+
+
+def test_records_of_a_log_never_overlap() -> None:
+    for name in ("vllm.log", "sglang.log", "trtllm.log"):
+        for before, after in pairwise(records(SAMPLES / name)):
+            assert before.tokens_ns <= after.schedule_start_ns <= after.tokens_ns
+
+
+def test_one_rank_of_several_is_read_and_the_others_are_named() -> None:
+    assert session(SAMPLES / "vllm.log").note == (
+        "vllm.log is the log of 2 ranks: engine 0 is read, not engine 1"
+    )
+    assert "TP0 is read, not DP6 TP6 EP6" in (session(SAMPLES / "sglang.log").note or "")
+
+
+def test_what_a_log_does_not_tell_is_unknown() -> None:
+    totals = records(SAMPLES / "vllm.log")[0].totals
+    assert totals is not None
+    unknown = (
+        totals.num_steps,
+        totals.num_finished,
+        totals.num_preempted,
+        totals.num_cached_tokens,
+    )
+    assert unknown == (None, None, None, None)
+    assert totals.ttft == totals.itl == totals.tpot == []
+
+
+def test_an_idle_server_prints_nothing_and_its_silence_is_no_record(tmp_path: Path) -> None:
+    text = ten_s("05-30 08:00:00", output="10.0") + ten_s("05-30 08:00:10", output="20.0")
+    text += ten_s("05-30 08:00:20", run=0) + ten_s("05-30 09:00:00", output="30.0")
+    path = log(tmp_path, text)
+    found = records(path)
+    assert [each.num_decode_tokens for each in found] == [100, 200, 0, 300]
+    assert [(e.tokens_ns - e.schedule_start_ns) // 10**9 for e in found] == [10, 10, 10, 10]
+    states = [each.state for each in session(path).messages if isinstance(each, EngineStatus)]
+    assert states == ["idle"]
+
+
+def test_colours_and_fields_of_newer_releases_do_not_matter(tmp_path: Path) -> None:
+    line = ten_s("05-30 08:00:00", run=7, wait=3)
+    newer = line.replace(
+        "GPU KV cache", "Deferred: 2 reqs, Preemptions: 4, Warp cores: 9 units, TPU KV cache"
+    )
+    (found,) = records(log(tmp_path, f"\x1b[0;36m{newer}\x1b[0;0m"))
+    assert (found.num_running, found.num_waiting) == (7, 3)
+    assert found.totals is not None
+    assert found.totals.num_preempted == 4
+    assert found.totals.kv_used == 0.0
+
+
+def test_iteration_details_make_a_step_of_each_line(tmp_path: Path) -> None:
+    at = "05-30 08:00:00"
+    text = "".join(
+        _ITERATION.format(at=at, n=n, prompt=30, output=2, ms=4.0 + n, dummy=dummy)
+        for n, dummy in ((0, ""), (1, " (dummy)"), (2, ""))
+    )
+    text += ten_s(at, run=3, wait=5) + _ITERATION.format(
+        at=at, n=3, prompt=0, output=3, ms=7.0, dummy=""
+    )
+    path = log(tmp_path, text)
+    found = records(path)
+    assert session(path).info.totals_every_s is None
+    assert [each.tokens_ns - each.schedule_start_ns for each in found] == [
+        4_000_000, 6_000_000, 7_000_000,
+    ]  # fmt: skip
+    assert [(e.num_prefill_tokens, e.num_decode_tokens) for e in found] == [
+        (30, 2),
+        (30, 2),
+        (0, 3),
+    ]
+    assert [each.totals.is_load_known for each in found if each.totals] == [False, False, True]
+    assert (found[2].num_running, found[2].num_waiting) == (3, 5)
+
+
+def test_sglangs_lines_are_read_in_all_their_spellings(tmp_path: Path) -> None:
+    # Each line alone, as if a server had printed no other.
+    seen = []
+    for line in (SAMPLES / "sglang.log").read_text("utf-8").splitlines():
+        (record,) = records(log(tmp_path, line + "\n"))
+        totals = record.totals
+        assert totals is not None
+        load = (record.num_running, record.num_waiting) if totals.is_load_known else None
+        seen.append((load, totals.kv_used, totals.num_prompt_tokens, totals.num_cached_tokens))
+    assert seen == [
+        ((1, 38), 0.04, 8192 + 291, 291),
+        ((6, 5), 0.94, None, None),
+        ((78, 0), 0.27, None, None),
+        ((251, 655), 1.0, None, None),
+        ((1, 0), 0.0, None, None),
+        (None, 0.92, None, None),  # it does not tell how many wait
+        ((1, 0), 0.03, None, None),
+        ((0, 0), 0.0, 1, 0),
+        ((2, 1), 0.12, None, None),
+    ]
+
+
+def test_sglangs_throughput_counts_for_the_time_since_the_decode_line_before(
+    tmp_path: Path,
+) -> None:
+    decode = (
+        "[2026-05-30 08:00:{at:02}] Decode batch, #running-req: 6, #token: 1920, token usage: "
+        "0.94, cuda graph: {graph}, gen throughput (token/s): {rate}, #queue-req: 0\n"
+    )
+    prefill = (
+        "[2026-05-30 08:00:{at:02}] Prefill batch, #new-seq: 4, #new-token: 300, #cached-token: "
+        "100, token usage: 0.04, #running-req: 1, #queue-req: 38\n"
+    )
+    text = decode.format(at=0, rate="446.45", graph=True) + prefill.format(at=2) * 2
+    text += decode.format(at=4, rate="100.00", graph=False)
+    found = records(log(tmp_path, text))
+    told = [each.totals for each in found if each.totals is not None]
+    # Since when the first line counts, the log does not tell.
+    assert [each.num_output_tokens for each in told] == [None, None, 400]
+    assert [each.num_queried_tokens for each in told] == [None, 800, None]
+    assert [each.num_cached_tokens for each in told] == [None, 200, None]
+    assert [each.cuda_graph for each in found] == ["full", None, "none"]
+
+
+def test_tensorrt_llms_lines_of_both_backends_are_read(tmp_path: Path) -> None:
+    lines = (SAMPLES / "trtllm.log").read_text("utf-8").splitlines(keepends=True)
+    (torch,) = records(log(tmp_path, lines[0]))
+    assert torch.tokens_ns - torch.schedule_start_ns == 4_080_000
+    assert (torch.num_prefill_tokens, torch.num_decode_tokens) == (4, 2)
+    assert torch.totals is not None
+    assert torch.totals.kv_used == 0.112
+    assert not torch.totals.is_load_known
+    (cpp,) = records(log(tmp_path, lines[1]))
+    assert (cpp.num_prefill_tokens, cpp.num_running, cpp.num_waiting) == (2048, 1, 0)
+    assert cpp.totals is not None
+    assert cpp.totals.kv_used == 1 / 513
+
+
+def test_a_missing_year_or_day_is_the_one_before_the_file_was_written(tmp_path: Path) -> None:
+    text = ten_s("12-31 23:59:55") + ten_s("01-01 00:00:05")
+    path = log(tmp_path, text, "2026-01-01 00:01:00")
+    assert [local(each) for each in records(path)] == ["2025-12-31 23:59:55", "2026-01-01 00:00:05"]
+    text = "".join(
+        f"[{at}] Decode batch, #running-req: 1, token usage: 0.1, #queue-req: 0\n"
+        for at in ("23:59:55", "00:00:05")
+    )
+    path = log(tmp_path, text, "2026-01-01 00:01:00")
+    assert [local(each) for each in records(path)] == ["2025-12-31 23:59:55", "2026-01-01 00:00:05"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (ten_s("05-30 08:00:00", run="1.2.3"), "line 2, Running: expected a number from 0"),
+        (ten_s("13-45 08:00:00"), "line 2, time: expected a date and a time, got 13-45"),
+        (ten_s("05-30 08:00:00", kv="9" * 400), "line 2, GPU KV cache usage: expected a number"),
+        ("[08:00:00] Decode batch, #running-req: many, #queue-req: 0\n", "line 2, #running-req"),
+        ("iter = 1, global_rank = 0, rank = 0, timestamp = 2026-05-30 08:00:00, states = {}\n",
+         "line 2, host_step_time: expected a time in ms or s"),
+        ('{"Active Request Count":1,"Timestamp":"yesterday"}\n', "line 2, Timestamp: expected MM"),
+    ],
+)  # fmt: skip
+def test_a_bad_figure_is_named_by_line_and_field(tmp_path: Path, line: str, said: str) -> None:
+    path = log(tmp_path, "the server begins\n" + line)
+    with pytest.raises(RecordingError) as raised:
+        list(session(path).messages)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_files_are_left_to_who_opens_them(tmp_path: Path) -> None:
+    assert imported(log(tmp_path, "a line\nof some other log\n")) is None
+    assert imported(log(tmp_path, "")) is None
+    assert imported(tmp_path) is None
+    assert imported(tmp_path / "missing") is None
+    (tmp_path / "binary").write_bytes(b"\0Avg prompt throughput: ")
+    assert imported(tmp_path / "binary") is None
+
+
+def test_the_recording_of_a_log_holds_its_records() -> None:
+    path = SAMPLES / "vllm.log"
+    found = imported(path)
+    assert found is not None
+    assert found.path.name == "vllm.log"
+    with Recording(found.path) as recording:
+        assert recording.info.imported == "a log of vllm"
+        told = [each.message for each in moments(recording, StepRange(), lambda share: None)]
+    assert [each for each in told if isinstance(each, StepRecord)] == records(path)
+    assert imported(path) is found

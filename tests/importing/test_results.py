@@ -1,0 +1,270 @@
+"""A client's result is read as a session of its requests, with the figures that its tool gives."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.importing.imported import imported
+
+SAMPLES = Path(__file__).parent / "samples"
+VLLM = SAMPLES / "vllm_bench_serve.json"
+AIPERF = SAMPLES / "aiperf_profile_export.jsonl"
+_NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}  # the tool's, ours
+
+
+def result() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(VLLM.read_text("utf-8"))
+    return values
+
+
+def written(path: Path, *documents: object) -> Path:
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in documents), "utf-8")
+    return path
+
+
+@pytest.fixture
+def stats(stepscope: Callable[..., Any]) -> Callable[[Path], dict[str, Any]]:
+    def figures(path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(stepscope("stats", str(path), "--json").stdout)
+        return found["figures"]  # type: ignore[no-any-return]
+
+    return figures
+
+
+def sglang_result(path: Path) -> Path:
+    """vLLM's requests in the form that SGLang's `bench_serving --output-details` writes.
+
+    As `python/sglang/bench_serving.py` does, which has no start times.
+    """
+    summary: dict[str, Any] = json.loads(
+        (SAMPLES / "sglang_bench_serving.jsonl").read_text("utf-8")
+    )
+    values = result()
+    names = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors")
+    same = ("duration", "completed", "total_input_tokens", "total_output_tokens")
+    return written(path, summary | {name: values[name] for name in (*same, *names)})
+
+
+def guidellm_report(path: Path) -> Path:
+    """vLLM's requests in the form of a report of guidellm 0.8.
+
+    As `guidellm/schemas/base/request_stats.py` writes it, with its computed fields.
+    """
+    values = result()
+    requests = []
+    for number, start_s in enumerate(values["start_times"]):
+        first_s = start_s + values["ttfts"][number]
+        last_s = first_s + sum(values["itls"][number])
+        num_output = values["output_lens"][number]
+        timings = {
+            "request_start": start_s,
+            "first_token_iteration": first_s,
+            "last_token_iteration": last_s,
+            "token_iterations": len(values["itls"][number]) + 1,
+            "request_end": last_s + 0.001,
+        }
+        requests.append(
+            {
+                "type_": "generative_request_stats",
+                "request_id": str(number),
+                "info": {"status": "completed", "timings": timings, "error": None},
+                "prompt_tokens": values["input_lens"][number],
+                "output_tokens": num_output,
+                "request_start_time": start_s,
+                "request_end_time": last_s + 0.001,
+                "inter_token_latency_ms": 1e3 * (last_s - first_s) / (num_output - 1),
+            }
+        )
+    groups = {"successful": requests, "errored": [], "incomplete": []}
+    spec = {"backend": {"kind": "openai_http", "model": "demo"}}
+    return written(
+        path, {"config": {"spec": spec}, "benchmarks": [{"requests": {}}, {"requests": groups}]}
+    )
+
+
+def test_figures_are_those_of_vllms_own_summary(stats: Callable[[Path], dict[str, Any]]) -> None:
+    told, found = result(), stats(VLLM)
+    # Of 101 requests these percentiles are values of single ones, in both ways of counting.
+    for theirs, ours in _NAMES.items():
+        for rank in (50, 95, 99):
+            expected = pytest.approx(told[f"p{rank}_{theirs}_ms"], rel=2e-3)
+            assert found[f"{ours}_p{rank}"] == expected, (theirs, rank)
+    assert found["arrived"] == found["finished"] == told["completed"]
+    seconds = found["seconds"]
+    assert found["out_tokens_per_s"] * seconds == pytest.approx(told["total_output_tokens"])
+    assert found["in_tokens_per_s"] * seconds == pytest.approx(told["total_input_tokens"])
+    assert seconds == pytest.approx(told["duration"], rel=0.01)
+
+
+def test_what_only_an_engine_knows_is_unknown(stats: Callable[[Path], dict[str, Any]]) -> None:
+    found = stats(VLLM)
+    unknown = (
+        "steps_per_s step_p50 preemptions recomputed_share evictions prefix_hit_rate kv_used busy "
+        "budget_used mixed_steps limit_work"
+    )
+    assert {name: found[name] for name in unknown.split()} == dict.fromkeys(unknown.split())
+
+
+def test_sglangs_result_has_the_same_latencies_though_it_tells_no_start(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    path = sglang_result(tmp_path / "sglang.jsonl")
+    found, of_vllm = stats(path), stats(VLLM)
+    for name in _NAMES.values():
+        for rank in ("p50", "p99", "max"):
+            assert found[f"{name}_{rank}"] == pytest.approx(of_vllm[f"{name}_{rank}"])
+    assert found["seconds"] == pytest.approx(result()["duration"], rel=0.05)
+    session = imported(path)
+    assert session is not None
+    assert "no start times: requests are spread evenly" in (session.note or "")
+
+
+def test_guidellms_report_tells_all_but_single_gaps(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    path = guidellm_report(tmp_path / "benchmarks.json")
+    requests = json.loads(path.read_text("utf-8"))["benchmarks"][1]["requests"]["successful"]
+    found, of_vllm = stats(path), stats(VLLM)
+    assert found["ttft_p95"] == pytest.approx(of_vllm["ttft_p95"], abs=1e-3)
+    assert found["tpot_p50"] == pytest.approx(
+        median(each["inter_token_latency_ms"] for each in requests), rel=1e-3
+    )
+    assert found["e2e_p50"] == pytest.approx(of_vllm["e2e_p50"] + 1.0, abs=1e-3)
+    assert found["itl_p50"] is None
+    assert found["finished"] == 101
+    tokens = found["out_tokens_per_s"] * found["seconds"]
+    assert tokens == pytest.approx(result()["total_output_tokens"])
+    session = imported(path)
+    assert session is not None
+    assert session.note == "benchmarks.json holds 2 benchmarks: the last one is shown"
+
+
+def test_aiperfs_records_give_the_figures_that_are_in_them(
+    stats: Callable[[Path], dict[str, Any]],
+) -> None:
+    first = json.loads(AIPERF.read_text("utf-8").splitlines()[0])["metrics"]
+    told = {name: metric["value"] for name, metric in first.items()}
+    found = stats(AIPERF)
+    assert found["ttft_p50"] == pytest.approx(told["time_to_first_token"])
+    assert found["e2e_p50"] == pytest.approx(told["request_latency"])
+    assert found["tpot_p50"] == pytest.approx(told["inter_token_latency"])
+    assert found["itl_p50"] == pytest.approx(sorted(told["inter_chunk_latency"])[3])
+    assert found["itl_max"] == pytest.approx(max(told["inter_chunk_latency"]))
+    assert (found["arrived"], found["finished"]) == (2, 1)  # the other one was cancelled
+
+
+def test_a_request_without_streaming_has_no_first_token_and_no_gap(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    first = json.loads(AIPERF.read_text("utf-8").splitlines()[0])
+    for name in ("time_to_first_token", "inter_chunk_latency", "inter_token_latency"):
+        del first["metrics"][name]
+    found = stats(written(tmp_path / "profile_export.jsonl", first))
+    assert found["e2e_p50"] == pytest.approx(297.525228)
+    assert (found["ttft_p50"], found["itl_p50"], found["tpot_p50"]) == (None, None, None)
+    assert found["out_tokens_per_s"] * found["seconds"] == pytest.approx(9)
+    assert found["in_tokens_per_s"] * found["seconds"] == pytest.approx(550)
+
+
+def test_chunks_of_several_tokens_are_one_gap_each(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    values = result() | {
+        "input_lens": [10], "output_lens": [7], "ttfts": [0.5], "itls": [[0.1, 0.2]],
+        "start_times": [3.0], "errors": [""],
+    }  # fmt: skip
+    found = stats(written(tmp_path / "result.json", values))
+    assert (found["itl_p50"], found["itl_max"]) == (100.0, 200.0)
+    assert found["tpot_p50"] == 50.0
+    assert found["out_tokens_per_s"] * found["seconds"] == pytest.approx(7)
+
+
+def test_failed_requests_have_no_latency_and_all_failed_is_said(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    values = result()
+    values["errors"] = ["Traceback:\nConnectionError: refused"] * 100 + [""]
+    values["ttfts"] = [0.0] * 100 + values["ttfts"][-1:]
+    found = stats(written(tmp_path / "result.json", values))
+    assert (found["arrived"], found["finished"]) == (101, 1)
+    assert found["ttft_max"] == pytest.approx(values["ttfts"][-1] * 1e3)
+    values["errors"], values["ttfts"] = values["errors"][:100] * 2, [0.0] * 101
+    with pytest.raises(RecordingError, match="a request that did not fail, of 101, got Connection"):
+        imported(written(tmp_path / "failed.json", values))
+
+
+def test_the_last_of_several_results_is_shown(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+) -> None:
+    path = written(tmp_path / "results.json", result() | {"itls": None}, result() | {"new": {}})
+    assert stats(path)["finished"] == 101
+    found = imported(path)
+    assert found is not None
+    assert found.note == "results.json: it holds 2 results: the last one is shown"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"itls": None}, "line 1, itls: expected a list with an entry for each request (--save-"),
+        ({"ttfts": [0.1]}, "line 1, ttfts: expected 101 entries, got 1"),
+        ({"start_times": [0.1]}, "line 1, start_times: expected 101 entries, got 1"),
+        ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected a number from 0 to"),
+        ({"ttfts": [-1.0] * 101}, "line 1, ttfts[0]: expected a number from 0 to"),
+        ({"input_lens": ["many"] * 101}, "line 1, input_lens[0]: expected a number from 0 to"),
+        ({"itls": [3] * 101}, "line 1, itls[0]: expected a list, got 3"),
+        ({"start_times": [1e300] * 101}, "line 1, start_times[0]: expected a number from 0 to"),
+        ({"errors": "none"}, "line 1, errors: expected a list, got none"),
+    ],
+)
+def test_a_bad_field_is_named_with_what_was_expected(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    path = written(tmp_path / "result.json", result() | changed)
+    with pytest.raises(RecordingError) as raised:
+        imported(path)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_was_cut_short_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text(AIPERF.read_text("utf-8")[:-300], "utf-8")
+    with pytest.raises(RecordingError, match=r"line 2: expected JSON"):
+        imported(path)
+
+
+def test_json_of_another_kind_is_no_result(tmp_path: Path) -> None:
+    assert imported(written(tmp_path / "other.json", {"a": 1}, {"b": [2]})) is None
+
+
+def test_every_command_that_looks_back_reads_a_foreign_file(
+    tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    path, log = str(VLLM), str(SAMPLES / "vllm.log")
+    other = str(sglang_result(tmp_path / "sglang.jsonl"))
+    assert stepscope("check", path, "--min", "finished=101").exit_code == 0
+    assert "TTFT" in stepscope("compare", path, other).stdout
+    for file, name in ((path, "result"), (log, "log")):
+        picture, figure = tmp_path / f"{name}.txt", tmp_path / f"{name}.svg"
+        stepscope("screenshot", file, "-o", str(picture), "--axis", "time")
+        assert "tokens in each record" in picture.read_text("utf-8")
+        stepscope("plot", file, "-o", str(figure))
+        assert figure.stat().st_size > 1000
+        stepscope("export", file, "-o", str(tmp_path / f"{name}.csv"))
+
+
+def test_nothing_is_left_behind_when_the_command_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepscope.tui.cli", "stats", str(VLLM)]
+    subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(tmp_path)}, check=True, capture_output=True
+    )
+    assert list(tmp_path.iterdir()) == []
