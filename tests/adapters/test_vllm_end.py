@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.engine.adapters.vllm import orderly_end
 from tests.attached.published import Collector
 from tests.support.waiting import wait_for
 
@@ -63,3 +64,56 @@ def test_an_engine_that_lets_requests_end_first_stays_attached_meanwhile(tmp_pat
     finally:
         process.kill()
         process.wait()
+
+
+class EngineProcess:
+    """A process as vLLM's parent sees it."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def join(self, timeout: float) -> None:
+        self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """What vLLM's parent does: the signal, and no time to follow it."""
+        self._process.terminate()
+        self._process.kill()
+
+
+def test_a_parent_that_kills_its_engine_at_once_lets_it_say_first_that_it_stops(
+    tmp_path: Path,
+) -> None:
+    endpoint = f"ipc://{tmp_path}/vllm"
+    engine = EngineProcess(started(endpoint))
+    collector = Collector(f"{endpoint}.telemetry")
+    try:
+        wait_for(lambda: bool(collector.published().statuses), "the first status")
+        orderly_end.end(endpoint, [engine], engine.kill, at_once=True)
+        assert list(tmp_path.iterdir()) == []
+        wait_for(lambda: collector.published().statuses[-1].state == "stopped", "it says so")
+    finally:
+        engine.kill()
+        engine.join(5)
+        collector.stop()
+
+
+def test_files_of_an_engine_that_its_parent_kills_are_removed_and_those_of_a_crash_stay(
+    tmp_path: Path,
+) -> None:
+    endpoint = f"ipc://{tmp_path}/vllm"
+    crashed = EngineProcess(started(endpoint))
+    crashed.kill()
+    crashed.join(5)
+    orderly_end.end(endpoint, [crashed], lambda: None, at_once=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"vllm", "vllm.lock", "vllm.telemetry"}
+    stuck = EngineProcess(started(endpoint, shutdown_timeout=60))
+    orderly_end.end(endpoint, [stuck], stuck.kill, at_once=True)
+    assert list(tmp_path.iterdir()) == []

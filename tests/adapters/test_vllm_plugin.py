@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,3 +128,40 @@ def test_contexts_with_equal_prefixes_have_equal_salted_hashes(
     assert names.of_output(one) == names.of_output(two)
     assert len(names.of_output(one)) == 1
     assert others.of_prompt(one)[0] != names.of_prompt(one)[0]
+
+
+def test_the_parents_shutdown_is_wrapped_once_and_calls_vllms_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import multiprocessing
+
+    from stepscope.engine.adapters.vllm import plugin
+
+    ended: list[object] = []
+
+    def shutdown(procs: list[object], timeout: float | None = None) -> None:
+        ended.append((procs, timeout))
+
+    utils, engine_utils = SimpleNamespace(shutdown=shutdown), SimpleNamespace(shutdown=shutdown)
+    choice = SimpleNamespace(get_scheduler_cls=lambda self: None)
+    modules = {
+        "vllm": SimpleNamespace(),
+        "vllm.config.scheduler": SimpleNamespace(SchedulerConfig=choice),
+        "vllm.v1": SimpleNamespace(utils=utils),
+        "vllm.v1.utils": utils,
+        "vllm.v1.engine": SimpleNamespace(utils=engine_utils),
+        "vllm.v1.engine.utils": engine_utils,
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    monkeypatch.setenv(plugin.VARIABLE, f"ipc://{tmp_path}/vllm")
+    plugin.register()
+    assert engine_utils.shutdown is utils.shutdown is not shutdown
+    wrapped = utils.shutdown
+    plugin.register()
+    assert utils.shutdown is wrapped
+    wrapped([], timeout=0)
+    wrapped([object()], 0)  # no process: an error of ours
+    assert ended[0] == ([], 0)
+    assert len(ended) == 2

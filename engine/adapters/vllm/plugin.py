@@ -6,6 +6,7 @@ errors of a plugin, so this one raises none.
 
 import functools
 import logging
+import multiprocessing
 import os
 from typing import Any
 
@@ -21,8 +22,44 @@ def register() -> None:
         return
     try:
         _wrap_choice(endpoint)
+        if multiprocessing.parent_process() is None:
+            _wrap_shutdown(endpoint)
     except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
         _warn(error)
+
+
+def _wrap_shutdown(endpoint: str) -> None:
+    """Wrap the function by which the front end ends the engine processes."""
+    try:
+        from vllm.v1 import utils
+        from vllm.v1.engine import utils as engine_utils
+    except ImportError:
+        return  # this release ends them by something else
+
+    shutdown = utils.shutdown
+    if hasattr(shutdown, "_stepscope"):
+        return
+
+    @functools.wraps(shutdown)
+    def stepscope_shutdown(procs: Any, *args: Any, **kwargs: Any) -> Any:
+        has_ended: list[Any] = []
+
+        def end() -> None:
+            has_ended.append(shutdown(procs, *args, **kwargs))
+
+        try:
+            from stepscope.engine.adapters.vllm import orderly_end
+
+            timeout = args[0] if args else kwargs.get("timeout")
+            orderly_end.end(endpoint, procs, end, at_once=timeout == 0)
+        except Exception as error:  # noqa: BLE001
+            log.debug("stepscope: %s", error)
+        return has_ended[0] if has_ended else shutdown(procs, *args, **kwargs)
+
+    stepscope_shutdown._stepscope = True  # type: ignore[attr-defined]
+    for module in (utils, engine_utils):
+        if getattr(module, "shutdown", None) is shutdown:
+            module.shutdown = stepscope_shutdown
 
 
 def _wrap_choice(endpoint: str) -> None:

@@ -11,7 +11,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if frame.view.live and frame.status in ("starting", "connecting"):
         return [((" waiting for the engine", "muted"),)]
     if frame.is_silent:
-        said = f" the engine does not answer: the figures are {fmt.span(frame.age_s)} old"
+        what = "has stopped" if frame.state.state == "stopped" else "does not answer"
+        said = f" the engine {what}: the figures are {fmt.span(frame.age_s)} old"
         return [((clean(said, width), "breach"),)]
     old_s = frame.figures_age_s + (frame.behind_s if frame.is_behind else 0.0)
     if old_s >= _OLD_S and frame.view.live and not frame.is_replay:
