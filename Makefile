@@ -14,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
 
-# Five at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
+# Four at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
 	$(BIN)/python -m compileall -q $(PACKAGES)
-	$(BIN)/python -m pytest -n 5 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
 
 # What needs real time: kills, floods, terminals of other processes, compilers, whole commands.
 test-slow: $(INSTALLED)

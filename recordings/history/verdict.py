@@ -33,6 +33,10 @@ _BOUND: dict[Limit, str] = {
     "kv": "KV-bound",
     "mode": "held by the batching mode",
     "threshold": "bound by long_prefill_token_threshold",
+    "lora": "bound by the LoRA slots (max_loras)",
+    "grammar": "held by grammars that are being compiled",
+    "remote_kv": "held until keys and values come from elsewhere",
+    "encoder": "bound by the encoder budget",
 }
 
 

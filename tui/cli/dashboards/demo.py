@@ -1,7 +1,5 @@
 """`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -35,7 +33,7 @@ from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say
-from stepscope.tui.cli.shared.paths import check_suffix
+from stepscope.tui.cli.shared.paths import output_path, picture_path
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -94,21 +92,18 @@ def demo(
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
-        check_suffix("--screenshot", screenshot)
-        _check_writable("--screenshot", screenshot)
+        picture_path(str(screenshot), option="--screenshot")
     if simulated is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
-        _check_writable("--record", record)
+        output_path(str(record), "--record", is_new=True)
     cut_short: str | None = None
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
-        progress("starting the engine", None)
-        told, levels = (lambda line: progress(line, None)), own_levels(settings)
-        with EngineProcess(
-            *engine_arguments(model, with_tokens, simulated, told, levels)
-        ) as engine:
-            costs = engine.wait_until_ready().step_costs
+        levels = own_levels(settings)
+        options, runs = engine_arguments(model, with_tokens, simulated, levels)
+        with EngineProcess(options, progress, runs) as engine:
+            costs = engine.info.step_costs
             about = [f"workload   {workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
             if speaks(model, simulated):
@@ -159,17 +154,6 @@ def demo(
         _finish(source, settings, screenshot)
     if cut_short is not None:
         raise Interrupted(cut_short)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Check, before the session runs, that the file at its end can be written."""
-    if not path.parent.is_dir():
-        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is not a folder")
-    if option == "--record" and path.is_file():
-        raise CommandFailed(f"{path} is there already; remove it or choose another name")
-    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    if path.is_dir() or not is_writable:
-        raise WrongUsage(f"{option}: {path} cannot be written")
 
 
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:

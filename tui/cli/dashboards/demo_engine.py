@@ -1,6 +1,6 @@
 """The engine of `stepscope demo`: its options and its workload, which depend on the model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import structs
@@ -95,18 +95,17 @@ def engine_arguments(
     model: str,
     with_tokens: bool,
     simulated: SimulatedGpu | None,
-    on_progress: Callable[[str], None],
     levels: Levels,
-) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
+) -> tuple[Mapping[str, KnobValue], str]:
+    """Return the command that runs the engine, and its options before it."""
     if simulated is None:
-        return {**_options(model, with_tokens), **levels}, on_progress, "serve"
+        return {**_options(model, with_tokens), **levels}, "serve"
     if with_tokens:
         raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
     options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed, **levels}
     if model != EngineConfig().model:
         options["model"] = model
-    return options, on_progress, "simulated-engine"
+    return options, "simulated-engine"
 
 
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
@@ -63,11 +62,8 @@ def tour(
         simulate = not has_torch()
     options, command = (_SIMULATED, "simulated-engine") if simulate else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
-        progress("starting the engine", None)
-        told = partial(progress, share=None)
         options = {**options, **own_levels(settings)}
-        with EngineProcess(options, told, command, name="tour") as engine:
-            engine.wait_until_ready()
+        with EngineProcess(options, progress, command, name="tour") as engine:
             source = Subscriber(engine.endpoint, new_history(settings))
             source.start()
             try:

@@ -1,8 +1,8 @@
 """`stepscope watch`: checks alert rules about an engine, without a screen."""
 
-import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
@@ -20,7 +20,7 @@ from stepscope.tui.cli.engines.alert_metrics import (
     serve_alert_metrics,
 )
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, level_flags, note_own
+from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
 from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -32,6 +32,7 @@ _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 @command(
     "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
     "stepscope watch engine-0 --once --json",
+    sections=("levels",),
     takes_key=True,
 )
 def watch(
@@ -44,11 +45,10 @@ def watch(
     ),
     once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
     seconds: float | None = option("NUMBER", "how long (default: until Ctrl-C)"),
-    slo_itl: str | None = option("TIME", "ITL level, for figures that judge by it"),
-    slo_ttft: str | None = option("TIME", "TTFT level, for figures that judge by it"),
     metrics: str | None = option("HOST:PORT", "answer Prometheus here with how the rules stand"),
     wait: Wait = True,
     as_json: bool = flag("a JSON document a line", "--json"),
+    flags: dict[str, Any],
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
 
@@ -62,7 +62,7 @@ def watch(
             "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
         )
     served_at = None if metrics is None else parse_address(metrics)
-    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
+    levels = chosen_levels(flags)
     chosen = choose(endpoint, "stepscope watch {}")
     wait_for_any(lambda: [chosen], wait and not once)
     with connect(chosen) as client:
@@ -72,7 +72,7 @@ def watch(
     out = _MessagePrinter(source, as_json)
     has_fired = False
     start_s = time.monotonic()
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     with stop, serve_alert_metrics(served_at, source.name, judge.watches):
         source.start()
         try:

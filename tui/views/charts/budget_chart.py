@@ -120,7 +120,8 @@ def _decodes(frame: Frame, room: int) -> str:
     name = "output" if frame.is_summed_up else "decodes"
     if frame.summary is None:
         return name
-    number = fmt.count(frame.summary.num_decode_tokens)
+    rows, tokens = frame.summary.num_decode_rows, frame.summary.num_decode_tokens
+    number = fmt.count(tokens if rows is None else rows)  # of tokens, drafts would count, too
     names = (f"{name} {number}", f"dec {number}", number)
     return next((name for name in names if len(name) <= room), number)
 
