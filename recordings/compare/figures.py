@@ -26,7 +26,7 @@ _ALIKE_SHARE = 0.002  # absolute, for shares: 99.9 % and 99.8 % are alike
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
 
 PARTS = {DECODE_ONLY: "ITL decode only", BESIDE_PREFILL: "ITL beside a prefill"}
-COMPARED_KINDS: dict[str, str] = {**KINDS, **PARTS}
+COMPARED_KINDS: dict[str, str] = dict([*KINDS.items(), *PARTS.items()])
 _PART_RANKS = (50, 99)
 _QUEUED = ("ttft", "e2e")  # they include the wait for admission
 
@@ -209,11 +209,8 @@ def _totals(
         if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_throughput:
             better = None
         if sums is not None and better is not None:
-            draws = [
-                draw(*side.totals.over_time(*sums), seed)
-                for side, seed in zip((a, b), seeds, strict=True)
-            ]
-            interval = ratio_of(*draws)
+            (part_a, whole_a), (part_b, whole_b) = (side.totals.over_time(*sums) for side in (a, b))
+            interval = ratio_of(draw(part_a, whole_a, seeds[0]), draw(part_b, whole_b, seeds[1]))
         is_sure = interval is not None and interval.is_sure
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None
