@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.bootstrap import (
-    Interval,
+    RatioInterval,
     draw,
     percentile_ratio,
     ratio_of,
@@ -80,7 +80,7 @@ class ComparedFigure(NamedTuple):
     num_b: int = 0
     kind: str | None = None
     rank: int | None = None
-    interval: Interval | None = None
+    interval: RatioInterval | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -98,7 +98,7 @@ class ComparedFigure(NamedTuple):
     @property
     def least_factor(self) -> float | None:
         """Lower confidence bound of `factor`; None if the interval includes 1."""
-        low, high = self.interval or Interval()
+        low, high = self.interval or RatioInterval()
         if low > 1:
             return low
         return 1 / high if 0 < high < 1 else None
