@@ -53,24 +53,21 @@ def client_session(
     wall_ns: int,
     note: str | None = None,
 ) -> ForeignSession:
-    """The session of some requests.
-
-    Args:
-        wall_ns: Unix time of the first request's start.
+    """The session of some requests; `wall_ns`: Unix time at which the first one starts.
 
     Raises:
         RecordingError: there is no request, or all of them failed.
     """
     if not requests:
-        raise file.error(1, "", f"the requests in this result of {tool}", "none")
-    failed = [each.error for each in requests if each.error is not None]
-    if len(failed) == len(requests):
-        got = f"{failed[-1].strip().splitlines()[-1] if failed[-1].strip() else 'failures'}"
-        raise file.error(1, "", f"a request that did not fail, of {len(requests):,}", got)
+        raise file.error(1, f"the requests of this result of {tool}", "none, or their sums alone")
+    errors = [each.error for each in requests if each.error is not None]
+    if len(errors) == len(requests):
+        got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
+        raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     requests = sorted(requests, key=lambda each: each.start_ns)
     info = EngineInfo(
-        engine_id=file.name,
-        name=file.name,
+        engine_id=file.path.name,
+        name=file.path.name,
         software_version="",
         model=model,
         engine=tool,
