@@ -38,7 +38,7 @@ def read(file: ForeignFile) -> ForeignSession | None:
         if record.benchmark_phase == "profiling":
             requests.append(_request(record))
     began_ns = min((each.start_ns for each in requests), default=0)
-    return client_session(file, "aiperf", "", requests, began_ns)
+    return client_session(file, "aiperf", requests, began_ns)
 
 
 def _request(told: _Record) -> ClientRequest:

@@ -40,20 +40,17 @@ def read(file: ForeignFile) -> ForeignSession | None:
         got = getattr(told, name)
         if got is not None and (len(got) != num or not num):
             detail = "--output-details" if told.model_id is None else "--save-detailed"
-            expected = f"{num or 'an'} entries" if num else f"an entry for each request ({detail})"
+            expected = f"{num} entries" if num else f"an entry for each request ({detail})"
             raise file.error(f"{line}, {name}", expected, str(len(got) or "none"))
-    requests = [_request(told, number) for number in range(num)]
     duration_ns = round(told.duration * _NS)
-    if told.start_times is not None:
-        starts_ns = [round(start_s * _NS) for start_s in told.start_times]
-    else:
+    starts_s = told.start_times
+    if starts_s is None:
         notes.append("it has no start times: requests are spread evenly over its duration")
         # So far apart that the last token comes at the end.
-        apart_ns = [max(0, duration_ns - each.end_ns) // n for n, each in enumerate(requests) if n]
-        starts_ns = [number * min(apart_ns, default=0) for number in range(num)]
-    for each, start_ns in zip(requests, starts_ns, strict=True):
-        each.start_ns, each.end_ns = start_ns, each.end_ns + start_ns
-        each.tokens_ns = [token_ns + start_ns for token_ns in each.tokens_ns]
+        lasted_s = [ttft + sum(itls) for ttft, itls in zip(told.ttfts, told.itls, strict=True)]
+        apart_s = [max(0, told.duration - e2e) / n for n, e2e in enumerate(lasted_s) if n]
+        starts_s = [number * min(apart_s, default=0) for number in range(num)]
+    requests = [_request(told, number, round(at * _NS)) for number, at in enumerate(starts_s)]
     if len(results) > 1:
         notes.append(f"it holds {len(results)} results: the last one is shown")
     try:
@@ -62,20 +59,19 @@ def read(file: ForeignFile) -> ForeignSession | None:
         end_s = file.changed_s
     began_ns = round(end_s * _NS) - duration_ns
     note = f"{file.path.name}: {'; '.join(notes)}" if notes else None
-    return client_session(file, tool, told.model_id or "", requests, began_ns, note)
+    return client_session(file, tool, requests, began_ns, note, told.model_id or "")
 
 
-def _request(told: _Result, number: int) -> ClientRequest:
-    """A request that starts at 0."""
-    tokens_ns = [round(told.ttfts[number] * _NS)]
+def _request(told: _Result, number: int, start_ns: int) -> ClientRequest:
+    tokens_ns = [start_ns + round(told.ttfts[number] * _NS)]
     for gap_s in told.itls[number]:  # rounded one by one: each gap is as the tool says
         tokens_ns.append(tokens_ns[-1] + round(gap_s * _NS))
     error = told.errors[number] if number < len(told.errors) else None
     return ClientRequest(
-        start_ns=0,
+        start_ns=start_ns,
         end_ns=tokens_ns[-1],
         num_prompt=told.input_lens[number],
         num_output=told.output_lens[number],
-        tokens_ns=tokens_ns if tokens_ns[0] else [],
-        error=error or (None if tokens_ns[0] else "no token came"),
+        tokens_ns=tokens_ns if told.ttfts[number] else [],
+        error=error or (None if told.ttfts[number] else "no token came"),
     )

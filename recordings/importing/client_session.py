@@ -13,7 +13,6 @@ from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     BatchRow,
-    EngineInfo,
     EngineStatus,
     Finished,
     Phase,
@@ -50,10 +49,10 @@ class ClientRequest:
 def client_session(
     file: ForeignFile,
     tool: str,
-    model: str,
     requests: list[ClientRequest],
     wall_ns: int,
     note: str | None = None,
+    model: str = "",
 ) -> ForeignSession:
     """The session of some requests; `wall_ns`: Unix time at which the first one starts.
 
@@ -67,17 +66,7 @@ def client_session(
         got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
         raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     requests = sorted(requests, key=lambda each: each.start_ns)
-    info = EngineInfo(
-        engine_id=file.path.name,
-        name=file.path.name,
-        software_version="",
-        model=model,
-        engine=tool,
-        imported=f"a result of {tool}",
-        monotonic_ns=requests[0].start_ns,
-        wall_ns=wall_ns,
-        totals_every_s=_ANY_MOMENT_S,
-    )
+    info = file.info(tool, "result", requests[0].start_ns, wall_ns, _ANY_MOMENT_S, model)
     return ForeignSession(info, _messages(requests), note)
 
 

@@ -63,7 +63,7 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if len(benchmarks) > 1:
         note = f"{file.path.name} holds {len(benchmarks)} benchmarks: the last one is shown"
     began_ns = min((each.start_ns for each in requests), default=0)
-    return client_session(file, "guidellm", "", requests, began_ns, note)
+    return client_session(file, "guidellm", requests, began_ns, note)
 
 
 def _finished(each: _Request) -> ClientRequest:

@@ -3,13 +3,14 @@
 import time
 from calendar import isleap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Telemetry, Totals
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry, Totals
 from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1_000_000_000
@@ -31,7 +32,22 @@ class LogEntry(Struct, kw_only=True):
     num_waiting: Count | None = None
     num_preempted: Count | None = None
     kv_used: Number | None = None
+    kv_percent: Number | None = None
     has_graph: bool | None = None
+
+
+class LogLine(NamedTuple):
+    """What stands in a line: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`; and its figures.
+
+    Attributes:
+        names: of the fields of `LogEntry`, by the names of figures.
+    """
+
+    date: str | None
+    clock: str
+    rank: str
+    figures: Mapping[str, str]
+    names: Mapping[str, str]
 
 
 class LogClock:
@@ -46,7 +62,7 @@ class LogClock:
         self._last: datetime | None = None
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
-        """The time of a stamp in local time: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`."""
+        """The time of a stamp, which is in local time."""
         written = datetime.fromtimestamp(self._file.changed_s)
         last = self._last or written
         try:
@@ -54,12 +70,12 @@ class LogClock:
                 now = datetime.fromisoformat(f"{last:%Y-%m-%d} {clock}")
                 around = [now + timedelta(days=days) for days in (-1, 0, 1)]
             elif date.count("-") == 1:
-                years = range(last.year - 1, last.year + 2)
-                around = [
-                    datetime.fromisoformat(f"{year:04}-{date} {clock}")
-                    for year in years
+                years = [
+                    year
+                    for year in range(last.year - 1, last.year + 2)
                     if date != "02-29" or isleap(year)
                 ]
+                around = [datetime.fromisoformat(f"{year:04}-{date} {clock}") for year in years]
             else:
                 around = [datetime.fromisoformat(f"{date} {clock}")]
             if self._last is None and len(around) > 1:
@@ -67,22 +83,34 @@ class LogClock:
             now = min(around, key=lambda each: abs(each - last))
             stamp_s = time.mktime(now.timetuple())
         except (ValueError, OverflowError):
-            got = f"{date or ''} {clock}"
-            raise self._file.error(f"{line}, time", "a date and a time", got) from None
+            place, got = f"{line}, time", f"{date or ''} {clock}"
+            raise self._file.error(place, "a date and a time", got) from None
         self._last = now
         return int(stamp_s) * _NS
 
 
 def log_session(
-    file: ForeignFile, engine: str, entries: list[LogEntry], every_s: float | None = None
+    file: ForeignFile,
+    engine: str,
+    parse: Callable[[str], LogLine | None],
+    every_s: float | None = None,
 ) -> ForeignSession | None:
-    """The session of the first rank in a log; None if it has no entry.
+    """The session of the first rank in a log; None if no line of its begin has figures.
 
     Args:
+        parse: finds the figures in a line; None if it has none.
         every_s: how often the server prints lines about intervals; None: whenever it runs.
     """
-    if not entries:
+    if not any(map(parse, file.head.splitlines())):
         return None
+    clock, entries = LogClock(file), []
+    for number, line in file.lines():
+        if (found := parse(line)) is not None:
+            entry = file.fields(number, found.figures, LogEntry, found.names)
+            entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
+            if entry.kv_percent is not None:
+                entry.kv_used = entry.kv_percent / 100
+            entries.append(entry)
     name, ranks = file.path.name, list(dict.fromkeys(each.rank for each in entries))
     mine, note = [each for each in entries if each.rank == ranks[0]], None
     if len(ranks) > 1:
@@ -93,17 +121,8 @@ def log_session(
     del gaps_s[0]
     if every_s is not None and gaps_s:
         every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
-    info = EngineInfo(
-        engine_id=name,
-        name=name,
-        software_version="",
-        model="",
-        engine=engine,
-        imported=f"a log of {engine}",
-        monotonic_ns=mine[0].wall_ns,
-        wall_ns=mine[0].wall_ns,
-        totals_every_s=None if has_steps else every_s or 1.0,
-    )
+    began_ns, unit_s = mine[0].wall_ns, None if has_steps else every_s or 1.0
+    info = file.info(engine, "log", began_ns, began_ns, unit_s)
     return ForeignSession(info, _steps(mine) if has_steps else _intervals(mine, every_s), note)
 
 
@@ -129,20 +148,17 @@ def _steps(entries: list[LogEntry]) -> Iterator[Telemetry]:
 
 def _intervals(entries: list[LogEntry], every_s: float | None) -> Iterator[Telemetry]:
     """A record for each second with lines, up to it from the one before."""
+    every_ns = round((every_s or 1.0) * _NS)
     last_ns = decoded_ns = None
     for step, (stamp_ns, group) in enumerate(groupby(entries, lambda each: each.wall_ns)):
-        lines = list(group)
-        end_ns = max(last_ns or 0, stamp_ns)
-        start_ns = end_ns - round((every_s or 1.0) * _NS) if last_ns is None else last_ns
-        rate_ns: int | None = end_ns - start_ns
-        if every_s is None:
-            rate_ns = None if decoded_ns is None else end_ns - decoded_ns
-        elif end_ns - start_ns > _LONGER * every_s * _NS:
-            start_ns = end_ns - round(every_s * _NS)
-            rate_ns = end_ns - start_ns
+        lines, end_ns = list(group), max(last_ns or 0, stamp_ns)
+        start_ns = end_ns - every_ns if last_ns is None else last_ns
+        if every_s is not None and end_ns - start_ns > _LONGER * every_ns:
+            start_ns = end_ns - every_ns
+        rates_since_ns = decoded_ns if every_s is None else start_ns
+        whole = _sum(lines, None if rates_since_ns is None else end_ns - rates_since_ns)
         if any(each.output_rate is not None for each in lines):
             decoded_ns = end_ns
-        whole = _sum(lines, rate_ns)
         yield _record(step, start_ns, end_ns, whole)
         if whole.num_running == whole.num_waiting == 0:
             yield EngineStatus(

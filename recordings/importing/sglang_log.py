@@ -6,7 +6,7 @@ lines: SGLang until 0.5, `log_prefill_stats` and `report_decode_stats` of its sc
 
 import re
 
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, log_session
+from stepscope.recordings.importing.log_session import LogLine, log_session
 from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 
 _BATCH = re.compile(
@@ -28,15 +28,12 @@ _OF_DECODES = {"gen throughput (token/s)": "output_rate", "cuda graph": "has_gra
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session in the log; None if it is no log of SGLang."""
-    if _BATCH.search(file.head) is None:
+    return log_session(file, "sglang", _line)
+
+
+def _line(line: str) -> LogLine | None:
+    if (head := _BATCH.search(line)) is None:
         return None
-    clock, entries = LogClock(file), []
-    for number, line in file.lines():
-        if (head := _BATCH.search(line)) is None:
-            continue
-        names = _NAMES | _OF_DECODES if head[4] == "Decode" else _NAMES
-        figures = dict(_FIGURE.findall(line, head.end()))
-        entry = file.fields(number, figures, LogEntry, names)
-        entry.wall_ns, entry.rank = clock.wall_ns(number, head[1], head[2]), head[3] or "rank 0"
-        entries.append(entry)
-    return log_session(file, "sglang", entries)
+    names = _NAMES | _OF_DECODES if head[4] == "Decode" else _NAMES
+    figures = dict(_FIGURE.findall(line, head.end()))
+    return LogLine(head[1], head[2], head[3] or "rank 0", figures, names)

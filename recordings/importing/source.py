@@ -32,7 +32,7 @@ class ForeignSession(NamedTuple):
 
 
 class ForeignFile:
-    """A text file that may be of a known format."""
+    """A text file that may be of a known format. Its methods may raise RecordingError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,10 +50,7 @@ class ForeignFile:
 
     @cached_property
     def documents(self) -> list[tuple[int, dict[str, Any]]]:
-        """The JSON objects in the file, each with the line in which it begins.
-
-        Empty if the file does not begin with one. Raises RecordingError if it ends otherwise.
-        """
+        """The JSON objects, each with the line in which it begins; none if it is no JSON file."""
         if not self.head.lstrip().startswith("{"):
             return []
         text, place, found = self.path.read_text("utf-8-sig", "replace"), 0, []
@@ -67,6 +64,28 @@ class ForeignFile:
                 found.append((line, value))
         return found
 
+    def info(
+        self,
+        engine: str,
+        kind: str,
+        began_ns: int,
+        wall_ns: int,
+        every_s: float | None,
+        model: str = "",
+    ) -> EngineInfo:
+        """Describes the engine, of which the file tells little: a log or result of `engine`."""
+        return EngineInfo(
+            engine_id=self.path.name,
+            name=self.path.name,
+            software_version="",
+            model=model,
+            engine=engine,
+            imported=f"a {kind} of {engine}",
+            monotonic_ns=began_ns,
+            wall_ns=wall_ns,
+            totals_every_s=every_s,
+        )
+
     def error(self, place: int | str, expected: str, got: str) -> RecordingError:
         """The error that a line, or a line and its field, is not as expected."""
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
@@ -74,11 +93,7 @@ class ForeignFile:
     def fields(
         self, line: int, values: Mapping[str, object], kind: type[_T], names: Mapping[str, str] = {}
     ) -> _T:
-        """The values of a line as a Struct. Raises RecordingError if one is not as its type says.
-
-        Args:
-            names: of the fields, by their names in the file; those that are not in it are left out.
-        """
+        """The values of a line as a Struct; `names`: of its fields, by their names in the file."""
         if names:
             values = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
         try:

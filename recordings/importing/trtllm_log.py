@@ -5,11 +5,12 @@ Form of the lines: TensorRT-LLM 1.x, `tensorrt_llm/_torch/pyexecutor/py_executor
 
 import re
 
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, log_session
+from stepscope.recordings.importing.log_session import LogLine, log_session
 from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 
-_ITERATION = re.compile(r"\biter = \d+, global_rank = (\d+), ")
-_STAMP = re.compile(r"timestamp = (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
+_ITERATION = re.compile(
+    r"\biter = \d+, global_rank = (\d+), .*timestamp = (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)"
+)
 _FIGURE = re.compile(r"(\w+)'?(?: =|:) ([\d.]+)")  # N/A is no figure
 
 
@@ -23,17 +24,10 @@ _NAMES = {
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session in the log; None if it is no log of TensorRT-LLM."""
-    if _ITERATION.search(file.head) is None:
+    return log_session(file, "tensorrt-llm", _line)
+
+
+def _line(line: str) -> LogLine | None:
+    if (head := _ITERATION.search(line)) is None:
         return None
-    clock, entries = LogClock(file), []
-    for number, line in file.lines():
-        if (head := _ITERATION.search(line)) is None:
-            continue
-        if (stamp := _STAMP.search(line)) is None:
-            raise file.error(f"{number}, timestamp", "YYYY-MM-DD HH:MM:SS", line)
-        entry = file.fields(number, dict(_FIGURE.findall(line)), LogEntry, _NAMES)
-        if entry.elapsed_ms is None:
-            raise file.error(f"{number}, host_step_time", "milliseconds", "none")
-        entry.wall_ns, entry.rank = clock.wall_ns(number, stamp[1], stamp[2]), f"rank {head[1]}"
-        entries.append(entry)
-    return log_session(file, "tensorrt-llm", entries)
+    return LogLine(head[2], head[3], f"rank {head[1]}", dict(_FIGURE.findall(line)), _NAMES)

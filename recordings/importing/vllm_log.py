@@ -5,7 +5,7 @@ Form of the lines: vLLM until 0.32, `vllm/v1/metrics/loggers.py`.
 
 import re
 
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, log_session
+from stepscope.recordings.importing.log_session import LogLine, log_session
 from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 
 _EVERY_S = 10.0  # VLLM_LOG_STATS_INTERVAL, unless the log shows another
@@ -18,7 +18,6 @@ _ITERATION = re.compile(
     r"iteration elapsed time: (\S+) ms(?! \(dummy\))"
 )
 _OF_ITERATION = ("context tokens", "generation tokens", "iteration elapsed time")
-_TOTALS = "Avg prompt throughput: "
 
 
 _NAMES = {
@@ -31,34 +30,27 @@ _NAMES = {
     "context tokens": "num_prompt",
     "generation tokens": "num_output",
     "iteration elapsed time": "elapsed_ms",
-    "KV cache usage": "kv_used",
+    "KV cache usage": "kv_percent",
 }
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session in the log; None if it is no log of vLLM."""
-    if _TOTALS not in file.head and _ITERATION.search(file.head) is None:
+    return log_session(file, "vllm", _line, _EVERY_S)
+
+
+def _line(line: str) -> LogLine | None:
+    iteration = _ITERATION.search(line)
+    if iteration is None and "Avg prompt throughput: " not in line:
         return None
-    clock, entries = LogClock(file), []
-    for number, line in file.lines():
-        iteration = _ITERATION.search(line)
-        if iteration is None and _TOTALS not in line:
-            continue
-        if (stamp := _STAMP.search(line)) is None:
-            raise file.error(f"{number}, time", "MM-DD HH:MM:SS before the figures", line)
-        # The name of the device (GPU, CPU, TPU) stands before that of the cache.
-        figures = {
-            "KV cache usage" if name.endswith("KV cache usage") else name: value
-            for name, value in _FIGURE.findall(line)
-        }
-        if iteration is not None:
-            figures |= dict(zip(_OF_ITERATION, iteration.groups(), strict=True))
-        entry = file.fields(number, figures, LogEntry, _NAMES)
-        entry.wall_ns, rank = clock.wall_ns(number, stamp[1], stamp[2]), _RANK.search(line)
-        entry.rank = "engine " + (
-            "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
-        )
-        if entry.kv_used is not None:
-            entry.kv_used /= 100
-        entries.append(entry)
-    return log_session(file, "vllm", entries, _EVERY_S)
+    # The name of the device (GPU, CPU, TPU) stands before that of the cache.
+    figures = {
+        "KV cache usage" if name.endswith("KV cache usage") else name: value
+        for name, value in _FIGURE.findall(line)
+    }
+    if iteration is not None:
+        figures |= dict(zip(_OF_ITERATION, iteration.groups(), strict=True))
+    rank, stamp = _RANK.search(line), _STAMP.search(line)
+    number = "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
+    date, clock = (None, "") if stamp is None else stamp.groups()
+    return LogLine(date, clock, f"engine {number}", figures, _NAMES)
