@@ -14,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
 
-# Five at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
+# Four at a time, also on two cores: half of their time they wait. In one process: ARGS="-n 0".
 test: $(INSTALLED)
 	$(BIN)/python -m compileall -q $(PACKAGES)
-	$(BIN)/python -m pytest -n 5 --dist worksteal -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
 
 # What needs real time: kills, floods, terminals of other processes, compilers, whole commands.
 test-slow: $(INSTALLED)
@@ -56,11 +56,11 @@ rooms: $(INSTALLED)
 
 # The golden files of the wire anew, after a field was added; refuses what needs a new version.
 schema: $(INSTALLED)
-	$(BIN)/python tests/telemetry/test_schema.py
+	PYTHONPATH=. $(BIN)/python tests/telemetry/test_schema.py
 
 # The pictures of tests/screens/test_snapshots.py anew, after a screen was changed; look at the diff.
 snapshots: $(INSTALLED)
-	$(BIN)/python tests/screens/test_snapshots.py
+	PYTHONPATH=. $(BIN)/python tests/screens/test_snapshots.py
 
 # The pictures of the documents: a live engine, and screens of the two samples; look at them.
 pictures: $(INSTALLED)

@@ -45,11 +45,7 @@ def to_fp8(heads: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def per_query_head(scale: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """Multiply each query head by the scale of its KV head.
-
-    Args:
-        heads: `[num_tokens, num_heads, head_dim]`.
-    """
+    """Multiply query heads [num_tokens, num_heads, head_dim] by the scales of their KV heads."""
     return (heads.unflatten(1, (len(scale), -1)) * scale).flatten(1, 2)
 
 

@@ -125,11 +125,7 @@ def store_kv(
     slot_mapping: torch.Tensor,
     scales: KVScales | None = None,
 ) -> None:
-    """Write the new keys and values `[num_tokens, num_kv_heads, head_dim]` into their slots.
-
-    Args:
-        scales: those of the layer, if the caches are in FP8.
-    """
+    """Write keys and values [num_tokens, num_kv_heads, head_dim] into slots, scaled for FP8."""
     if scales is not None:
         key, value = to_fp8(key, scales.key_factor), to_fp8(value, scales.value_factor)
     for heads, cache in ((key, key_cache), (value, value_cache)):
@@ -138,8 +134,5 @@ def store_kv(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View an FP8 tensor as uint8, because torch can neither gather nor scatter FP8.
-
-    Returns tensors of other dtypes unchanged.
-    """
+    """View an FP8 tensor as uint8, because torch can neither gather nor scatter FP8."""
     return tensor.view(torch.uint8) if tensor.dtype is FP8 else tensor

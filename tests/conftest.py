@@ -18,7 +18,6 @@ from textual.pilot import Pilot
 from stepscope.engine.adapters.metrics import local_servers
 from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.__main__ import main
@@ -29,7 +28,7 @@ from tests.support.engines.tiny_checkpoint import write_checkpoint
 from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
 from tests.support.sessions.received import Received
-from tests.support.sessions.still_source import StillSource, busy_session
+from tests.support.sessions.still_source import StillSource, busy_history
 from tests.support.waiting import WAIT_S
 
 # The time of an example depends on the machine, and a run is to find what the one before it found.
@@ -101,12 +100,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+# What imports models, and the folder of HTTP and of engine processes before all others.
+FIRST = ("serving", "models", "compute")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put all workers' tests into one order, with those of HTTP and of engine processes first.
+    """Put all workers' tests into one order, with those of models and of engine processes first.
 
     So one worker runs them all. It alone imports what they need, and starts the engine they share.
     """
-    items.sort(key=lambda item: (item.path.parent.name != "serving", item.path))
+
+    def place(item: pytest.Item) -> tuple[int, Path]:
+        folder = item.path.parent.name
+        return FIRST.index(folder) if folder in FIRST else len(FIRST), item.path
+
+    items.sort(key=place)
     for item in items:
         if _is_slow(item.path):
             item.add_marker("slow")
@@ -322,9 +330,6 @@ def still_source() -> Callable[..., StillSource]:
     """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
 
     def make(num_steps: int = 400) -> StillSource:
-        history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
-        for sequence, message in busy_session(num_steps):
-            history.append(sequence, message)
-        return StillSource(history)
+        return StillSource(busy_history(num_steps))
 
     return make

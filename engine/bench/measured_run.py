@@ -82,12 +82,8 @@ def measure(
 
     Args:
         core: the engine. Its loop must not be running. It can be measured several times.
-        measured: the requests to measure, all submitted at once.
-        warmup: requests that run first, without being measured.
-        reader: a subscriber of this engine, for `ThroughputResult.telemetry`.
 
-    Raises:
-        ConfigError: the engine refuses one of the requests.
+    Raises ConfigError: the engine refuses one of the requests.
     """
     sink = core.sink
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None

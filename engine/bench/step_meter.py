@@ -1,7 +1,4 @@
-"""`StepMeter`: computes statistics of the step records on their way to the publisher.
-
-Use it only on the engine's thread. It keeps sums and times, but no records.
-"""
+"""`StepMeter`: computes statistics of the step records on their way to the publisher."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -70,12 +67,7 @@ class MeteredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMeter:
-    """A telemetry sink that counts step records and forwards every message to `sink`.
-
-    Args:
-        sink: receives the messages.
-        clock: the engine's clock, in nanoseconds.
-    """
+    """A telemetry sink that counts step records and forwards every message to `sink`."""
 
     def __init__(self, sink: TelemetrySink, clock: Callable[[], int]) -> None:
         self.next_sequence = sink.next_sequence

@@ -1,7 +1,4 @@
-"""The throughput yardstick: a fixed set of requests through a real engine, as fast as possible.
-
-The engine is the same as in `stepscope serve`, with its sockets and its loop.
-"""
+"""The throughput yardstick: a fixed set of requests through a real engine, as fast as possible."""
 
 import random
 from collections.abc import Callable
@@ -106,10 +103,8 @@ def run_throughput(
     Args:
         loading: called while the model loads, with the current task and its share done (0..1).
         ready: called before the first request, with the engine's info and the number of requests.
-        progress: called a few times a second during the run.
 
-    Raises:
-        ConfigError: the engine cannot start, or the requests do not fit it.
+    Raises ConfigError: the engine cannot start, or the requests do not fit it.
     """
     with open_engine(config, knobs, progress=loading) as (core, intake, vocab_size):
         num_requests = spec.num_requests

@@ -64,12 +64,7 @@ def payload_of(command: Command) -> bytes:
 
 
 class ControlClient:
-    """A client of one engine's control socket (DEALER).
-
-    Args:
-        endpoint: the engine's endpoint.
-        timeout_s: default timeout of `ask`, in seconds.
-    """
+    """A client of one engine's control socket (DEALER)."""
 
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
@@ -123,13 +118,7 @@ class ControlClient:
     def receive(
         self, timeout_s: float, or_readable: int | None = None
     ) -> tuple[int, AnyReply] | None:
-        """Return the next reply to any command, with the command's id.
-
-        None if none arrives in time.
-
-        Args:
-            or_readable: a file descriptor. Stop waiting when it becomes readable.
-        """
+        """Return the next reply to any command, with the command's id. Stops at `or_readable`."""
         if or_readable is not None and not self._early:
             poller = zmq.Poller()
             for each in (self._socket, or_readable):
@@ -141,10 +130,7 @@ class ControlClient:
         return self._early.popleft() if self._early else None
 
     def ask(
-        self,
-        command: Command,
-        timeout_s: float | None = None,
-        again_s: float | None = None,
+        self, command: Command, timeout_s: float | None = None, again_s: float | None = None
     ) -> AnyReply:
         """Send a command and wait for the answer.
 
@@ -206,7 +192,6 @@ class ControlClient:
         )
 
     def _raise_if_known(self) -> None:
-        """Raise an error if the engine's lock file shows that it still starts or has ended."""
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
@@ -221,10 +206,7 @@ class ControlClient:
         return self._ask_for(Snapshot, GetSnapshot())
 
     def kept_snapshot(self, past_s: float) -> Snapshot | None:
-        """Return the state of about `past_s` seconds ago, from a snapshot that the engine kept.
-
-        None if the engine keeps none from that time.
-        """
+        """Return the state of about `past_s` seconds ago, from a snapshot that the engine kept."""
         try:
             return self._ask_for(Snapshot, GetKeptSnapshot(past_s=past_s))
         except CommandRefused as error:
@@ -242,18 +224,7 @@ class ControlClient:
         reason: str = "",
         lease_s: float | None = None,
     ) -> Ack:
-        """Change knobs (runtime settings).
-
-        Args:
-            expected_version: refuse the change if the knobs have another version.
-            dry_run: only check whether the engine would accept the change.
-            reason: goes into the audit trail.
-            lease_s: the engine restores the values after so many seconds, unless it gets another
-                change with a lease before.
-
-        Returns:
-            The engine's answer, with the first step with the new values, and the new version.
-        """
+        """Change knobs, with the fields of `SetKnobs`."""
         command = SetKnobs(
             changes=dict(changes),
             who=who,
@@ -265,10 +236,7 @@ class ControlClient:
         return self._ask_for(Ack, command)
 
     def _named(self, command: Change) -> Change:
-        """Return the change with a unique name and the engine's id.
-
-        Asks the engine for its id if it is not known. Raises what `ask` raises.
-        """
+        """Return the change with a unique name and the engine's id."""
         return msgspec.structs.replace(
             command,
             once=command.once or uuid.uuid4().hex,

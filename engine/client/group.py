@@ -23,9 +23,7 @@ def set_on_all(
     Returns:
         The engines' states before the change, and their answers, in the order of `clients`.
 
-    Raises:
-        CommandRefused: an engine refuses the change. The message names the engine.
-        EngineUnreachable: an engine does not answer.
+    Raises CommandRefused: an engine refuses the change. The message names the engine.
     """
     before = [client.snapshot() for client in clients]
     states = list(zip(clients, before, strict=True))
@@ -49,17 +47,11 @@ def ask_with_siblings(
 ) -> Ack:
     """Change the knobs of all data-parallel ranks of one engine, or of none.
 
-    Args:
-        client: the rank that was asked.
-        siblings: the other ranks.
-
     Returns:
         The answer of the rank that was asked. Its `detail` says from which steps on the siblings
         have the change.
 
-    Raises:
-        CommandRefused: a rank refuses the change. If it is a sibling, the message names it.
-        EngineUnreachable: a rank does not answer.
+    Raises CommandRefused: a rank refuses the change. If it is a sibling, the message names it.
     """
     client.ask(msgspec.structs.replace(command, dry_run=True))
     who, changes = command.who, command.changes
@@ -86,10 +78,7 @@ def _put_back(
     changes: Mapping[str, KnobValue],
     who: str,
 ) -> None:
-    """Restore the old values on the engines that have applied the changes.
-
-    These are the first `len(acks)` of `clients`.
-    """
+    """Restore the old values on the engines that have applied the changes."""
     for client, state, ack in zip(clients, before, acks, strict=False):
         old = {name: state.knobs[name] for name in changes}
         # Skip an engine that is gone, or that another client has changed since.

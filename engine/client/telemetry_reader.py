@@ -20,10 +20,7 @@ from stepscope.engine.transport.sockets import client_socket
 
 
 class Received(NamedTuple):
-    """A message that the subscription delivered, so not one from an answer.
-
-    `message` is None for an unknown kind.
-    """
+    """A message from the subscription, not from an answer. `message`: None for an unknown kind."""
 
     sequence: int
     topic: bytes
@@ -65,15 +62,7 @@ class ReorderBuffer:
         self._messages.clear()
 
     def num_to_ask(self, first: int, end: int, limit: int) -> int:
-        """Return how many messages to ask for, to cover all gaps before `end` with one question.
-
-        0 if no message is missing.
-
-        Args:
-            first: sequence number of the first message to ask for.
-            end: end (exclusive) of the wanted messages.
-            limit: maximum to return.
-        """
+        """Return how many messages to ask for, to cover all gaps before `end` (exclusive)."""
         end = min(end, first + limit)
         last_end = expected = first
         for sequence in (received.sequence for received in self._messages):
@@ -90,7 +79,6 @@ class ReorderBuffer:
         """Process the engine's answer to a question for missing messages.
 
         Args:
-            first, num_asked: first sequence number and number of the messages that were asked for.
             end: end (exclusive) of the wanted messages. The answer may reach farther.
             answer: None if there is no answer and nothing more will be asked.
 
@@ -122,10 +110,7 @@ class ReorderBuffer:
 
 
 class TelemetryReader:
-    """Counts messages and gaps. It has no thread.
-
-    ZeroMQ queues the messages, and `drain` empties the queue.
-    """
+    """Counts messages and gaps. It has no thread."""
 
     def __init__(self, address: str) -> None:
         self.num_received = 0
@@ -149,10 +134,7 @@ class TelemetryReader:
             self.num_received += 1
 
     def drain_until(self, sequence: int, timeout_s: float) -> None:
-        """Count messages until message `sequence` has arrived or time is up.
-
-        Messages that are then still missing count as gaps.
-        """
+        """Count messages until `sequence` arrives or time is up; what is then missing is a gap."""
         deadline_s = time.monotonic() + timeout_s
         self.drain()
         while (self.last_sequence or 0) < sequence and time.monotonic() < deadline_s:

@@ -42,13 +42,7 @@ Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
 
 
 def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
-    """Yield None several times while collecting messages, then the answer to `ReplayFrom`.
-
-    So the caller can pause in between.
-
-    Args:
-        replay: returns messages of the ring, from a sequence number, up to a limit.
-    """
+    """Yield None several times while collecting messages, then the answer to `ReplayFrom`."""
     frames: list[ReplayedFrame] = []
     num_bytes, ring = 0, replay(0, 0)
     sequence = max(sequence, ring.oldest_sequence)
@@ -68,13 +62,7 @@ def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
 
 
 class BulkReplies:
-    """Gets large answers, and encodes and posts them at a limited rate. Any thread may call it.
-
-    Args:
-        engine: answers queries for snapshots and the audit trail.
-        replay: returns messages of the replay ring (`Publisher.replay`).
-        post: receives each encoded answer.
-    """
+    """Gets large answers, and encodes and posts them at a limited rate. Any thread may call it."""
 
     def __init__(
         self,
@@ -102,11 +90,7 @@ class BulkReplies:
         self._thread.join()
 
     def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Start to answer a query.
-
-        Raises:
-            ConfigError: the client has too many unanswered queries.
-        """
+        """Start to answer a query. Raises ConfigError if too many of the client's are open."""
         with self._changed:
             if self._num_open[client.account] >= MAX_PENDING:
                 raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
@@ -174,7 +158,6 @@ class BulkReplies:
             self._post((client, reply))  # the sender then calls `answered`
 
     def _next(self) -> tuple[RemoteClient, Parts] | None:
-        """Wait for the next answer to make. None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             if self._closing.is_set():

@@ -33,10 +33,7 @@ class OnceReused(Exception):  # noqa: N818 - reads as what happened
 
 
 def digest_of(payload: bytes) -> bytes:
-    """Return a short digest of a command, to keep in its place.
-
-    Commands may be megabytes, and the book has thousands.
-    """
+    """Return a short digest of a command, to keep in its place."""
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
@@ -48,10 +45,7 @@ class _Entry(Generic[_C]):
 
 
 class AnswerBook(Generic[_C]):
-    """The answers to changes, by client and by the client's name for the command.
-
-    If there are too many, the oldest are dropped. `_C` is the type of the receiver of an answer.
-    """
+    """The answers to changes, by client and the command's name; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[bytes, bytes], _Entry[_C]] = OrderedDict()
@@ -61,11 +55,9 @@ class AnswerBook(Generic[_C]):
 
         Args:
             key: the client, and its name for the command.
-            payload: the encoded command.
             client: will receive the answer if the command is a repeated one.
 
-        Raises:
-            OnceReused: the client sent another command under this name before.
+        Raises OnceReused: the client sent another command under this name before.
         """
         digest = digest_of(payload)
         entry = self._entries.get(key)
@@ -81,10 +73,7 @@ class AnswerBook(Generic[_C]):
         return False
 
     def take_ready(self, key: tuple[bytes, bytes]) -> list[tuple[_C, AnyReply]]:
-        """Remove and return the senders of a repeated command, each with the answer.
-
-        Empty if the command has no answer yet.
-        """
+        """Remove and return the senders of a repeated command, each with the answer."""
         entry = self._entries.get(key)
         if entry is None or entry.reply is None:
             return []
@@ -99,15 +88,7 @@ class AnswerBook(Generic[_C]):
 
 
 class Changes:
-    """Handles changes of clients that may change the engine.
-
-    Args:
-        inbox: the queue to the engine's thread.
-        settled: answers a change without effect. See `ServedEngine`.
-        connections: tell which client sent a command.
-        post: queues a reply, from any thread.
-        send: sends a reply at once.
-    """
+    """Handles changes of clients that may change the engine."""
 
     def __init__(
         self,
@@ -126,11 +107,7 @@ class Changes:
         self._num_on_their_way = 0  # changes that the engine has not answered yet
 
     def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
-        """Handle a change.
-
-        Raises:
-            ConfigError: the client sent another command under the same name before.
-        """
+        """Handle a change. Raises ConfigError if its name belongs to another command."""
         # A name is valid for all connections of a key. Without keys, all clients are one user.
         # A command without a name is identified by its connection, id and content.
         if command.once:
@@ -162,10 +139,7 @@ class Changes:
         self._keep(once, reply)
 
     def answered(self, once: tuple[bytes, bytes], reply: AnyReply) -> None:
-        """Keep the engine's answer to a change, and answer the repeated commands.
-
-        The client that sent the change first already has the answer.
-        """
+        """Keep the engine's answer to a change, and answer the repeated commands."""
         self._num_on_their_way -= 1
         self._keep(once, reply)
 

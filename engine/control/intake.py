@@ -26,11 +26,7 @@ class TextCodec(Protocol):
     """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of `text`.
-
-        Raises:
-            ConfigError: the text surely has more than `most` tokens.
-        """
+        """Return the token ids of `text`. Raises ConfigError: surely more than `most` tokens."""
         ...
 
     def encode_chat(
@@ -38,8 +34,7 @@ class TextCodec(Protocol):
     ) -> list[int]:
         """Return the token ids of a conversation.
 
-        Raises:
-            ConfigError: the text surely has more than `most` tokens, or the chat template fails.
+        Raises ConfigError: the text surely has more than `most` tokens, or the chat template fails.
         """
         ...
 
@@ -51,8 +46,6 @@ class Intake:
 
     Args:
         codec: the model's tokenizer. None if prompts must be token ids.
-        vocab_size: size of the vocabulary. Token ids must be smaller.
-        max_model_len: maximum number of tokens of a request, prompt and output together.
         with_tokens: whether prompts are published to subscribers.
     """
 
@@ -96,10 +89,7 @@ class Intake:
         return token_ids
 
     def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
-        """Return the command with `max_tokens` lowered to what fits after the prompt.
-
-        Unchanged if it fits already, or if the command does not have `fit_max_tokens`.
-        """
+        """Return the command with `max_tokens` lowered to what fits after the prompt."""
         most = self._max_model_len - num_prompt_tokens
         sampling = command.sampling
         if not command.fit_max_tokens or sampling.max_tokens <= most:
@@ -166,10 +156,7 @@ class Intake:
             "output together (max_model_len)"
         )
         if num_prompt_tokens >= self._max_model_len:
-            raise ConfigError(
-                "prompt_too_long",
-                f"{context}; the prompt has {num_prompt_tokens}",
-            )
+            raise ConfigError("prompt_too_long", f"{context}; the prompt has {num_prompt_tokens}")
         if num_prompt_tokens + max_tokens > self._max_model_len:
             raise ConfigError(
                 "prompt_too_long",

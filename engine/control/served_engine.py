@@ -37,11 +37,7 @@ class ServedEngine(Protocol):
         ...
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Return the answer to a change without effect. None if the engine's thread must answer.
-
-        Args:
-            is_alone: whether no other change waits for the engine's answer.
-        """
+        """Return the answer to a change without effect; None if the engine's thread must answer."""
         ...
 
     def clock(self) -> int:

@@ -17,8 +17,7 @@ import zmq
 from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
 from stepscope.engine.control.changes import Changes
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.remote_client import Outbox, RemoteClient
-from stepscope.engine.control.replies import Replies
+from stepscope.engine.control.remote_client import Outbox, RemoteClient, Replies
 from stepscope.engine.control.served_engine import ServedEngine
 from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.inbox import Denial, Departure
@@ -47,15 +46,9 @@ class ControlServer:
     """Serves a ROUTER socket on its own thread.
 
     Args:
-        address: ZeroMQ address to bind.
-        engine: receives the commands through its inbox.
-        intake: checks and tokenises prompts.
-        tokenizer: converts output tokens to text. None if the engine has no tokenizer.
-        replay: returns messages for `ReplayFrom` (`Publisher.replay`).
         gate: decides which clients may connect. None: every client is an operator.
 
-    Raises:
-        ConfigError: the address cannot be bound.
+    Raises ConfigError: the address cannot be bound.
     """
 
     def __init__(
@@ -234,7 +227,6 @@ class ControlServer:
             raise TypeError(f"nothing answers a {type(command).__name__}")
 
     def _report_floods(self) -> None:
-        """Write clients whose commands were refused to the audit trail."""
         for account, count in self._limiter.floods():
             asker, known = self._flooders.pop(account)
             log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
@@ -289,7 +281,6 @@ class ControlServer:
             self._forget(identity, "its connection is closed")
 
     def _forget(self, identity: bytes, why: str) -> None:
-        """Drop the queries of a client that is gone, and end its requests."""
         self._submissions.forget(identity)
         self._bulk.forget(identity)
         requests = self._connections.take_requests(identity)

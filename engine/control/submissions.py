@@ -96,34 +96,30 @@ class LongPrompts:
             self._change.notify_all()
 
     def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Drop a prompt that its client cancelled, and return the client.
-
-        None if no such prompt waits.
-        """
+        """Drop a prompt that its client cancelled, and return the client."""
         with self._change:
             prompt = self._held.get((identity, command_id))
             if prompt is None or not prompt.is_wanted:
                 return None
-            self._drop({id(prompt)})
+            self._drop(prompt)
             return prompt.client
 
     def forget(self, identity: bytes) -> None:
         """Drop the prompts of a client that is gone."""
         with self._change:
-            if self._num_bytes[identity]:
-                self._drop({id(p) for p in self._held.values() if p.client.identity == identity})
+            for prompt in list(self._held.values()):
+                if prompt.client.identity == identity:
+                    self._drop(prompt)
 
-    def _drop(self, dropped: set[int]) -> None:
+    def _drop(self, prompt: LongPrompt) -> None:
+        """Drop a prompt that waits; one that is being tokenised is thrown away at its end."""
+        prompt.is_wanted = False
         for queue in self._queues:
-            gone = [prompt for _, _, prompt in queue if id(prompt) in dropped]
-            if gone:
-                queue[:] = [entry for entry in queue if id(entry[2]) not in dropped]
+            kept = [entry for entry in queue if entry[2] is not prompt]
+            if len(kept) < len(queue):
+                queue[:] = kept
                 heapq.heapify(queue)
-            for prompt in gone:
                 self._release(prompt)
-        for prompt in self._held.values():  # being tokenised
-            if id(prompt) in dropped:
-                prompt.is_wanted = False
 
     def _release(self, prompt: LongPrompt) -> None:
         prompt.is_wanted = False
@@ -171,9 +167,6 @@ class Submissions:
     """Accepts prompts (`Submit` commands) of all clients.
 
     Args:
-        inbox: the engine's inbox.
-        intake: checks and tokenises a prompt.
-        clock: the engine's clock, in nanoseconds.
         charge_text: called with the client and the number of characters that were tokenised on the
             control thread, for the client's rate limit.
     """
@@ -196,11 +189,7 @@ class Submissions:
         self._long.close()
 
     def take(self, command: Submit, client: RemoteClient) -> None:
-        """Accept a prompt.
-
-        Raises:
-            ConfigError: the prompt is invalid, or too many bytes of prompts wait already.
-        """
+        """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)

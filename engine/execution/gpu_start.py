@@ -15,11 +15,11 @@ from stepscope.engine.execution.graphs import (
     CudaGraphDevice,
     DecodeGraphs,
     GraphDevice,
+    StepBuffers,
     graph_sizes,
 )
 from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
-from stepscope.engine.execution.step_buffers import StepBuffers
-from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.scheduling.kv_memory import DeviceUse, device_kv_blocks
 from stepscope.kernels.triton.plan import warm_up_steps
@@ -91,8 +91,7 @@ def prepare(
     Args:
         gpu: None for the runner's own device. Tests pass another.
 
-    Raises:
-        ConfigError: there is too little memory. The message says what to lower.
+    Raises ConfigError: there is too little memory. The message says what to lower.
     """
     gpu = CudaGpu(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []

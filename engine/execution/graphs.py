@@ -4,17 +4,110 @@ A decode of a small batch runs some hundreds of kernels of a few microseconds ea
 one by one takes longer than running them. A graph has fixed shapes and addresses. So there is a
 graph for each of a few batch sizes, and a step is padded to the next size. Inputs that change from
 step to step lie in `StepBuffers`.
-
-`DecodeGraphs` owns the graphs and their outputs. A `GraphDevice` records them.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from stepscope.engine.execution.input_batch import InputBatch
-from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
+from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_device
+
+
+class StepInputs(NamedTuple):
+    """A model's inputs. Those of `StepBuffers` are decodes: one token per request."""
+
+    input_ids: torch.Tensor  # [size] int64, like the next two
+    positions: torch.Tensor
+    logits_of: torch.Tensor
+    batch: PagedBatch  # those of `StepBuffers` have host arrays for the longest possible contexts
+
+
+class StepBuffers:
+    """Inputs for up to `most` requests of up to `max_model_len` tokens.
+
+    The rows after a step's last request are padding. They read nothing, and write to
+    `scratch_slot`, a KV slot that no request uses.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        max_model_len: int,
+        block_size: int,
+        scratch_slot: int,
+        device: torch.device,
+    ) -> None:
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._scratch_slot = scratch_slot
+        self._device = device
+        num_blocks = -(-max_model_len // block_size)
+        is_cuda = device.type == "cuda"
+        # Input ids, positions and slots, in one tensor so that one copy moves all three.
+        self._host_tokens = torch.zeros(3, most, dtype=torch.int64, pin_memory=is_cuda)
+        self._tokens = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._host_lens = torch.zeros(most, dtype=torch.int32, pin_memory=is_cuda)
+        self._lens = torch.zeros(most, dtype=torch.int32, device=device)
+        self._host_tables = torch.zeros(most * num_blocks, dtype=torch.int32, pin_memory=is_cuda)
+        self._staged_tables = torch.zeros(most * num_blocks, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(most, num_blocks, dtype=torch.int32, device=device)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(most, dtype=torch.int64, device=device)
+        self._tokens[2] = scratch_slot
+        self._copied = torch.cuda.Event() if is_cuda else None
+
+    def inputs(self, size: int) -> StepInputs:
+        """Return inputs that are views of the first `size` rows."""
+        input_ids, positions, slots = (row[:size] for row in self._tokens)
+        return StepInputs(
+            input_ids,
+            positions,
+            self._rows[:size],
+            PagedBatch(
+                query_starts=np.arange(size + 1),
+                context_lens=np.full(size, self._max_model_len),
+                block_tables=np.zeros((size, self._tables.shape[1]), dtype=np.int64),
+                slot_mapping=slots,
+                block_size=self._block_size,
+                device=self._device,
+                tensors=BatchTensors(
+                    self._starts[: size + 1], self._lens[:size], self._tables[:size]
+                ),
+            ),
+        )
+
+    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
+        """Copy a step with one token per request to the device, padded to `size` rows."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last step's copies must have left host memory
+        count = len(batch.input_ids)
+        tokens = self._host_tokens.numpy()
+        for row, array, filler in (
+            (0, batch.input_ids, 0),
+            (1, batch.positions, 0),
+            (2, batch.slot_mapping, self._scratch_slot),
+        ):
+            tokens[row, :count] = array
+            tokens[row, count:] = filler
+        lens = self._host_lens.numpy()
+        lens[:count] = batch.context_lens
+        lens[count:size] = 0
+        width = batch.block_tables.shape[1]
+        used = count * width
+        self._host_tables.numpy()[:used] = batch.block_tables.ravel()
+        self._tokens.copy_(self._host_tokens, non_blocking=True)
+        if fed is not None:
+            self._tokens[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
+        self._lens[:size].copy_(self._host_lens[:size], non_blocking=True)
+        # Copy only the width of the longest context, because the whole table may be megabytes.
+        self._staged_tables[:used].copy_(self._host_tables[:used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        self._tables[:count, :width].copy_(self._staged_tables[:used].view(count, width))
+
 
 Progress = Callable[[str, float], None]
 
@@ -43,10 +136,7 @@ class Graph(Protocol):
 
 class GraphDevice(Protocol):
     def record(self, launch: Callable[[], None]) -> Graph:
-        """Return a graph of the kernels that `launch` launches.
-
-        Runs `launch` at least once before.
-        """
+        """Run `launch` once or more, and return a graph of the kernels that it launches."""
         ...
 
 
@@ -54,9 +144,7 @@ class DecodeGraphs:
     """Graphs of a model's decode for several batch sizes.
 
     Args:
-        sizes: the batch sizes, ascending.
         forward: returns logits `[size, vocab_size]`. It may read only the tensors of its inputs.
-        buffers: inputs for up to the largest size.
         logits: `[largest size, vocab_size]`, the output of all graphs. They share it, because one
             output per size would take more memory.
     """
@@ -77,10 +165,7 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def record(self, progress: Progress) -> None:
-        """Record a graph for every size.
-
-        The largest comes first, because the other graphs can reuse its memory.
-        """
+        """Record a graph for every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
             inputs = self._buffers.inputs(size)
@@ -101,8 +186,6 @@ class DecodeGraphs:
         """Copy the inputs of a step to the device.
 
         Args:
-            batch: the step, with one token of each request.
-            size: the batch size of the graph that will run it.
             fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
                 them.
         """

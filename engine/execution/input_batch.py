@@ -1,7 +1,4 @@
-"""Lays out the rows of a step as the model's input arrays. Runs on the host, in every step.
-
-For speed, nothing here loops over tokens in Python, and loops over requests do little.
-"""
+"""Lays out the rows of a step as the model's input arrays. Runs on the host, in every step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -97,13 +94,7 @@ class BlockTables:
 def build(
     rows: Sequence[ScheduledRow], tables: BlockTables, block_size: int, *, ahead: bool = False
 ) -> InputBatch:
-    """Return the input arrays of a step.
-
-    Tokens are in the order of `rows`, which must not be empty.
-
-    Args:
-        ahead: whether rows may begin with a token that a step in flight has not produced yet.
-    """
+    """Return the input arrays of a step. `ahead`: rows may begin with a token still to come."""
     num_rows = len(rows)
     starts = np.fromiter((row.start for row in rows), np.int64, num_rows)
     counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_rows)
@@ -179,6 +170,5 @@ def _build_with_drafts(
 def _requests_at(
     rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
 ) -> list[int]:
-    """Return the ids of the requests to which the tokens at `places` in `input_ids` belong."""
     found = np.searchsorted(query_starts, places, side="right") - 1
     return [rows[row].request.request_id for row in found.tolist()]

@@ -24,12 +24,7 @@ class KVFrames:
         self.frame_bytes = sum(cache.shape[1] for cache in self._caches)
 
     def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None:
-        """Copy KV blocks into frames of `memory`. The copy is complete on return.
-
-        Args:
-            blocks: ids of the blocks.
-            frames: for each block, the number of the frame.
-        """
+        """Copy KV blocks into frames of `memory`. The copy is complete on return."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():
@@ -37,12 +32,7 @@ class KVFrames:
             stored[places, begin : begin + rows.shape[1]] = rows.cpu()
 
     def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy frames of `memory` into KV blocks.
-
-        Args:
-            frames: numbers of the frames.
-            blocks: for each frame, the id of the block.
-        """
+        """Copy frames of `memory` into KV blocks."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():
@@ -50,7 +40,6 @@ class KVFrames:
             cache[torch.tensor(blocks, device=cache.device)] = rows.to(cache.device)
 
     def _parts(self) -> list[tuple[int, torch.Tensor]]:
-        """Return each cache tensor with the offset of its bytes in a frame."""
         parts, begin = [], 0
         for cache in self._caches:
             parts.append((begin, cache))
@@ -58,7 +47,6 @@ class KVFrames:
         return parts
 
     def _frames(self, memory: memoryview) -> torch.Tensor:
-        """Return `memory` as a tensor [num_frames, frame_bytes], without copying."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given buffer is not writable")
             return torch.frombuffer(memory, dtype=torch.uint8).view(-1, self.frame_bytes)

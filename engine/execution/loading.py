@@ -6,14 +6,7 @@ from pathlib import Path
 import torch
 
 from stepscope.engine.execution.gpu_start import TRIAL_BLOCKS, prepare
-from stepscope.engine.execution.machine.devices import (
-    find_device,
-    find_dtype,
-    find_kv_dtype,
-    free_bytes,
-    launch_blocks,
-    memory_for,
-)
+from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.runner import ModelRunner
@@ -37,26 +30,24 @@ def load_runner(
     """Find, load and warm up the model that `config` names, and return its runner.
 
     Args:
-        progress: called with the current task and its share done (0..1).
         check_length: called before the weights are loaded, with the model's longest request in
             tokens. It raises an error if that length does not fit other settings.
 
-    Raises:
-        ConfigError: the model, the device or the memory does not fit the configuration.
+    Raises ConfigError: the model, the device or the memory does not fit the configuration.
     """
-    device = find_device(config.device)
+    device = devices.find_device(config.device)
     torch.set_num_threads(num_threads(config))
     if device.type == "cpu":
         keep_freed_memory()
-    dtype = find_dtype(config.dtype, device)
-    kv_dtype = find_kv_dtype(config.kv_cache_dtype, dtype)
+    dtype = devices.find_dtype(config.dtype, device)
+    kv_dtype = devices.find_kv_dtype(config.kv_cache_dtype, dtype)
     try:
         backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # Check these settings now, before minutes of loading.
-    kv_memory_bytes(config.kv_memory, free_bytes(device), cap_share=False)
-    config.overlaps(launch_blocks=launch_blocks(device))
+    kv_memory_bytes(config.kv_memory, devices.free_bytes(device), cap_share=False)
+    config.overlaps(launch_blocks=devices.launch_blocks(device))
     progress("finding the model", 0.0)
     folder = checkpoint.locate(config.model, progress)
     name = config.model if config.model == "demo" else _name(config.model, folder)
@@ -64,16 +55,9 @@ def load_runner(
     max_model_len = longest_request(model_config, name, config.max_model_len)
     check_length(max_model_len)
     tokenizer = checkpoint.load_tokenizer(folder)
-    with memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
+    with devices.memory_for(f"the weights of {name}", "take a smaller model, or free memory there"):
         model = loader.load_model(
-            folder,
-            name,
-            model_config,
-            config.model_impl,
-            max_model_len,
-            dtype,
-            device,
-            progress,
+            folder, name, model_config, config.model_impl, max_model_len, dtype, device, progress
         )
     on_gpu = device.type == "cuda"
     num_blocks = TRIAL_BLOCKS
@@ -83,7 +67,7 @@ def load_runner(
             config,
             model.kv_shape.in_dtype(kv_dtype.itemsize),
             max_model_len,
-            free_bytes(device),
+            devices.free_bytes(device),
             cap_share=True,
         )
     runner = ModelRunner(
@@ -107,10 +91,7 @@ def load_runner(
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """Return what chooses the number of CPU threads for each step.
-
-    None if the number is fixed, or the device is not a CPU.
-    """
+    """Return what chooses the number of CPU threads for each step."""
     most = num_threads(config)
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None
@@ -118,7 +99,6 @@ def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> 
 
 
 def _name(model: str, folder: Path) -> str:
-    """Return the model's name: as given, or the name of its folder or file."""
     if model.endswith(gguf_checkpoint.SUFFIX):
         return Path(model).stem
     return folder.resolve().name if Path(model).expanduser().is_dir() else model

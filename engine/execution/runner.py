@@ -10,27 +10,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stepscope.engine.execution import input_batch, step_costs
-from stepscope.engine.execution.graphs import DecodeGraphs
+from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
-from stepscope.engine.execution.machine.devices import (
-    DeviceTimer,
-    give_back_memory,
-    is_out_of_memory,
-    launch_blocks,
-    zeros,
-)
+from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.execution.smaller_steps import Halving
-from stepscope.engine.execution.step_buffers import StepInputs
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.execution.step_in_flight import LaunchedStep
-from stepscope.engine.execution.trial_steps import trial_step
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.request import Request
@@ -43,24 +35,6 @@ Progress = Callable[[str, float], None]
 
 WARM_UP_TOKENS = 64  # of the warm-up chunk
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
-
-
-class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of the model for operators. The fields are those of `EngineInfo`."""
-
-    model: str
-    architecture: str
-    dtype: str
-    kv_cache_dtype: str
-    device: str
-    implementation: str
-    attention_backend: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_parameters: int
-    weight_bytes: int
-    flops_per_token: int
 
 
 class ModelRunner:
@@ -90,7 +64,7 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.block_size = block_size
         self.device = model.device
-        self.launch_blocks = launch_blocks(model.device)
+        self.launch_blocks = devices.launch_blocks(model.device)
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None
@@ -104,8 +78,8 @@ class ModelRunner:
         if self.device.type != "cpu":
             self._halving = Halving(
                 self.launch_whole,
-                is_out_of_memory,
-                lambda: give_back_memory(self.device),
+                devices.is_out_of_memory,
+                lambda: devices.give_back_memory(self.device),
                 self.clock,
             )
         self._key_caches: list[torch.Tensor] = []
@@ -122,14 +96,12 @@ class ModelRunner:
     def allocate(self, num_blocks: int) -> None:
         """Allocate a KV cache of `num_blocks` blocks.
 
-        Its old content and the CUDA graphs are dropped.
-
         If steps can be recorded as graphs, there is one more block, for padding rows
         (`scratch_slot`).
         """
         self.graphs = None
         self._key_caches, self._value_caches = [], []
-        give_back_memory(self.device)
+        devices.give_back_memory(self.device)
         shape = self.kv_shape
         size = (
             num_blocks + self.is_capturable,
@@ -138,7 +110,7 @@ class ModelRunner:
             shape.head_dim,
         )
         self._key_caches, self._value_caches = (
-            [zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
+            [devices.zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
             for _ in range(2)
         )
         self.num_blocks = num_blocks
@@ -154,11 +126,7 @@ class ModelRunner:
         return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
 
     def kv_frames(self, model: str) -> KVFrames:
-        """Return the KV blocks as frames, which engines exchange when they hand over requests.
-
-        Args:
-            model: identifies the loaded weights.
-        """
+        """Return the KV blocks as frames, which engines exchange when they hand over requests."""
         scales = [
             scale.tolist()
             for scales in self._kv_scales or ()
@@ -179,24 +147,25 @@ class ModelRunner:
         return self._model.is_capturable and self._backend.is_capturable
 
     @property
-    def description(self) -> ModelDescription:
-        shape = self._model.kv_shape
-        return ModelDescription(
-            model=self._model.name,
-            architecture=self._model.architecture,
-            dtype=str(self.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(self._kv_dtype).removeprefix("torch."),
-            device=str(self.device),
-            implementation=self._model.implementation
-            + ("" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"),
-            attention_backend=self._backend.name,
-            num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            num_parameters=self._model.num_parameters,
-            weight_bytes=self._model.weight_bytes,
-            flops_per_token=self._model.flops_per_token,
-        )
+    def description(self) -> dict[str, Any]:
+        """The fields of `EngineInfo` that describe the model and how it runs."""
+        model, shape = self._model, self._model.kv_shape
+        graphs = "" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"
+        return {
+            "model": model.name,
+            "architecture": model.architecture,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(self._kv_dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "implementation": model.implementation + graphs,
+            "attention_backend": self._backend.name,
+            "num_layers": shape.num_layers,
+            "num_kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "num_parameters": model.num_parameters,
+            "weight_bytes": model.weight_bytes,
+            "flops_per_token": model.flops_per_token,
+        }
 
     def clock(self) -> int:
         return time.monotonic_ns()
@@ -206,10 +175,7 @@ class ModelRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Start a step without waiting for its end.
-
-        If GPU memory is short, the step runs in halves.
-        """
+        """Start a step without waiting for its end."""
         if self._halving is None:
             return self.launch_whole(step)
         return self._halving.launch(step)
@@ -222,15 +188,11 @@ class ModelRunner:
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
-        """Start a step without waiting for it, and never in halves.
-
-        Raises:
-            torch.OutOfMemoryError: the GPU has too little memory for the step.
-        """
+        """Start a step without waiting, and never in halves. May raise torch.OutOfMemoryError."""
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
         num_tokens = len(batch.input_ids)
-        timer = DeviceTimer(self.device)
+        timer = devices.DeviceTimer(self.device)
         with torch.inference_mode():
             fed = None
             if batch.fed_by:
@@ -268,11 +230,7 @@ class ModelRunner:
         )
 
     def _cuda_graph(self, size: int | None) -> str | None:
-        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs.
-
-        Args:
-            size: the batch size of the graph that ran the step. None if no graph ran it.
-        """
+        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs."""
         if size is not None:
             return "full"
         has_graphs = self.graphs is not None or self.device.type == "cuda"
@@ -298,10 +256,7 @@ class ModelRunner:
         )
 
     def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first real step is not slower than later ones.
-
-        These steps write to the KV cache, but no request reads what they write.
-        """
+        """Run steps of several shapes, so that the first real step is as fast as later ones."""
         lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
         for done, num_tokens in enumerate(lengths):
             progress("warming up", done / (len(lengths) + 1))
@@ -315,7 +270,6 @@ class ModelRunner:
         self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:
-        """Return the FP8 scales of each layer, from a prompt of random tokens."""
         num_tokens = min(SCALE_TOKENS, self.max_model_len)
         self.allocate(-(-num_tokens // self.block_size))
         tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)

@@ -22,10 +22,8 @@ class Halving:
     `after` (see `is_whole`). The tokens of such a step cannot be found on the device.
 
     Args:
-        launch: launches a step, or raises.
         is_out_of_memory: whether the exception means that a smaller step may fit.
         free_memory: called before each further attempt.
-        clock: the engine's clock, in nanoseconds.
     """
 
     def __init__(
@@ -41,11 +39,7 @@ class Halving:
         self._clock = clock
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Launch `step`. If it does not fit in memory, launch its halves, one after the other.
-
-        Raises:
-            Exception: the `launch` function failed for another reason.
-        """
+        """Launch `step`. If it does not fit in memory, launch its halves, one after the other."""
         try:
             return self._launch(step)
         except Exception as error:
@@ -62,8 +56,6 @@ class Halving:
 
 
 class _Unfit:
-    """The handle of a step of one token that did not fit in memory."""
-
     is_whole = False
 
     def __init__(self, now_ns: int) -> None:
@@ -75,8 +67,6 @@ class _Unfit:
 
 
 class _JoinedSteps:
-    """The handle of a step that was launched as two halves, one after the other."""
-
     is_whole = False
 
     def __init__(
@@ -97,11 +87,7 @@ class _JoinedSteps:
 
 
 def halves(step: ScheduledStep) -> tuple[ScheduledStep, ScheduledStep]:
-    """Split a step evenly by tokens into two steps. A row may be split too.
-
-    If the number of tokens is odd, the first half has one less. So the first half of a step of one
-    token is empty.
-    """
+    """Split a step evenly by tokens, rows too. The first half of a step of one token is empty."""
     rows = [row._replace(num_tokens=1) if has_drafts(row) else row for row in step.rows]
     half = sum(row.num_tokens for row in rows) // 2
     first: list[ScheduledRow] = []
@@ -161,10 +147,7 @@ def joined(
 
 
 def _num_fit(part: ScheduledStep, result: StepResult) -> int:
-    """Return the number of tokens in the largest step that fitted in memory, for a half of a step.
-
-    That is the half itself, or a smaller step that it was split into.
-    """
+    """Return the tokens of the largest step that fitted in memory, for a half of a step."""
     if result.num_tokens_fit is not None:
         return result.num_tokens_fit
     return sum(row.num_tokens for row in part.rows)

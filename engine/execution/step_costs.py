@@ -1,15 +1,47 @@
-"""Measures the time of steps on this machine, at the engine's start.
+"""Steps of artificial requests, and the time of steps on this machine, measured with them.
 
 If other programs use the machine, the times include their load, as the first real steps will.
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stepscope.engine.execution.trial_steps import trial_step
-from stepscope.engine.protocol.wire import StepCosts
-from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import Phase, StepCosts
+from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+
+
+def trial_step(
+    lengths: Sequence[tuple[int, int]],
+    num_blocks: int,
+    block_size: int,
+    token_ids: Sequence[int] | None = None,
+) -> ScheduledStep:
+    """Return a step of artificial requests. Every row samples a token.
+
+    If there are fewer blocks than the requests need, they share blocks. That is harmless, because
+    nobody needs the keys and values that they store.
+
+    Args:
+        lengths: for each request, its tokens before the step and its tokens in the step.
+        token_ids: tokens of every prompt, at least as many as the longest needs. None: all token 0.
+    """
+    rows = []
+    for i, (before, count) in enumerate(lengths):
+        request = Request(
+            request_id=-1 - i,
+            prompt_token_ids=list((token_ids or [0] * (before + count))[: before + count]),
+            sampling=SamplingParams(),
+            arrival_ns=0,
+        )
+        held = -(-(before + count) // block_size)
+        request.block_table = [(i * held + j) % num_blocks for j in range(held)]
+        phase = Phase.DECODE if before and count == 1 else Phase.PREFILL
+        rows.append(ScheduledRow(request, phase, before, count, True))
+    return ScheduledStep(-1, rows)
+
 
 NUM_STREAMS = 8
 CONTEXT_TOKENS = 512  # context length of each stream
@@ -35,10 +67,7 @@ class Trialled(Protocol):
 
 
 def measure(runner: Trialled) -> StepCosts:
-    """Time decodes of `NUM_STREAMS` requests, decodes of one request, and prefills of two prompts.
-
-    These steps write to the KV cache, but no request reads what they write.
-    """
+    """Time decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts."""
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)
 

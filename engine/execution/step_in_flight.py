@@ -16,10 +16,7 @@ class LaunchedStep:
     """A step that was launched as a whole (not in halves), and may still be running.
 
     Args:
-        rows: the step's rows.
         sampling_rows: indices of the rows that sample. A row with drafts occurs several times.
-        samples: the tokens of these rows. None if no row samples.
-        timer: measures the time of the model on the device.
         launch_ns: when the model was launched, by `clock`.
     """
 

@@ -34,10 +34,7 @@ _NOT_NOW = ("rate_limited", "queue_full")
 
 
 class LinkOwner(Protocol):
-    """Gets the reports of a link: the prefill engine.
-
-    All methods are called on the engine's thread.
-    """
+    """Gets the reports of a link, on the prefill engine's thread."""
 
     def loaded(self, away: AwayRequest) -> None: ...
     def ended(self, away: AwayRequest) -> None: ...
@@ -59,11 +56,9 @@ class DecodeLink:
     """The connection of a prefill engine to its decode engine.
 
     Args:
-        endpoint: the decode engine's endpoint.
         who: the prefill engine's name, for the decode engine's audit trail.
 
     Attributes:
-        engine: name of the latest decode engine.
         is_open: whether the link accepts requests. May be read from any thread.
     """
 
@@ -120,11 +115,7 @@ class DecodeLink:
         self._check_layout(self._info)
 
     def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
-        """Start the link's thread. Call it once, after `connect`.
-
-        Args:
-            post: runs a function on the engine's thread.
-        """
+        """Start the link's thread. Call it once, after `connect`."""
         self._owner, self._post = owner, post
         self._heard_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="decode-link", daemon=True)
@@ -290,10 +281,7 @@ class DecodeLink:
         client.send(GetInfo())
 
     def _lose(self, why: str) -> None:
-        """Close the connection, and give all requests back to the object that owns this link.
-
-        When the connection closes, the decode engine ends its part of these requests.
-        """
+        """Close the connection, and give all requests back to the object that owns this link."""
         self.is_open = False
         if self._client is not None:
             self._client.close()

@@ -1,7 +1,4 @@
-"""`HandOver`: hands requests over from a prefill engine once they have their first token.
-
-The interfaces for transferring keys and values, and for copying KV blocks.
-"""
+"""`HandOver`: hands requests over from a prefill engine once they have their first token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +18,7 @@ class KVSender(Protocol):
     """Transfers keys and values to another engine. Use it on the engine's thread."""
 
     def put(self, blocks: Sequence[int]) -> KVTicket | None:
-        """Copy the content of KV blocks for the other engine, and return the ticket of the copy.
-
-        None if there is no room now.
-        """
+        """Copy the content of KV blocks for the other engine, and return the ticket of the copy."""
         ...
 
     def free(self, ticket: KVTicket) -> None:
@@ -50,12 +44,6 @@ class HandOver:
     Use it on the prefill engine's thread. While there is no room to transfer KV blocks, requests
     with their first token wait (`Scheduler.leaving`), and no prompt is admitted. Without a decode
     engine, this engine computes all tokens itself.
-
-    Args:
-        core: the prefill engine.
-        link: the open link to the decode engine.
-        sender: transfers the keys and values.
-        seed_of: returns the seed with which a request's tokens are sampled.
     """
 
     def __init__(
@@ -82,10 +70,7 @@ class HandOver:
         return request_id in self._away
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
-        """Hand over the requests that got a token in this step and have not ended.
-
-        If there is no room for their keys and values, they wait.
-        """
+        """Hand over the requests that got a token in this step and have not ended."""
         if not self._link.is_open:
             return
         for row in rows:
@@ -140,7 +125,6 @@ class HandOver:
     # Back and forth
 
     def _empty_leaving(self) -> None:
-        """Hand over the waiting requests, as long as there is room for their keys and values."""
         scheduler = self._core.scheduler
         for request in list(scheduler.leaving):
             sent_ns = time.monotonic_ns()

@@ -47,15 +47,7 @@ def sweep() -> None:
 
 
 class SharedMemorySender:
-    """Used by the prefill engine: creates the file and writes KV blocks to it.
-
-    Args:
-        frames: copies the engine's KV blocks.
-        num_frames: number of blocks that the file can hold.
-
-    Raises:
-        ConfigError: there is not enough memory for the file.
-    """
+    """Of the prefill engine: makes the file (ConfigError if there is no memory), writes blocks."""
 
     def __init__(self, frames: FrameCopier, num_frames: int) -> None:
         self._frames = frames
@@ -114,14 +106,8 @@ class SharedMemorySender:
 
 
 class _MappedFile:
-    """The file of a prefill engine, mapped for reading."""
-
     def __init__(self, name: str, frame_bytes: int) -> None:
-        """Map the file.
-
-        Raises:
-            OSError, ValueError: the file is missing, or was not written by a prefill engine.
-        """
+        """Map the file. Raises OSError or ValueError if it is not one of a prefill engine."""
         fd = os.open(folder() / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
@@ -140,7 +126,6 @@ class _MappedFile:
         self.memory = view[head_bytes:]
 
     def holds(self, ticket: KVTicket) -> bool:
-        """Whether the ticket's frames still have the content that the ticket was made for."""
         return all(
             frame < self.num_frames and self.stamps[1 + frame] == ticket.stamp
             for frame in ticket.frames
@@ -148,14 +133,7 @@ class _MappedFile:
 
 
 class SharedMemoryReceiver:
-    """Used by the decode engine: loads KV blocks from files of prefill engines.
-
-    Implements `scheduling.step.KVReceiver`.
-
-    Args:
-        frames: copies into this engine's KV blocks.
-        block_size: tokens per block.
-    """
+    """Used by the decode engine: loads KV blocks from files of prefill engines."""
 
     def __init__(self, frames: FrameCopier, block_size: int) -> None:
         self._frames = frames

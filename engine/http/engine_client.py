@@ -3,6 +3,9 @@
 When the connection to the engine is lost, every open command fails at once. The client then
 reconnects, each time with a new socket: a command sent to a dead engine must not reach an engine
 started later at the same address.
+
+`SocketReader` watches a socket's file descriptor and reads all waiting messages at once:
+zmq.asyncio creates two futures per message, most of the process's work with one per token.
 """
 
 import asyncio
@@ -16,13 +19,48 @@ import zmq
 
 from stepscope.engine.client.client import payload_of
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import Command, GetInfo, Submit
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Error
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import client_socket
+
+_BURST = 100  # messages read before other tasks on the loop get a turn
+
+
+class SocketReader:
+    """Passes each message that arrives on a socket to `take`, until `close`."""
+
+    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+        self._socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.FD)
+        self._is_open = True
+        self._loop.add_reader(self._descriptor, self._drain)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Check for messages. Call it after each send, which can clear the socket's read event."""
+        self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _drain(self) -> None:
+        for _ in range(_BURST):
+            if not self._is_open:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(frames)
+        self.nudge()
+
 
 log = logging.getLogger("stepscope.http")
 
@@ -45,12 +83,7 @@ class Waiter(Protocol):
 
 
 class EngineClient:
-    """Sends commands to one engine, and reconnects when the connection is lost.
-
-    Args:
-        endpoint: the engine's endpoint.
-        on_change: called after connecting (`info` is set), and after the connection is lost.
-    """
+    """Sends commands to one engine, and reconnects. `on_change`: called when either happens."""
 
     def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
         self.endpoint = endpoint
@@ -77,8 +110,6 @@ class EngineClient:
 
     def send(self, command: Command, waiter: Waiter | None) -> int:
         """Send a command and return its id. Its replies go to `waiter`, until `forget` is called.
-
-        Without a waiter, replies are dropped.
 
         Raises:
             EngineUnreachable: there is no engine.
@@ -216,10 +247,7 @@ class EngineClient:
 
 
 class _PendingReply:
-    """A waiter for a command with a single reply.
-
-    The reply, or an error, becomes `future`'s result.
-    """
+    """A waiter for a command with a single reply."""
 
     def __init__(self) -> None:
         self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()

@@ -26,10 +26,6 @@ class ApiError(Exception):
     """An error response.
 
     Args:
-        status: the HTTP status.
-        message: one line that says what to do.
-        param: the request field that is wrong.
-        code: a machine-readable code.
         kind: OpenAI's `type`. None: the type that fits the status.
         retry_after_s: seconds after which a retry may succeed.
     """
@@ -99,6 +95,11 @@ def from_validation(error: Exception) -> ApiError:
         return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")
     field, message = in_words(error)
     return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
+
+
+def invalid(param: str, message: str) -> ApiError:
+    """Return the error response for a field with a wrong value."""
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
 def not_supported(name: str, value: Any, reason: str) -> ApiError:

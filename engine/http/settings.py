@@ -29,12 +29,10 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str, Meta(description="what HTTP clients call the model (default: as it was given)")
     ] = ""
     max_concurrent_requests: Annotated[
-        int,
-        Meta(ge=1, description="HTTP requests at a time; one more gets 503 and Retry-After"),
+        int, Meta(ge=1, description="HTTP requests at a time; one more gets 503 and Retry-After")
     ] = 1024
     max_connections: Annotated[
-        int,
-        Meta(ge=1, description="HTTP connections that may be open, busy or not"),
+        int, Meta(ge=1, description="HTTP connections that may be open, busy or not")
     ] = 4096
     max_connections_per_peer: Annotated[
         int,
@@ -68,11 +66,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT. Without a host it is 127.0.0.1.
-
-    Raises:
-        WrongValue: `text` has none of these forms.
-    """
+    """Parse HOST:PORT, [IPv6]:PORT, :PORT or PORT (of 127.0.0.1). Raises WrongValue."""
     host, _, port = text.strip().rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdigit() and int(port) < 65536

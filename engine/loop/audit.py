@@ -18,19 +18,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Change,
-    Drain,
-    Pause,
-    Resume,
-    SetKnobs,
-    SetWorkload,
-    Shutdown,
-    StepOnce,
-)
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, KnobValue
 
@@ -45,9 +35,18 @@ MAX_REFUSED = 64  # causes of refusals that are told apart at a time; all others
 _Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
 _KINDS: Mapping[str, _Kind] = {
-    SetKnobs.__name__: "knobs",
-    SetWorkload.__name__: "workload",
-    **{kind.__name__: "loop" for kind in (Pause, Resume, StepOnce, Drain, Shutdown)},
+    commands.SetKnobs.__name__: "knobs",
+    commands.SetWorkload.__name__: "workload",
+    **{
+        kind.__name__: "loop"
+        for kind in (
+            commands.Pause,
+            commands.Resume,
+            commands.StepOnce,
+            commands.Drain,
+            commands.Shutdown,
+        )
+    },
 }
 
 
@@ -61,11 +60,7 @@ class ChangeEffect(NamedTuple):
 
 
 class _Entries:
-    """The last entries of one list (changes or refusals), in the order of their numbers.
-
-    Attributes:
-        most: how many are kept.
-    """
+    """The last entries of one list (changes or refusals), in the order of their numbers."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -80,7 +75,6 @@ class _Entries:
             del self._entries[: -self.most]
 
     def after(self, number: int, limit: int) -> list[Audited]:
-        """Return up to `limit` entries with numbers above `number`, oldest first."""
         first = bisect_right(self._entries, number, key=_number)
         first = max(first, len(self._entries) - len(self))
         return self._entries[first : first + limit]
@@ -89,7 +83,6 @@ class _Entries:
         return self._entries[-min(num_entries, len(self)) :] if self._entries else []
 
     def oldest(self) -> int:
-        """Number of the oldest entry that is kept; 0 if there is none."""
         return self._entries[-len(self)].number if self._entries else 0
 
 
@@ -106,19 +99,12 @@ class _Newest(NamedTuple):
 
 @dataclass(slots=True)
 class _Refused:
-    """Folded refusals of one client, command and error code, and when they are published."""
-
     due_ns: int
     entry: Audited | None = None
 
 
 class AuditTrail:
-    """Numbers the entries, keeps the last ones and publishes all.
-
-    Args:
-        publish: called with each entry.
-        clock: the engine's time.
-    """
+    """Numbers the entries, keeps the last ones and publishes all."""
 
     def __init__(self, publish: Callable[[Audited], None], clock: Callable[[], int]) -> None:
         self._publish = publish
@@ -133,7 +119,7 @@ class AuditTrail:
         self._refused_due_ns = 0
 
     def done(
-        self, command: Change, asker: Asker, effective_step: int, effect: ChangeEffect
+        self, command: commands.Change, asker: Asker, effective_step: int, effect: ChangeEffect
     ) -> None:
         """Record a change that was made."""
         entry = Audited(
@@ -148,7 +134,7 @@ class AuditTrail:
             new=effect.new,
             detail=effect.detail,
         )
-        if not isinstance(command, Abort):
+        if not isinstance(command, commands.Abort):
             self.publish_aborts()
             self._enter(entry)
         elif self._aborts is not None and are_alike(self._aborts, entry):
@@ -158,12 +144,7 @@ class AuditTrail:
             self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
     def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
-        """Record that a command was refused, and why.
-
-        Args:
-            command: name of the command's type; "" for several types.
-            count: how many commands were refused.
-        """
+        """Record that a command was refused, and why. `command`: "" for several types."""
         now_ns = self._clock()
         entry = Audited(
             number=0,  # until it is published
@@ -191,7 +172,7 @@ class AuditTrail:
             refused.entry = entry if earlier is None else folded(earlier, entry)
 
     def changed_since(
-        self, number: int, command: Change, but_by: Asker | None = None
+        self, number: int, command: commands.Change, but_by: Asker | None = None
     ) -> Audited | None:
         """Return the last change to the same thing (such as the knobs) as `command` changes.
 
@@ -214,10 +195,7 @@ class AuditTrail:
         return entry if entry is not None and entry.number > number else None
 
     def page(self, after: int, limit: int) -> AuditPage:
-        """Return up to `limit` entries with numbers above `after`.
-
-        Publishes the folded aborts first, so that the page includes them.
-        """
+        """Return up to `limit` entries with numbers above `after`, folded aborts included."""
         self.publish_aborts()
         found = self._changes.after(after, limit) + self._refusals.after(after, limit)
         found.sort(key=_number)

@@ -10,19 +10,8 @@ from typing import Any
 from stepscope.engine.loop.audit import ChangeEffect
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Settled
+from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Change,
-    Drain,
-    Pause,
-    ResetPrefixCache,
-    Resume,
-    SetKnobs,
-    SetWorkload,
-    Shutdown,
-    StepOnce,
-)
 from stepscope.engine.protocol.replies import Ack, Error
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
@@ -36,7 +25,9 @@ class _TooLateError(ConfigError):
     """The request to abort has already ended; the audit trail does not record this refusal."""
 
 
-def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
+def settled(
+    core: EngineCore, command: commands.Change, asker: Asker, is_alone: bool
+) -> Settled | None:
     """Answer a command that would change nothing: it is refused, has no effect or is a dry run.
 
     From any thread. A command that is refused here would be refused on the engine's thread, too.
@@ -49,14 +40,14 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
     """
     try:
         _check_seen(core, command, asker)
-        if isinstance(command, SetKnobs):
+        if isinstance(command, commands.SetKnobs):
             expected = command.expected_version
             # Versions only grow: a client whose version is old now has an old one later, too.
             if expected is not None and expected < core.knobs_version:
                 _changed_knobs(core, command)
-        elif isinstance(command, Abort):
+        elif isinstance(command, commands.Abort):
             _check_running(core, command.request_id)
-        is_lease = isinstance(command, SetKnobs) and core.lease.concerns(command)
+        is_lease = isinstance(command, commands.SetKnobs) and core.lease.concerns(command)
         if is_alone and not is_lease and (nothing := _nothing_to_do(core, command)) is not None:
             return Settled(_done(core, nothing), is_audited=False)
     except ConfigError as error:
@@ -64,13 +55,13 @@ def settled(core: EngineCore, command: Change, asker: Asker, is_alone: bool) -> 
     return None
 
 
-def apply_change(core: EngineCore, call: Call, command: Change) -> None:
+def apply_change(core: EngineCore, call: Call, command: commands.Change) -> None:
     """Carry out a change or refuse it, answer its client, and record it in the audit trail."""
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
         nothing = _nothing_to_do(core, command)
-        if isinstance(command, SetKnobs) and not command.dry_run:
+        if isinstance(command, commands.SetKnobs) and not command.dry_run:
             ended_for = core.lease.note(command, asker, core.scheduler.knobs.as_dict())
             if ended_for and nothing is not None:
                 # Recorded so that the client that held the lease sees its end.
@@ -92,18 +83,17 @@ def end_lease_if_due(core: EngineCore) -> None:
     ended = core.lease.end_if_due()
     if ended is None:
         return
-    command = SetKnobs(changes=ended.before, reason="lease expired: the client did not renew it")
+    command = commands.SetKnobs(
+        changes=ended.before, reason="lease expired: the client did not renew it"
+    )
     if _nothing_to_do(core, command) is None:
         effect = _set_knobs(core, command, ended.asker)
         core.audit.done(command, ended.asker, core.next_step, effect)
 
 
-def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
-    """Return the effect to report if a change leaves everything as it is; else None.
-
-    Raises ConfigError when the change is not allowed.
-    """
-    if isinstance(command, SetKnobs):
+def _nothing_to_do(core: EngineCore, command: commands.Change) -> ChangeEffect | None:
+    """Return the effect to report if a change leaves everything as it is; else None."""
+    if isinstance(command, commands.SetKnobs):
         new = _changed_knobs(core, command)
         if command.dry_run:
             return _REHEARSED
@@ -111,9 +101,9 @@ def _nothing_to_do(core: EngineCore, command: Change) -> ChangeEffect | None:
         return ChangeEffect(detail="the knobs have these values already") if is_so else None
     steps_allowed = core.steps_allowed
     is_so = (
-        (isinstance(command, Pause) and steps_allowed == 0)
-        or (isinstance(command, Resume) and steps_allowed is None and not core.draining)
-        or (isinstance(command, Drain) and core.draining)
+        (isinstance(command, commands.Pause) and steps_allowed == 0)
+        or (isinstance(command, commands.Resume) and steps_allowed is None and not core.draining)
+        or (isinstance(command, commands.Drain) and core.draining)
     )
     return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
 
@@ -134,13 +124,12 @@ def _short(error: ConfigError) -> str:
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
 
 
-def _is_audited(command: Change, error: ConfigError) -> bool:
-    """Whether the refusal `error` of `command` goes onto the audit trail."""
-    is_rehearsal = isinstance(command, SetKnobs) and command.dry_run
+def _is_audited(command: commands.Change, error: ConfigError) -> bool:
+    is_rehearsal = isinstance(command, commands.SetKnobs) and command.dry_run
     return not is_rehearsal and not isinstance(error, _TooLateError)
 
 
-def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
+def _check_seen(core: EngineCore, command: commands.Change, asker: Asker) -> None:
     """Check that the command is for this engine, and that its client has seen all changes.
 
     Raises:
@@ -149,8 +138,7 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(
-            "another_engine",
-            "the engine was restarted meanwhile; nothing was changed",
+            "another_engine", "the engine was restarted meanwhile; nothing was changed"
         )
     if command.seen is None:
         return
@@ -164,7 +152,6 @@ def _check_seen(core: EngineCore, command: Change, asker: Asker) -> None:
 
 
 def _change_text(entry: Audited) -> str:
-    """Describe a change in words."""
     name = Asker(entry.who, entry.key).name
     old, new = entry.old or {}, entry.new or {}
     what = ", ".join(f"{key} {_text(old.get(key))}→{_text(value)}" for key, value in new.items())
@@ -177,11 +164,8 @@ def _text(value: KnobValue | None) -> str:
     return "—" if value is None else str(value)
 
 
-def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
-    """Return what the knobs would be with the command's changes.
-
-    Raises ConfigError for bad values, or if the client expects an old version of the knobs.
-    """
+def _changed_knobs(core: EngineCore, command: commands.SetKnobs) -> Knobs:
+    """Return what the knobs would be with the command's changes."""
     new = core.scheduler.knobs.changed(command.changes, core.limits)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
@@ -195,7 +179,7 @@ def _changed_knobs(core: EngineCore, command: SetKnobs) -> Knobs:
     return new
 
 
-def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffect:
+def _set_knobs(core: EngineCore, command: commands.SetKnobs, asker: Asker) -> ChangeEffect:
     old, new = core.scheduler.knobs, _changed_knobs(core, command)
     before, after = old.as_dict(), new.as_dict()
     changed = {name: value for name, value in after.items() if value != before[name]}
@@ -214,19 +198,19 @@ def _set_knobs(core: EngineCore, command: SetKnobs, asker: Asker) -> ChangeEffec
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _pause(core: EngineCore, _: Pause, __: Asker) -> ChangeEffect:
+def _pause(core: EngineCore, _: commands.Pause, __: Asker) -> ChangeEffect:
     old = core.state
     core.pause()
     return _state_effect(core, old)
 
 
-def _resume(core: EngineCore, _: Resume, __: Asker) -> ChangeEffect:
+def _resume(core: EngineCore, _: commands.Resume, __: Asker) -> ChangeEffect:
     old = core.state
     core.resume()
     return _state_effect(core, old)
 
 
-def _step(core: EngineCore, command: StepOnce, _: Asker) -> ChangeEffect:
+def _step(core: EngineCore, command: commands.StepOnce, _: Asker) -> ChangeEffect:
     old = core.state
     if old != "paused" and not core.scheduler.has_work():
         raise ConfigError(
@@ -239,14 +223,14 @@ def _step(core: EngineCore, command: StepOnce, _: Asker) -> ChangeEffect:
     return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
 
 
-def _reset_prefix_cache(core: EngineCore, _: ResetPrefixCache, __: Asker) -> ChangeEffect:
+def _reset_prefix_cache(core: EngineCore, _: commands.ResetPrefixCache, __: Asker) -> ChangeEffect:
     num_blocks = core.scheduler.kv.reset_prefix_cache()
     return ChangeEffect(
         {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
     )
 
 
-def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
+def _abort(core: EngineCore, command: commands.Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
     status = core.status_of(request_id)
     if status is None or not core.abort(request_id, "asked for"):
@@ -257,14 +241,13 @@ def _abort(core: EngineCore, command: Abort, _: Asker) -> ChangeEffect:
 
 
 def _check_running(core: EngineCore, request_id: int) -> None:
-    """Raise ConfigError if a request has ended, or never existed."""
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if core.status_of(request_id) is None:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 
-def _set_workload(core: EngineCore, command: SetWorkload, _: Asker) -> ChangeEffect:
+def _set_workload(core: EngineCore, command: commands.SetWorkload, _: Asker) -> ChangeEffect:
     workload = core.workload
     if workload is None:
         raise ConfigError("unsupported", "this engine has no workload of its own")
@@ -277,14 +260,14 @@ def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
-def _drain(core: EngineCore, _: Drain, __: Asker) -> ChangeEffect:
+def _drain(core: EngineCore, _: commands.Drain, __: Asker) -> ChangeEffect:
     old = core.state
     core.drain()
     detail = f"{len(core.scheduler.requests)} requests to finish"
     return ChangeEffect({"state": old}, {"state": "draining"}, detail)
 
 
-def _shutdown(core: EngineCore, _: Shutdown, __: Asker) -> ChangeEffect:
+def _shutdown(core: EngineCore, _: commands.Shutdown, __: Asker) -> ChangeEffect:
     old = core.state
     core.stop()
     return ChangeEffect({"state": old}, {"state": "stopped"})
@@ -295,14 +278,14 @@ def _state_effect(core: EngineCore, old: str) -> ChangeEffect:
 
 
 _REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
-_CHANGES: dict[type[Change], Callable[[EngineCore, Any, Asker], ChangeEffect]] = {
-    SetKnobs: _set_knobs,
-    Pause: _pause,
-    Resume: _resume,
-    StepOnce: _step,
-    ResetPrefixCache: _reset_prefix_cache,
-    Abort: _abort,
-    SetWorkload: _set_workload,
-    Drain: _drain,
-    Shutdown: _shutdown,
+_CHANGES: dict[type[commands.Change], Callable[[EngineCore, Any, Asker], ChangeEffect]] = {
+    commands.SetKnobs: _set_knobs,
+    commands.Pause: _pause,
+    commands.Resume: _resume,
+    commands.StepOnce: _step,
+    commands.ResetPrefixCache: _reset_prefix_cache,
+    commands.Abort: _abort,
+    commands.SetWorkload: _set_workload,
+    commands.Drain: _drain,
+    commands.Shutdown: _shutdown,
 }

@@ -7,9 +7,6 @@ from stepscope.engine.transport.gate import Gate
 class ControlTally:
     """Counts of refused messages. The control thread counts; any thread may read.
 
-    Args:
-        gate: counts the handshakes it refuses; None if there is no gate.
-
     Attributes:
         num_bad_messages: messages that were no command.
         num_limited: messages over the rate limit.

@@ -31,26 +31,27 @@ from stepscope.engine.loop.inbox import (
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
-from stepscope.engine.loop.outlet import OwnWorkload, SnapshotDesk, TelemetryOutlet, TelemetrySink
+from stepscope.engine.loop.outlet import (
+    OwnWorkload,
+    SnapshotDesk,
+    TelemetryOutlet,
+    TelemetrySink,
+    request_view,
+)
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    EngineState,
-    Snapshot,
-    Telemetry,
-)
+from stepscope.engine.protocol.wire import EngineInfo, EngineState, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
-from stepscope.engine.telemetry.snapshots import snapshot
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
+from stepscope.engine.workload.arrivals import describe, fields_of
 
 
 class CommandTable(Protocol):
@@ -67,21 +68,10 @@ class EngineCore:
     """One model, one scheduler, one loop.
 
     Args:
-        info: name, model and settings of the engine, for its telemetry.
         runner: executes steps; its clock is the engine's time.
-        scheduler: owns the queues and, through its KV cache manager, the blocks.
-        limits: bounds of the knobs.
         sink: where telemetry goes; None publishes nothing.
-        commands: the command handlers (`dispatch`).
-        eos_token_ids: tokens that end a request.
-        max_waiting: requests that may wait before a further one is refused.
-        overlap: prepare each step while the one before it runs, if possible.
-        inbox: where other threads put commands; None makes an empty one.
         workload: runs the engine's own workload; None: the engine refuses `SetWorkload`.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
-        control_tally: counts what the control socket refuses; None makes an empty one.
         anchor: brings the clocks in `info` up to date before it is published.
-        lease: the lease of knobs; None makes one by the wall clock.
         other_engine: makes the link to a decode engine that continues requests; None: no such
             engine.
     """
@@ -137,10 +127,7 @@ class EngineCore:
     # The loop
 
     def run(self) -> None:
-        """Run steps until `stop` is called; sleep while there is nothing to do.
-
-        May be called again later.
-        """
+        """Run steps until `stop` is called; sleep while there is nothing to do."""
         try:
             self.publish_heartbeat(idle=True)  # publishes `EngineInfo` before the first record
             while not self.stopping:
@@ -192,10 +179,7 @@ class EngineCore:
         return result
 
     def _update(self, step: PendingStep, result: StepResult) -> int:
-        """Apply the tokens of a step, and hand requests over to the decode engine if there is one.
-
-        Returns how many requests finished.
-        """
+        """Apply the tokens of a step, and hand requests over. Returns how many finished."""
         num_finished = self._pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)
@@ -246,7 +230,6 @@ class EngineCore:
     # The inbox
 
     def _before_step(self) -> None:
-        """Publish an overdue heartbeat, apply commands, end an expired lease, serve snapshots."""
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
@@ -278,10 +261,7 @@ class EngineCore:
             self._commands.apply(self, item)
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Answer a command that would change nothing; None if only the engine's thread can decide.
-
-        From any thread; see `dispatch.settled`.
-        """
+        """Answer a command that would change nothing, from any thread; see `dispatch.settled`."""
         return self._commands.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:
@@ -291,7 +271,6 @@ class EngineCore:
             self._turn.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
-        """Sleep until an item arrives in the inbox, or a heartbeat or snapshot is due."""
         due_ns = self.snapshots.due_ns
         until_ns = self._heartbeat.next_status_ns
         until_ns = until_ns if due_ns is None else min(due_ns, until_ns)
@@ -358,12 +337,7 @@ class EngineCore:
         self._outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
-        """Publish `EngineInfo` and a status, if they are due.
-
-        Args:
-            idle: the engine has nothing to do, so that no step record will report what happened
-                since the last message; a status that reports it is then due at once.
-        """
+        """Publish `EngineInfo` and a status, if they are due."""
         self.audit.publish_if_due()
         self._heartbeat.publish(idle=idle)
 
@@ -409,22 +383,25 @@ class EngineCore:
         self.settle()
         self.audit.publish_aborts()
         self._heartbeat.publish_status(self.state)
-        return snapshot(
+        scheduler, tokens = self.scheduler, self.token_publisher
+        workload = None if self.workload is None else self.workload.spec
+        return Snapshot(
             sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
             step=self.last_step,
             time_ns=self.runner.clock(),
             info=self.info,
-            knobs=self.scheduler.knobs,
+            knobs=scheduler.knobs.as_dict(),
             knobs_version=self.knobs_version,
             state=self.state,
-            scheduler=self.scheduler,
+            requests=[request_view(request) for request in scheduler.requests.values()],
+            blocks=scheduler.kv.runs(),
+            kv=scheduler.kv.counts(),
             num_dropped=self._outlet.num_dropped,
-            workload=None if self.workload is None else self.workload.spec,
+            workload=None if workload is None else describe(workload),
+            workload_spec=None if workload is None else fields_of(workload),
             control=self.control_tally.counts(),
             leased=self.lease.published(),
-            audit=self.audit.last(),
-            transcripts=None
-            if self.token_publisher is None
-            else self.token_publisher.transcripts(),
+            audit=self.audit.last() or None,
+            transcripts=None if tokens is None else tokens.transcripts(),
             pauses=self.pauses.published(),
         )

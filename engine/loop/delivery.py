@@ -18,12 +18,7 @@ NO_BURSTS: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class Delivery:
-    """Keeps the client and the `Submit` of every unfinished request, and sends the outputs.
-
-    Args:
-        scheduler: owns the requests.
-        token_publisher: keeps prompts and outputs for telemetry; None: tokens are not published.
-    """
+    """Keeps the client and the `Submit` of every unfinished request, and sends the outputs."""
 
     def __init__(self, scheduler: Scheduler, token_publisher: TokenPublisher | None) -> None:
         self.token_publisher = token_publisher
@@ -45,10 +40,7 @@ class Delivery:
         return self._clients.pop(request_id)
 
     def give_back(self, request_id: int) -> None:
-        """Return a request to the prefill engine that handed it over, because this engine stops.
-
-        Only tells that engine; the caller ends the request here. Does nothing for other requests.
-        """
+        """Tell the prefill engine, if it handed the request over, that this engine stops."""
         client, submit = self._clients[request_id]
         if submit.handed_over is not UNSET:
             client.reply(Error(code="stopped", message="the decode engine was shut down"))
@@ -64,11 +56,7 @@ class Delivery:
         result: StepResult,
         bursts: Mapping[int, list[int]] = NO_BURSTS,
     ) -> None:
-        """Send the tokens of a step to the clients. Call it after `Scheduler.update`.
-
-        Args:
-            bursts: all tokens of each row with drafts, by row index.
-        """
+        """Send a step's tokens to the clients, after `Scheduler.update`. `bursts`: by row."""
         now_ns = result.tokens_ns
         for index, (row, token_id) in enumerate(zip(rows, result.token_ids, strict=True)):
             if token_id is None:

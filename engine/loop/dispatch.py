@@ -19,10 +19,7 @@ log = logging.getLogger("stepscope.engine")
 
 
 def apply(core: EngineCore, call: Call) -> None:
-    """Carry out one command and answer its client.
-
-    A command that fails does not stop the engine.
-    """
+    """Carry out one command and answer its client."""
     try:
         _apply(core, call, call.command)
     except ConfigError as error:
@@ -65,11 +62,7 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
 
 
 def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> None:
-    """Check that the request suits the engine's role (plain, prefill or decode engine).
-
-    Raises ConfigError for a plain request to a decode engine, for a handed-over request to any
-    other engine, and for keys and values that do not fit this engine's model.
-    """
+    """Check that the request suits the engine's role (plain, prefill or decode engine)."""
     receiver, handed_over = core.scheduler.receiver, command.handed_over
     if receiver is None:
         if handed_over is not UNSET:

@@ -35,8 +35,6 @@ class Call:
     """One command in the inbox.
 
     Attributes:
-        token_ids: the prompt of a `Submit`.
-        stop_text: looks for the stop strings of a `Submit`, if it has some.
         asker: who asks; None if the command's own `who` says that.
         arrival_ns: when the command entered the inbox, where it may wait for a step or longer;
             None: it counts as arrived when it is taken out.
@@ -168,9 +166,6 @@ class Turn:
     whichever is more. If one item takes longer, the next turns handle nothing until the time that
     they were allowed adds up to the excess. Items of the engine's own process are not bounded. If
     the clock stands still between two steps, as in a simulation, only the number of items counts.
-
-    Args:
-        clock: nanoseconds, of the engine.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:

@@ -1,7 +1,4 @@
-"""`KnobLease`: restores the old values of knobs when the client that set them falls silent.
-
-A client that sets knobs with a lease must renew the lease before it runs out.
-"""
+"""`KnobLease`: restores the old values of knobs when the client that set them falls silent."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -49,14 +46,10 @@ class KnobLease:
         A change without a lease is meant to last, so it ends the lease of the knobs that it
         changes.
 
-        Args:
-            knobs: the values before the change.
-
         Returns:
             Name of the other client whose lease of these knobs ends; empty if there is none.
 
-        Raises:
-            ConfigError: another client has the lease.
+        Raises ConfigError: another client has the lease.
         """
         if command.lease_s is None:
             taken = [name for name in command.changes if self._before.pop(name, None) is not None]

@@ -19,17 +19,7 @@ from stepscope.engine.text.stop_strings import StopText
 
 
 class NewRequests:
-    """Numbers requests, queues them, and adds each arrival to the next step record.
-
-    Args:
-        scheduler: owns the queue.
-        delivery: sends the tokens of a request to its client.
-        clock: the engine's time.
-        eos_token_ids: tokens that end a request.
-
-    Attributes:
-        next_request_id: the number of the next request.
-    """
+    """Numbers requests, queues them, and adds each arrival to the next step record."""
 
     def __init__(
         self,
@@ -57,8 +47,6 @@ class NewRequests:
         """Queue a request for a prompt that was tokenised and checked.
 
         Args:
-            stop_text: looks for the stop strings of `submit`.
-            prompt_text: for telemetry; None does not publish it.
             arrival_ns: when it arrived; None: now.
             block_hashes: hashes of its KV blocks, from a simulation that makes up the tokens.
         """
@@ -120,7 +108,6 @@ class NewRequests:
 
 
 def _go_on(request: Request, handed_over: HandedOver) -> None:
-    """Give a new request the tokens, times and seed that it had in the prefill engine."""
     output = handed_over.output_token_ids
     received_ns, request.arrival_ns = request.arrival_ns, handed_over.arrival_ns
     request.first_token_ns = handed_over.first_token_ns

@@ -7,10 +7,7 @@ from stepscope.engine.scheduling.step import ScheduledRow
 
 
 class OtherEngine(Protocol):
-    """The link to the decode engine, as the loop uses it; implemented by `handover.HandOver`.
-
-    To be called on the engine's thread, unless a method says otherwise.
-    """
+    """The link to the decode engine, as the loop uses it; implemented by `handover.HandOver`."""
 
     @property
     def num_away(self) -> int:

@@ -1,7 +1,5 @@
 """`TelemetryOutlet`: publishes an engine's telemetry. Belongs to the engine's thread.
 
-`SnapshotDesk`: gives snapshots to clients, and bounds what that costs the engine.
-
 A snapshot is made between two steps, on the engine's thread, by a walk over all blocks and
 requests. Snapshots take at most `SHARE` of the engine's time, however many clients ask. A client
 that asks too soon after the last snapshot waits, at most `MAX_WAIT_NS`, and all waiting clients get
@@ -15,15 +13,10 @@ from typing import Protocol
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.loop.pending_step import PendingStep
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import (
-    EngineState,
-    EngineStatus,
-    LeasedKnobs,
-    Snapshot,
-    Telemetry,
-)
+from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.arrivals import describe, fields_of
@@ -33,16 +26,9 @@ MAX_WAIT_NS = 1_000_000_000
 
 
 class SnapshotDesk:
-    """The clients that wait for a snapshot, and the earliest time of the next snapshot.
+    """The clients that wait for a snapshot, and the earliest time of the next snapshot."""
 
-    Belongs to the engine's thread.
-
-    Args:
-        take: makes a snapshot.
-        clock: nanoseconds, of the engine.
-    """
-
-    def __init__(self, take: Callable[[], Snapshot], clock: Callable[[], int]) -> None:
+    def __init__(self, take: Callable[[], wire.Snapshot], clock: Callable[[], int]) -> None:
         self._take = take
         self._clock = clock
         self._waiting: list[Client] = []
@@ -58,11 +44,7 @@ class SnapshotDesk:
         return self._next_ns if self._waiting else None
 
     def serve(self, *, at_once: bool = False) -> None:
-        """Send a snapshot to all waiting clients, if one is due. Call it between steps.
-
-        Args:
-            at_once: send it even if it is not due.
-        """
+        """Send a snapshot to all waiting clients, if one is due. Call it between steps."""
         if not self._waiting:
             return
         start_ns = self._clock()
@@ -76,6 +58,28 @@ class SnapshotDesk:
         self._next_ns = end_ns + min(round((end_ns - start_ns) / SHARE), MAX_WAIT_NS)
 
 
+def request_view(request: Request) -> wire.RequestView:
+    """Describe a request as a snapshot contains it."""
+    return wire.RequestView(
+        request_id=request.request_id,
+        client_id=request.client_id,
+        status=request.status.value,
+        arrival_ns=request.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.sampling.max_tokens,
+        priority=request.priority,
+        num_computed_tokens=request.num_computed_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_blocks=len(request.block_table),
+        num_preemptions=request.num_preemptions,
+        first_token_ns=request.first_token_ns,
+        last_token_ns=request.last_token_ns,
+        origin=request.origin,
+        high_water=request.high_water,
+    )
+
+
 class TelemetrySink(Protocol):
     """Publishes messages; `telemetry.Publisher` is the implementation."""
 
@@ -84,7 +88,7 @@ class TelemetrySink(Protocol):
     @property
     def num_dropped(self) -> int: ...
 
-    def publish(self, message: Telemetry) -> None: ...
+    def publish(self, message: wire.Telemetry) -> None: ...
 
 
 class OwnWorkload(Protocol):
@@ -102,12 +106,6 @@ class OwnWorkload(Protocol):
 
 class TelemetryOutlet:
     """Publishes step records and statuses; each reports what happened since the last message.
-
-    Args:
-        sink: publishes the messages; None: nothing is published.
-        scheduler: keeps events of requests until they are published.
-        workload: runs the requests that the engine sends to itself, if it has such a workload.
-        control_tally: counts what the control socket refuses.
 
     Attributes:
         pauses: when the engine was paused, as its messages show it.
@@ -133,16 +131,12 @@ class TelemetryOutlet:
         """Number of messages that at least one subscriber missed."""
         return 0 if self.sink is None else self.sink.num_dropped
 
-    def publish(self, message: Telemetry) -> None:
+    def publish(self, message: wire.Telemetry) -> None:
         if self.sink is not None:
             self.sink.publish(message)
 
     def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
-        """Add the request events to the record of a step, and publish the record.
-
-        Args:
-            draft: the record, complete but for the events.
-        """
+        """Add the request events to the record of a step, and publish the record."""
         if self.has_unpublished or self._scheduler.unpublished_events or step.events:
             self.has_unpublished = False
             draft.events = step.events + self._scheduler.drain_events()
@@ -152,7 +146,7 @@ class TelemetryOutlet:
         sink.publish(draft)
 
     def publish_status(
-        self, state: EngineState, last_step: int, now_ns: int, leased: LeasedKnobs | None
+        self, state: wire.EngineState, last_step: int, now_ns: int, leased: wire.LeasedKnobs | None
     ) -> None:
         """Publish the engine's status. There must be no step in flight."""
         scheduler = self._scheduler
@@ -161,7 +155,7 @@ class TelemetryOutlet:
         self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.has_unpublished = False
         self.publish(
-            EngineStatus(
+            wire.EngineStatus(
                 time_ns=now_ns,
                 state=state,
                 step=last_step,

@@ -49,7 +49,6 @@ class PendingStep:
         scheduled: the step as the runner got it.
         rows: its rows, without those of requests that have ended since; the same as in `draft`.
         launched_ns: when its launch was complete, if the step before it still ran then; else None.
-        draft: its unfinished record; None if no record is made.
         planned: its changes of KV blocks, if it was scheduled while another step ran; else None.
         events: what happened to requests up to and during its scheduling, not yet published.
         num_wasted_tokens: tokens of the rows that were dropped.

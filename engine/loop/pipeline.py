@@ -34,12 +34,6 @@ log = logging.getLogger("stepscope.engine")
 class Pipeline:
     """Schedules, launches and finishes steps. Belongs to the engine's thread.
 
-    Args:
-        runner: executes the steps.
-        scheduler: chooses their rows.
-        delivery: sends their tokens to the clients.
-        overlap: launch the next step while the one before it runs, if possible.
-
     Attributes:
         next_step: number of the next step to schedule.
         steps_allowed: how many more steps may be scheduled; None: any number, 0: paused.
@@ -89,15 +83,7 @@ class Pipeline:
     # Schedule
 
     def schedule(self, knobs_version: int, *, with_record: bool) -> PendingStep | None:
-        """Return the step to finish now. With overlap, also launch the step after it.
-
-        Args:
-            knobs_version: version of the current knobs.
-            with_record: whether to begin a record of each step that is scheduled.
-
-        Returns:
-            None if the only request preempted itself; the next call admits it again.
-        """
+        """Return the step to finish now, if any. With overlap, also launch the step after it."""
         step = self.take_in_flight() or self._launch(None, knobs_version, with_record)
         if step is not None and self._may_run_ahead(step):
             self._set_apart(step)
@@ -110,11 +96,7 @@ class Pipeline:
     def _launch(
         self, before: PendingStep | None, knobs_version: int, with_record: bool
     ) -> PendingStep | None:
-        """Schedule the next step and launch it. Returns None if there is nothing to run.
-
-        Args:
-            before: the step in flight whose result this one needs, if any.
-        """
+        """Schedule and launch the next step, if any; it may need the result of `before`."""
         scheduler, clock = self._scheduler, self._runner.clock
         start_ns = clock()
         rows = scheduler.schedule()
@@ -154,10 +136,7 @@ class Pipeline:
         )
 
     def _set_apart(self, step: PendingStep) -> None:
-        """Move the request events and block changes so far into `step`, for its own record.
-
-        Otherwise those of the step after it, which is scheduled early, would be among them.
-        """
+        """Move the events and block changes so far into `step`, before the next is scheduled."""
         if step.draft is not None and step.planned is None:
             step.events += self._scheduler.drain_events()
             step.planned = PlannedBlocks.drain(self._scheduler.kv)
@@ -234,10 +213,7 @@ class Pipeline:
         return len(finished)
 
     def _note_memory(self, step: PendingStep, result: StepResult) -> None:
-        """If the device had no memory for a whole step, make the next steps smaller.
-
-        Aborts requests of which not even one token fitted; the others continue.
-        """
+        """If the device had no memory for a whole step, make the next steps smaller."""
         limit = self._token_limit
         if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
             return
@@ -280,10 +256,7 @@ class Pipeline:
     def complete(
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
-        """Add to the record of `step` everything that was not known when it was scheduled.
-
-        The caller adds the request events.
-        """
+        """Add to the record of `step` everything that was not known when it was scheduled."""
         scheduler = self._scheduler
         if self._overlap:
             draft.end(result, None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.engine.models import demo, random_model, random_shapes
+from stepscope.engine.models import demo, random_model
 from stepscope.engine.models.cache import gguf_checkpoint, smollm2
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -30,17 +30,16 @@ def locate(model: str, progress: Progress) -> Path:
     """Find the folder of the checkpoint that `model` names, and check its files.
 
     Args:
-        model: 'demo', 'smollm2', 'random:NAME' (see `random_shapes`), a folder, a GGUF file, or
+        model: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or
             the name of a model in the local Hugging Face cache.
 
-    Raises:
-        ConfigError: there is no such checkpoint here, or it is incomplete.
+    Raises ConfigError: there is no such checkpoint here, or it is incomplete.
     """
     if model == "demo":
         folder = demo.ensure(progress, check)
     elif model == smollm2.NAME:
         folder = smollm2.checkpoint_of(progress, check)
-    elif model.startswith(random_shapes.PREFIX):
+    elif model.startswith(random_model.PREFIX):
         folder = random_model.ensure(model)
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()
@@ -65,11 +64,7 @@ def check(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint, in order.
-
-    Raises:
-        ConfigError: there are none, or a file that the index names is missing.
-    """
+    """Return the safetensors files of a checkpoint, in order. Raises ConfigError if one lacks."""
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX, "it names the weight files")
         names = sorted(set(index.get("weight_map", {}).values()))
@@ -92,11 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Args:
-        purpose: what the file is for; added to the error message if it is missing.
-    """
+    """Read a JSON object from a file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,10 +121,7 @@ def refuse_file(code: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _cached(model: str) -> Path:
-    """Return the folder of `model` in the local Hugging Face cache (a snapshot).
-
-    Raises ConfigError if it is not there.
-    """
+    """Return the folder of `model` in the local Hugging Face cache (a snapshot)."""
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model:
         raise ConfigError("no_model", f"there is no folder {model!r}: give one with a checkpoint")
     from huggingface_hub import snapshot_download
@@ -151,10 +139,7 @@ def _cached(model: str) -> Path:
 
 
 def _check_safetensors(files: Sequence[Path]) -> None:
-    """Check that each file is as long as its header says, and that no tensor is in two of them.
-
-    Finds every copy that was cut short, and a second whole checkpoint beside the first.
-    """
+    """Check that each file is as long as its header says, and that no tensor is in two of them."""
     file_of: dict[str, Path] = {}
     for file in files:
         for tensor in _tensors_of(file):
@@ -168,27 +153,12 @@ def _check_safetensors(files: Sequence[Path]) -> None:
 
 
 def _tensors_of(file: Path) -> list[str]:
-    """Return the names of the tensors in a safetensors file, after checking its length."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        if size < 8 or header_bytes > size - 8:
-            raise ConfigError(
-                "bad_weights",
-                f"{file} is no safetensors file, or cut short at {size} bytes: copy it again",
-            )
-        try:
-            header = json.loads(stream.read(header_bytes))
-            header.pop("__metadata__", None)
-            end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            raise ConfigError(
-                "bad_weights", f"{file} has a damaged safetensors header: copy it again"
-            ) from None
-    expected = 8 + header_bytes + end
-    if size != expected:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            return list(tensors.keys())
+    except (OSError, SafetensorError) as error:
         raise ConfigError(
-            "bad_weights",
-            f"{file} has {size} bytes where its header promises {expected}: copy it again",
-        )
-    return list(header)
+            "bad_weights", f"{file} is damaged, or cut short: copy it again ({error})"
+        ) from None

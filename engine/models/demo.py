@@ -30,14 +30,7 @@ CHAT_TEMPLATE = (
 
 
 def ensure(progress: Callable[[str, float], None], check: Check) -> Path:
-    """Return the folder of the demo checkpoint; write it first if it is missing or incomplete.
-
-    Args:
-        check: raises ConfigError if a folder is not a complete checkpoint.
-
-    Raises:
-        ConfigError: the user's cache folder cannot be written.
-    """
+    """Return the demo checkpoint's folder; write it first if needed. May raise ConfigError."""
 
     def make(folder: Path) -> None:
         progress("making the demo checkpoint, once", 0.0)

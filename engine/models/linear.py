@@ -52,12 +52,7 @@ class Linear:
 
 
 class GatedLinear:
-    """Computes `silu(x @ gate.T) * (x @ up.T)`, with biases added.
-
-    Args:
-        weight: the rows of gate, then those of up. `bias` has the same order.
-        memory: as in `Linear`.
-    """
+    """Computes `silu(x @ gate.T) * (x @ up.T)`, plus biases. `weight`: gate's rows, then up's."""
 
     def __init__(
         self,
@@ -91,7 +86,6 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages 
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:
-    """Whether oneDNN can pack `weight` with this build of torch on this processor."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn

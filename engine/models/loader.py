@@ -1,7 +1,4 @@
-"""Loads a checkpoint: into our own decoder if it can run the model, else into transformers.
-
-Loading reports its progress; each error message is one line.
-"""
+"""Loads a checkpoint: into our own decoder if it can run the model, else into transformers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -76,8 +73,7 @@ def load_model(
         reason = misfit(config)
         if reason is not None and implementation == "lean":
             raise ConfigError(
-                "model_impl",
-                f"the lean decoder cannot run {name}: {reason}; use --model-impl auto",
+                "model_impl", f"the lean decoder cannot run {name}: {reason}; use --model-impl auto"
             )
         if reason is None:
             try:
@@ -153,7 +149,6 @@ def _load_transformers(
 
 
 def _model_class(config: Any) -> Any:
-    """Return transformers' causal language model class for a config; None if it has none."""
     # Imported here, because it imports half of torch's compiler, which takes seconds.
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -162,13 +157,7 @@ def _model_class(config: Any) -> Any:
 
 
 def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return every token that ends a text.
-
-    The generation settings, the config and the tokenizer may each name others; all of them count.
-
-    Raises:
-        ConfigError: one of them names something that is no token.
-    """
+    """Return every token that ends a text. Raises ConfigError if one is no token."""
     told = [getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]
     if (folder / "generation_config.json").is_file():
         settings = read_json(folder / "generation_config.json", "it holds generation settings")

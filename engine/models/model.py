@@ -1,8 +1,4 @@
-"""`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens.
-
-Two models implement it: our lean decoder (`decoder.py`) and any decoder-only model of the
-transformers library (`transformers_model.py`).
-"""
+"""`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,11 +24,7 @@ class StepContext:
         return None if self.scales is None else self.scales[layer]
 
     def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Call the attention backend on the caches of a layer, and apply the scales of FP8 caches.
-
-        Args:
-            options: keyword arguments of `AttentionBackend`.
-        """
+        """Call the attention backend on a layer's caches, with the scales of FP8 caches."""
         scales = self.scales_of(layer)
         if scales is not None:
             query = per_query_head(scales.key, query)
@@ -42,10 +34,7 @@ class StepContext:
 
 
 class Model(Protocol):
-    """A loaded model and the shape of its KV cache.
-
-    All numbers are those of the model's own weights.
-    """
+    """A loaded model and the shape of its KV cache."""
 
     name: str
     device: torch.device

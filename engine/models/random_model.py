@@ -1,65 +1,80 @@
-"""Models with random weights: `random:NAME`, with a shape from `random_shapes` and no weight file.
+"""Models with random weights: `random:NAME`, with a well-known shape and no weight file.
 
 A folder with config, tokenizer and the marker file `RANDOM` takes the place of the checkpoint;
-`RandomWeights` takes the place of its weights. Such a model is as fast as a real one of its shape.
+`RandomWeights` takes the place of its weights. Such a model is as fast as a real one of its shape,
+but its output is noise.
 """
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
-
-import platformdirs
+from typing import Any
 
 from stepscope.engine.models import demo
-from stepscope.engine.models.random_shapes import PREFIX, SHAPES
+from stepscope.engine.models.cache import cached_folder
 from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.simulation.model_shape import KNOWN_MODELS
 
-VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
+PREFIX = "random:"
 RANDOM = "random_weights.json"
+VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
 SEED = 20_26
+
+_QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "tie_word_embeddings": False,
+}
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    name: {**(_LLAMA if name.startswith("llama") else _QWEN3), **KNOWN_MODELS[name]}
+    for name in ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "qwen3-tiny", "llama-tiny")
+}
 
 
 def ensure(model: str) -> Path:
-    """Return the folder of `model` (`random:NAME`); write it to the user's cache if it is missing.
-
-    Raises:
-        ConfigError: no shape has this name, or the cache folder cannot be written.
-    """
+    """Return the folder of `random:NAME`; write it first if needed. May raise ConfigError."""
     name = model.removeprefix(PREFIX)
     if name not in SHAPES:
         raise ConfigError(
             "no_model", f"no random model is called {name!r}; there are: {', '.join(SHAPES)}"
         )
-    folder = Path(platformdirs.user_cache_dir("stepscope")) / f"random-{name}-{VERSION}"
-    if (folder / RANDOM).is_file():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".random-", dir=folder.parent))
-        try:
-            write(scratch / name, name)
-            if not (folder / RANDOM).is_file():
-                shutil.rmtree(folder, ignore_errors=True)
-                (scratch / name).rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except OSError as error:
-        if (folder / RANDOM).is_file():
-            return folder  # another process was there first
-        raise ConfigError(
-            "random_cache",
-            f"the settings of {model} cannot be written to {folder}: {error.strerror or error}; "
-            "make room there, or set XDG_CACHE_HOME to another folder",
-        ) from None
-    return folder
+
+    def check(folder: Path) -> None:
+        if not is_random(folder):
+            raise ConfigError("no_model", f"{folder} has no {RANDOM}")
+
+    return cached_folder.ensure(
+        f"random-{name}-{VERSION}",
+        f"the settings of {model}",
+        lambda folder: write(folder, name),
+        check,
+    )
 
 
 def write(folder: Path, name: str) -> None:
-    """Write config, marker file and the demo's byte tokenizer to `folder`.
-
-    The model has more ids than the tokenizer has tokens; the others have no text.
-    """
+    """Write config, marker file and the demo's byte tokenizer to `folder`."""
     folder.mkdir()
     (folder / "config.json").write_text(
         json.dumps({**SHAPES[name], "torch_dtype": "bfloat16"}, indent=1), encoding="utf-8"

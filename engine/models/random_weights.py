@@ -19,11 +19,7 @@ OUTPUT_GAIN = 2.0
 
 
 class RandomWeights:
-    """Draws the tensors of a model on its device. Implements `weights.WeightSource`.
-
-    On one kind of device, a tensor depends only on its name and shape. Values are rounded to bf16
-    in every dtype, so such models differ between dtypes only by rounding.
-    """
+    """Draws a model's tensors on its device, each by its name and shape only; rounded to bf16."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,11 +36,7 @@ class RandomWeights:
         return self.draw(tensor, self._shapes[tensor]).to(dtype)
 
     def draw(self, name: str, shape: Shape) -> torch.Tensor:
-        """Draw a tensor in bf16, on the device.
-
-        Norms are 1 and biases 0. Other weights are scaled so that a product's output is about as
-        large as its input.
-        """
+        """Draw a tensor in bf16: norms 1, biases 0, the rest so that products keep their size."""
         if len(shape) == 1:
             make: Callable[..., torch.Tensor] = torch.zeros if "bias" in name else torch.ones
             return make(shape, dtype=torch.bfloat16, device=self._device)

@@ -20,15 +20,7 @@ SERVED_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def check_config(config: Any, name: str) -> None:
-    """Refuse a model that cannot be served exactly over a paged KV cache.
-
-    Args:
-        config: a `PreTrainedConfig` of the transformers library.
-        name: the model's name, for the message.
-
-    Raises:
-        ConfigError: says why, in one line.
-    """
+    """Refuse a model that cannot be served exactly over a paged KV cache."""
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         _refuse(name, "it is an encoder-decoder; stepscope serves decoder-only models")
@@ -69,8 +61,7 @@ def longest_request(config: Any, name: str, asked: int) -> int:
     sequence in the batch ('dynamic', 'longrope'), the keys of a token depend on the other requests.
     So the limit of such models is the length from which on the frequencies change.
 
-    Raises:
-        ConfigError: `asked` is above the limit, or 0 and the model has no limit.
+    Raises ConfigError: `asked` is above the limit, or 0 and the model has no limit.
     """
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -120,16 +111,12 @@ def sliding_layers(config: Any) -> set[int]:
 
 
 def own(config: Any, key: str) -> Any:
-    """Return a setting that the family of a config declares; None for one of another family.
-
-    A config holds every key of its file, such as a window left over from another model.
-    """
+    """Return a setting if the family of a config declares it: files may hold those of others."""
     declares = any(key in getattr(each, "__annotations__", {}) for each in type(config).__mro__)
     return getattr(config, key, None) if declares else None
 
 
 def _rope_parameters(text: Any) -> list[dict[str, Any]]:
-    """Return the RoPE settings of a model: one set, or one for each type of layer."""
     found = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return nested or [found]

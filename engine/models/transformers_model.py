@@ -119,7 +119,6 @@ def _check_call(
     attention_mask: torch.Tensor | None,
     kwargs: dict[str, Any],
 ) -> None:
-    """Raise ConfigError if a layer asks attention for something that is not implemented."""
     who = type(module).__name__
     unknown = [
         name
@@ -148,8 +147,7 @@ class TransformersModel:
     def __init__(self, model: Any, name: str, device: torch.device) -> None:
         """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
 
-        Raises:
-            ConfigError: the model cannot be served exactly.
+        Raises ConfigError: the model cannot be served exactly.
         """
         self.name = name
         self.config = model.config
@@ -218,13 +216,7 @@ class TransformersModel:
         context: StepContext | Probe,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step, and return logits [len(logits_of), vocab_size].
-
-        Args:
-            input_ids: [num_tokens], all requests of the step one after the other.
-            positions: [num_tokens], of each token in its request.
-            logits_of: indices of the tokens whose logits are needed.
-        """
+        """Run one step, and return logits [len(logits_of), vocab_size]."""
         output = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],
@@ -298,7 +290,6 @@ class TransformersModel:
                 )
 
     def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Return the logits of a prompt, [num_tokens, vocab_size], computed in chunks."""
         shape, num_blocks = self.kv_shape, -(-len(tokens) // _TRIAL_BLOCK)
         size = num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
         caches = [

@@ -23,11 +23,7 @@ _OF_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.|^(model\.)?(embed_tokens|no
 
 
 def refuse_unused(tensors: Iterable[str], name: str) -> None:
-    """Refuse a checkpoint with tensors of layers that the model would not use.
-
-    Raises:
-        ConfigError: names the first of them.
-    """
+    """Refuse a checkpoint with tensors of layers that the model would not use."""
     unused = sorted(each for each in tensors if _OF_LAYERS.search(each))
     unused = [each for each in unused if not _HARMLESS.search(each)]
     if unused:
@@ -64,11 +60,7 @@ class Weights:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Compare the names and shapes that a model expects with those in the files.
-
-        Raises:
-            ConfigError: tensors are missing, or have another shape.
-        """
+        """Compare expected names and shapes with the files'. Raises ConfigError if they differ."""
         missing = sorted(set(expected) - set(self._file_of))
         if missing:
             raise ConfigError(
@@ -97,11 +89,7 @@ class Weights:
         return tensor in self._file_of
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read one tensor to the CPU, in `dtype`.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+        """Read one tensor to the CPU, in `dtype`. Raises ConfigError: the file cannot be read."""
         with self._open(self._file_of[tensor]) as tensors:
             found: torch.Tensor = tensors.get_tensor(tensor)
         return found.to(dtype)

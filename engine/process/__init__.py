@@ -4,5 +4,5 @@ May import: engine.control, engine.execution, engine.execution.machine, engine.h
   engine.loop, engine.models, engine.protocol, engine.protocol.settings, engine.scheduling,
   engine.simulation, engine.simulation.virtual, engine.telemetry, engine.transport,
   engine.workload.
-A check that needs neither the model nor the machine goes into `start_check.py`.
+A check that needs neither the model nor the machine goes into `check_settings`.
 """

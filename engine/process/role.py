@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.handover.decode_link import DecodeLink
 from stepscope.engine.handover.hand_over import HandOver
-from stepscope.engine.handover.shared_memory import (
-    SharedMemoryReceiver,
-    SharedMemorySender,
-    sweep,
-)
+from stepscope.engine.handover.shared_memory import SharedMemoryReceiver, SharedMemorySender, sweep
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -48,11 +44,7 @@ class EngineRole:
         self._sender: SharedMemorySender | None = None
 
     def load(self, runner: "ModelRunner") -> None:
-        """Make the objects that need the loaded model.
-
-        Raises:
-            ConfigError: the decode engine has another model, or there is no memory to share.
-        """
+        """Make what needs the loaded model. Raises ConfigError for another model or no memory."""
         config = self._config
         if self.name is None:
             return
@@ -100,11 +92,7 @@ def open_role(config: EngineConfig, name: str) -> Iterator[EngineRole]:
 
     Enter it before loading the model, which takes minutes.
 
-    Args:
-        name: name of this engine.
-
-    Raises:
-        ConfigError: a prefill engine cannot reach its decode engine.
+    Raises ConfigError: a prefill engine cannot reach its decode engine.
     """
     sweep()
     link = None

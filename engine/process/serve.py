@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import secrets
 import signal
 import time
@@ -21,13 +22,18 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint
 from stepscope.engine.process.role import EngineRole, open_role
-from stepscope.engine.process.start_check import check_settings, limits_of
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import (
+    ConfigError,
+    Knobs,
+    Limits,
+    WrongValue,
+    knob_specs,
+)
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.kv_memory import memory_bytes
+from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.clock_anchor import anchored
@@ -36,7 +42,7 @@ from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
-from stepscope.engine.transport.leftovers import sweep
+from stepscope.engine.transport.local_engines import sweep
 from stepscope.engine.transport.open_files import allow_many_files
 from stepscope.engine.workload.driver import WorkloadDriver
 
@@ -68,13 +74,9 @@ def serve(
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        progress: called while the model loads, with what is being done and how much of it is done
-            (0..1).
-        ready: called once, when the engine answers.
         http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
 
-    Raises:
-        ConfigError: the reason why the engine cannot start, in one line.
+    Raises ConfigError: the reason why the engine cannot start, in one line.
     """
     opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
     with opened as (core, _, _), stop_signals(core):
@@ -91,16 +93,7 @@ def open_engine(
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
 ) -> Iterator[OpenEngine]:
-    """Load a model and open an engine's sockets; close everything on exit. A context manager.
-
-    Args:
-        progress: called while the model loads, with what is being done and how much of it is done
-            (0..1).
-        http_endpoint: as in `serve`.
-
-    Raises:
-        ConfigError: the reason why the engine cannot start, in one line.
-    """
+    """Load a model and open an engine's sockets; a context manager. May raise ConfigError."""
     if config.name:
         check_name(config.name)
     check_settings(config, knobs)
@@ -176,12 +169,7 @@ def open_engine(
             other_engine=role.other_engine,
         )
         control = ControlServer(
-            endpoint.control,
-            core,
-            intake,
-            runner.tokenizer,
-            publisher.replay,
-            gate,
+            endpoint.control, core, intake, runner.tokenizer, publisher.replay, gate
         )
         control.start()
         if config.telemetry:
@@ -204,25 +192,12 @@ def _info(
     role: EngineRole,
     http_endpoint: str | None,
 ) -> EngineInfo:
-    description = runner.description
     return EngineInfo(
         engine_id=uuid.uuid4().hex,
         name=name,
         software_version=version("stepscope"),
         pid=os.getpid(),
-        model=description.model,
-        architecture=description.architecture,
-        dtype=description.dtype,
-        kv_cache_dtype=description.kv_cache_dtype,
-        device=description.device,
-        implementation=description.implementation,
-        attention_backend=description.attention_backend,
-        num_layers=description.num_layers,
-        num_kv_heads=description.num_kv_heads,
-        head_dim=description.head_dim,
-        num_parameters=description.num_parameters,
-        weight_bytes=description.weight_bytes,
-        flops_per_token=description.flops_per_token,
+        **runner.description,
         block_size=config.block_size,
         num_blocks=runner.num_blocks,
         max_model_len=limits.max_model_len,
@@ -286,3 +261,53 @@ def stop_signals(core: EngineCore) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+MIN_TOKEN_CAPACITY = 8192
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check_settings(config: EngineConfig, knobs: Knobs) -> None:
+    """Check what needs no model, before minutes of loading. Raises WrongValue."""
+    check_kv_memory(config.kv_memory)
+    memory_bytes("replay_memory", config.replay_memory)
+    _check_role(config)
+    if not _DEVICE.fullmatch(config.device):
+        raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
+    for knob, capacity, bound in (
+        ("max_num_batched_tokens", "token_capacity", config.token_capacity),
+        ("max_num_seqs", "seq_capacity", config.seq_capacity),
+    ):
+        value = getattr(knobs, knob)
+        if bound and value > bound:
+            option = capacity.replace("_", "-")
+            raise WrongValue(
+                "out_of_bounds",
+                f"{knob}={value} is above {capacity}={bound}: raise --{option}, or lower the knob",
+            )
+    if config.max_model_len:
+        try:
+            knobs.check(limits_of(config, knobs, config.max_model_len))
+        except ConfigError as error:
+            raise WrongValue(error.code, str(error)) from None
+
+
+def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
+    """Return the bounds of the knobs; requests have at most `max_model_len` tokens."""
+    return Limits(
+        max_num_batched_tokens=config.token_capacity
+        or max(MIN_TOKEN_CAPACITY, max_model_len, knobs.max_num_batched_tokens),
+        max_num_seqs=config.seq_capacity,
+        max_model_len=max_model_len,
+    )
+
+
+def _check_role(config: EngineConfig) -> None:
+    if config.transfer_memory != "auto":
+        memory_bytes("transfer_memory", config.transfer_memory)
+    if config.role == "prefill" and not config.decode_to:
+        raise WrongValue(
+            "role", "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
+        )
+    if config.role != "prefill" and config.decode_to:
+        raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")

@@ -13,11 +13,7 @@ from stepscope.engine.protocol.wire import Audited, KnobValue
 
 
 def kin(entry: Audited) -> tuple[str | None, ...] | None:
-    """Return a key that is equal for entries that are alike; None if the entry is never folded.
-
-    Alike are refusals of the same command for the same client and error code, and the aborts of
-    one client.
-    """
+    """Return a key equal for refusals, or aborts, that are alike; None: never folded."""
     if not entry.code and entry.command != Abort.__name__:
         return None
     return entry.command, entry.who, entry.key, entry.code
@@ -54,10 +50,7 @@ def side_by_side(entries: Iterable[Audited]) -> list[Audited]:
 
 
 def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
-    """Return the last changes and the last refusals, at most `most` of each, oldest first.
-
-    Entries that are alike are folded into one, in the place of the newest of them.
-    """
+    """Return the last changes and the last refusals, at most `most` of each, oldest first."""
     found: list[Audited] = []
     places: dict[tuple[str | None, ...], int] = {}
     num_left = {True: most, False: most}  # of refusals, of changes
@@ -77,7 +70,6 @@ def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
 def _ends(
     earlier: dict[str, KnobValue] | None, later: dict[str, KnobValue] | None
 ) -> dict[str, KnobValue] | None:
-    """Return the values of the first and of the last request in two entries."""
     if not earlier or not later:
         return later or earlier
     first, last = next(iter(earlier)), next(reversed(later))

@@ -66,10 +66,7 @@ class GetKeptSnapshot(Command, frozen=True, kw_only=True):
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
-
-    The oldest comes first.
-    """
+    """Get the telemetry messages that the engine still keeps, from number `sequence` on."""
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -190,11 +187,7 @@ class Submit(Command, frozen=True, kw_only=True):
 
 
 class Withdraw(Command, frozen=True, kw_only=True):
-    """Withdraw a `Submit` of this connection that is not answered yet.
-
-    If it still waits to be tokenised, it is answered with the error `withdrawn`. Otherwise it
-    becomes a request all the same, and only `Abort` ends that.
-    """
+    """Withdraw a `Submit` that still waits to be tokenised; later, only `Abort` ends it."""
 
     command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
 
@@ -255,10 +248,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode_command(payload: bytes) -> AnyCommand:
-    """Decode a command.
-
-    Raises msgspec.DecodeError (malformed) or msgspec.ValidationError (wrong field, too big).
-    """
+    """Decode a command. Raises msgspec.DecodeError (malformed) or ValidationError (wrong field)."""
     if len(payload) > MAX_COMMAND_BYTES:
         raise msgspec.ValidationError(
             f"command of {len(payload)} bytes, at most {MAX_COMMAND_BYTES} are taken"

@@ -31,10 +31,7 @@ class PauseTrail(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "PauseTrail":
-        """The pauses in a snapshot.
-
-        If the engine publishes no pauses, only the current pause is known, and not its beginning.
-        """
+        """The pauses in a snapshot; an engine that publishes none only tells that one goes on."""
         told, is_paused = snapshot.pauses, snapshot.state == "paused"
         if told is None:
             return cls((PauseSpan(snapshot.time_ns),) if is_paused else None)

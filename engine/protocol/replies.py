@@ -26,10 +26,7 @@ class Ack(Reply, frozen=True, kw_only=True):
 
 
 class Error(Reply, frozen=True, kw_only=True):
-    """Answer to a command that was refused; nothing was changed.
-
-    `code` is for programs, `message` tells people what to do.
-    """
+    """Answer to a command that was refused; nothing was changed."""
 
     code: str
     message: str
@@ -43,10 +40,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
 
 
 class Loaded(Reply, frozen=True, kw_only=True):
-    """Tells a prefill engine that the decode engine has copied a request's keys and values.
-
-    The prefill engine may use their memory for other requests.
-    """
+    """Tells a prefill engine that the decode engine has copied a request's keys and values."""
 
     request_id: int
 
@@ -59,10 +53,7 @@ class TokenLogprob(Struct, array_like=True, frozen=True):
 
 
 class PositionLogprobs(Struct, array_like=True, frozen=True):
-    """Natural log-probabilities at one position of the output: the chosen and the likeliest tokens.
-
-    They are those before temperature, penalties and top-k/p.
-    """
+    """Natural logprobs at one position, before temperature, penalties and top-k/p."""
 
     chosen: TokenLogprob
     rank: int  # of the chosen token; 1 is the most likely

@@ -35,6 +35,7 @@ from stepscope.engine.protocol.wire_rows import BatchRow as BatchRow
 from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
 from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
 from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
+from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
@@ -198,6 +199,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # The kind of CUDA graph that the step ran in: full, piecewise or none. None: the device has no
     # graphs, or the engine does not say.
     cuda_graph: str | None = None
+    held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
@@ -264,6 +266,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     workload_spec: dict[str, KnobValue] | None = None
     leased: LeasedKnobs | None = None
     totals: Totals | None = None  # the share of the KV cache in use, if `kv` is unknown
+    held: list[HeldRow] | None = None  # as in `StepRecord`
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ class RequestView(Struct, kw_only=True):
     handed_to: str | None = None  # the engine that continues it
     # Most tokens computed before it lost them or left another engine. 0: none, or not known.
     high_water: int = 0
+    held: str = ""  # why the engine holds it back while it waits, as in `HeldRow`
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -52,6 +52,17 @@ class DraftRow(Struct, array_like=True, frozen=True, gc=False):
     token_ids: list[int] | None = None
 
 
+class HeldRow(Struct, array_like=True, frozen=True, gc=False):
+    """From this step on the engine holds back one waiting request for a reason of its own.
+
+    The reason is a key of `StepRecord.waiting_reasons`; after a colon come the names of those who
+    have what it waits for. Empty: the request waits in the queue as all others do.
+    """
+
+    request_id: int
+    reason: str
+
+
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):
     """Prompt tokens of one request in a step that still runs."""
 

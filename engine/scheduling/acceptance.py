@@ -22,11 +22,7 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 def bursts_of(
     rows: Sequence[ScheduledRow], sampled_of: Mapping[int, list[int]]
 ) -> dict[int, list[int]]:
-    """Return `StepResult.bursts`: row index -> accepted tokens, for the rows with drafts.
-
-    Args:
-        sampled_of: row index -> the tokens sampled for the row.
-    """
+    """Return `StepResult.bursts` for rows with drafts, from the tokens sampled for each row."""
     return {
         index: accepted(rows[index].request.draft_token_ids, sampled)
         for index, sampled in sampled_of.items()
@@ -35,11 +31,7 @@ def bursts_of(
 
 
 def accepted(draft_token_ids: Sequence[int], sampled_token_ids: list[int]) -> list[int]:
-    """Return the tokens that a row adds to its request: the accepted drafts and one more.
-
-    Args:
-        sampled_token_ids: the tokens sampled at the position of each draft, and after the last one.
-    """
+    """Return the tokens that a row adds: accepted drafts, and the token sampled after them."""
     for index, (draft, sampled) in enumerate(zip(draft_token_ids, sampled_token_ids, strict=False)):
         if draft != sampled:
             return sampled_token_ids[: index + 1]
@@ -69,12 +61,7 @@ def take_bursts(
 
 
 def last_taken(token_ids: Sequence[int | None], taken: Mapping[int, list[int]]) -> list[int | None]:
-    """Return `token_ids`, where each row with drafts has the last token that it added.
-
-    Args:
-        token_ids: one token a row; None if the row did not sample.
-        taken: the tokens that each row with drafts added to its request, by row index.
-    """
+    """Return `token_ids`, where each row with drafts has the last token in `taken`."""
     return [taken[i][-1] if i in taken else token_id for i, token_id in enumerate(token_ids)]
 
 

@@ -34,11 +34,7 @@ LAST_HOLD = 16_384
 
 
 class TokenLimit:
-    """The current limit. Belongs to the engine's thread.
-
-    Attributes:
-        tokens: tokens of a step, at most; None if there is no limit.
-    """
+    """The current limit (`tokens`, None: no limit). Belongs to the engine's thread."""
 
     def __init__(self) -> None:
         self.tokens: int | None = None
@@ -52,12 +48,7 @@ class TokenLimit:
         return self.tokens is None and self._tried > 0
 
     def note(self, num_tokens: int, num_tokens_fit: int | None) -> None:
-        """Take account of a step that ran, and update `tokens`.
-
-        Args:
-            num_tokens: size of the step.
-            num_tokens_fit: size of the largest part that ran; None if the step ran as a whole.
-        """
+        """Take account of a step. `num_tokens_fit`: its largest part that ran; None: the whole."""
         if num_tokens_fit is not None:
             self._hold_to(max(1, num_tokens_fit), num_tokens)
         elif self.tokens is not None:
@@ -85,10 +76,7 @@ SpendBudget: TypeAlias = Callable[[StepPlan], None]
 
 
 def naive(plan: StepPlan) -> None:
-    """Run one request at a time, from its prompt to its last token (a loop around `generate`).
-
-    Requests that already run when this mode is switched on are finished one after the other.
-    """
+    """Run one request at a time, from its prompt to its last token (a loop around `generate`)."""
     plan.whole_prompts = True
     plan.advance(plan.running[:1])
     if plan.running:
@@ -164,7 +152,6 @@ def chunked(plan: StepPlan) -> None:
 
 
 def _prompts(plan: StepPlan) -> list[Request]:
-    """Return the running requests in prefill or recomputation: they lack more than one token."""
     return [
         request
         for request in plan.running

@@ -4,8 +4,6 @@ The pool owns reference counts, owners and prefix hashes. A free block is *empty
 prefix hit) or *cached* (its content can be hit until the block is reused). Empty blocks are reused
 first, the latest freed one first; then cached ones, the least recently used first (the order of
 vLLM's free queue). Operations of a step cost no more in a larger pool.
-
-A drain returns the blocks that changed since the last drain. There is one for each step record.
 """
 
 import contextlib
@@ -85,13 +83,7 @@ class BlockPool:
         return sum(not ref_counts[block] for block in blocks)
 
     def take(self, count: int, owner: int) -> list[int]:
-        """Remove `count` free blocks from the pool, give them to `owner` unshared, and return them.
-
-        Their cached content is forgotten.
-
-        Raises:
-            KVCacheIntegrityError: fewer than `count` are free (the caller must check before).
-        """
+        """Remove `count` free blocks (the caller has checked) and give them to `owner` unshared."""
         empty = self.empty
         if count <= len(empty):
             blocks = empty[-count:] if count else []
@@ -246,14 +238,7 @@ class BlockPool:
         return self._digests[block]
 
     def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Check counts, owners, hashes and free lists of all blocks against the block tables.
-
-        Args:
-            holders: (request id, its block table), in order of admission.
-
-        Raises:
-            KVCacheIntegrityError: names the block, and what is wrong with it.
-        """
+        """Check all blocks against the block tables: `holders`, in order of admission."""
         for problem in self._problems(holders):
             raise KVCacheIntegrityError(problem)
 
@@ -293,11 +278,7 @@ class BlockPool:
 
 
 def runs_of(published_bytes: bytearray) -> list[BlockRun]:
-    """Join neighbouring blocks in the same state into runs.
-
-    Args:
-        published_bytes: eight bytes for each block: owner << REF_BITS | reference count.
-    """
+    """Join neighbouring blocks in the same state (8 bytes: owner << REF_BITS | refs) into runs."""
     find_ends = _ends_of_runs if compiled is None else _wire_rows.ends_of_runs
     published = memoryview(published_bytes).cast("q")
     runs: list[BlockRun] = []

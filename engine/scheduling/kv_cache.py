@@ -57,10 +57,7 @@ class KVCacheManager:
         return self._num_promised - self.num_held
 
     def num_blocks_in_all(self, request: Request) -> int:
-        """Number of blocks that a request needs to run to max_tokens.
-
-        The keys and values of its last token are never computed and need no room.
-        """
+        """Number of blocks to run to max_tokens; the last token's keys and values need no room."""
         return self.num_blocks_for(request.max_num_tokens - 1)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -89,8 +86,7 @@ class KVCacheManager:
     def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
         """Give a request that holds no blocks those of its `hit`, and more for `num_tokens` in all.
 
-        Raises:
-            KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
+        Raises KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
         """
         owner = request.request_id
         self._pool.share(hit, owner)
@@ -124,10 +120,7 @@ class KVCacheManager:
         return (len(request.block_table) + self._pool.num_free) * self.block_size
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Make the full blocks of a request's first `num_tokens` tokens available for prefix hits.
-
-        Call it in the step that computes those tokens.
-        """
+        """Offer a request's full blocks for prefix hits, in the step that computes them."""
         if not self.enable_prefix_caching:
             return
         num_full_blocks = num_tokens // self.block_size
@@ -136,10 +129,7 @@ class KVCacheManager:
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
-        """Take all blocks from a request. Returns how many it held.
-
-        Requests that share some of these blocks keep them.
-        """
+        """Take all blocks from a request. Returns how many it held."""
         num_blocks = len(request.block_table)
         if num_blocks:
             del self._holders[request.request_id]
@@ -151,17 +141,11 @@ class KVCacheManager:
         return num_blocks
 
     def reset_prefix_cache(self) -> int:
-        """Make all blocks unavailable for prefix hits. Returns how many were available.
-
-        Running requests keep their blocks and continue.
-        """
+        """Make all blocks unavailable for prefix hits. Returns how many were available."""
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
-        """Return how many blocks are in each state now, and counts of evictions, lookups and hits.
-
-        These three are counted since the last drain: evicted blocks, tokens looked up, tokens hit.
-        """
+        """Return the blocks in each state, and evictions, lookups and hits since the last drain."""
         pool = self._pool
         num_cached, num_empty = len(pool.cached), len(pool.empty)
         return KVCounts(
@@ -174,21 +158,14 @@ class KVCacheManager:
         )
 
     def drain_moves(self) -> list[BlockMove]:
-        """Return the state of each block that changed since the last drain, the first change first.
-
-        Sets the evictions, lookups and hits of `counts` to zero.
-        """
+        """Return the state of each block that changed, and set the counts of the drain to zero."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_moves()
 
     def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
-        """Return `counts` and, as msgpack, what `drain_moves` returns, in a fraction of its time.
-
-        Returns:
-            The counts and the moves; the moves are None if no block changed.
-        """
+        """Return `counts` and, as msgpack, what `drain_moves` returns (None if nothing changed)."""
         pool = self._pool
         counts = self.counts()
         self._num_evicted_before = pool.num_evicted
@@ -197,35 +174,21 @@ class KVCacheManager:
         return counts, pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
-        """Return block id -> (state at the last drain, state now), for the blocks that changed.
-
-        Sets the evictions, lookups and hits of `counts` to zero.
-        """
+        """Return block id -> (state at the last drain, state now), and set its counts to zero."""
         self._num_evicted_before = self._pool.num_evicted
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
         return self._pool.drain_changes()
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
-        """Undo a drain whose result was not published: the next drain will contain it.
-
-        Args:
-            blocks, counts: what that drain returned.
-        """
+        """Undo a drain that was not published: the next one will contain what it returned."""
         self._pool.publish_again(blocks)
         self._num_evicted_before -= counts.evicted
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
     def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """Make blocks unavailable for prefix hits, because the step that fills them failed.
-
-        Args:
-            start, num_tokens: the positions of `request` that were not written.
-
-        Returns:
-            The blocks of these positions.
-        """
+        """Make blocks at positions that were not written unavailable for hits. Returns them."""
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:
@@ -233,20 +196,11 @@ class KVCacheManager:
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:
-        """Return the state of all blocks in order of their ids, run-length coded.
-
-        Walks over the whole pool.
-        """
+        """Return the state of all blocks in order of their ids, run-length coded."""
         return self._pool.runs()
 
     def check_integrity(self) -> None:
-        """Check the state of all blocks, all counts and all block tables against each other.
-
-        Walks over the pool and all block tables.
-
-        Raises:
-            KVCacheIntegrityError: says what is wrong; a bug in this code.
-        """
+        """Check the state of all blocks, all counts and all block tables against each other."""
         tables = [(owner, request.block_table) for owner, request in self._holders.items()]
         self._pool.check_integrity(tables)
         num_held = sum(len(blocks) for _, blocks in tables)
@@ -272,10 +226,7 @@ class KVCacheManager:
                 )
 
     def _heir_finder(self) -> Callable[[int, int], int | None]:
-        """Return a function that finds the last admitted request that holds a block.
-
-        Call the function for the blocks of one table, in the order of the table.
-        """
+        """Return a function that finds the last admitted request that holds a block of a table."""
         heir: Request | None = None
 
         def find(index: int, block: int) -> int | None:

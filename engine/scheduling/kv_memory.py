@@ -1,7 +1,4 @@
-"""Computes the number of KV blocks from the settings, the memory and the model's shape.
-
-No other module turns memory into blocks.
-"""
+"""Computes the number of KV blocks from the settings, the memory and the model's shape."""
 
 import re
 import sys
@@ -26,10 +23,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 class KVShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Shape of the keys and values of one token in a model.
-
-    `dtype_bytes` is the size of one element.
-    """
+    """Shape of the keys and values of one token in a model."""
 
     num_layers: int
     num_kv_heads: int
@@ -47,11 +41,7 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_kv_memory(setting: str) -> None:
-    """Check the setting `kv_memory` alone, without a look at the memory of the machine.
-
-    Raises:
-        WrongValue: the setting is neither a size nor a share, or it is zero.
-    """
+    """Check the setting `kv_memory` alone, whatever the machine has. Raises WrongValue."""
     kv_memory_bytes(setting, sys.maxsize, cap_share=False)
 
 
@@ -64,7 +54,6 @@ def kv_memory_bytes(
     and T are powers of 1024, with or without "i" and "B".
 
     Args:
-        free_bytes: memory that is free on the device.
         cap_share: whether to cap a share (not a size) at `CPU_SHARE_CAP_BYTES`.
         auto: the share or size that "auto" stands for.
 
@@ -95,14 +84,7 @@ def kv_memory_bytes(
 
 
 def memory_bytes(name: str, setting: str) -> int:
-    """Return the bytes of a size such as "256MB" or "1.5GiB".
-
-    Args:
-        name: the setting's name, for the error message.
-
-    Raises:
-        WrongValue: the setting is not a size, or it is zero.
-    """
+    """Return the bytes of a size such as "256MB" or "1.5GiB". Raises WrongValue."""
     wanted = _size_bytes(setting.strip())
     if not wanted:
         raise WrongValue(name, f"{name} is a size (256MB), not {setting!r}")
@@ -140,8 +122,7 @@ def device_kv_blocks(
     They get the share `gpu_memory_utilization` of its memory, less what `use` lists: other
     programs, weights, activations and CUDA graphs.
 
-    Raises:
-        ConfigError: that memory does not hold one request of `max_model_len` tokens.
+    Raises ConfigError: that memory does not hold one request of `max_model_len` tokens.
     """
     share = config.gpu_memory_utilization
     allowed = int(use.total * share)
@@ -165,14 +146,7 @@ def num_kv_blocks(
     cap_share: bool,
     auto: str = CPU_SHARE,
 ) -> int:
-    """Return the number of KV blocks that the memory holds, at most those that requests can use.
-
-    Args:
-        auto: the share or size that kv_memory=auto stands for.
-
-    Raises:
-        ConfigError: the memory does not hold one request of `max_model_len` tokens.
-    """
+    """Return how many blocks the memory holds and requests can use. May raise ConfigError."""
     memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share, auto=auto)
     block_bytes = shape.block_bytes(config.block_size)
     affordable = memory // block_bytes

@@ -28,12 +28,7 @@ class _Ngrams:
 
 
 class NgramProposer:
-    """Keeps an index of each request's n-grams, so that a guess does not read the text again.
-
-    Args:
-        shortest, longest: lengths of the repetitions to look for, in tokens.
-        num_tokens: tokens to guess, at most.
-    """
+    """Keeps an index of n-grams of `shortest` to `longest` tokens for each request."""
 
     def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:
         self.shortest = shortest
@@ -84,11 +79,7 @@ class NgramProposer:
         return []
 
     def _catch_up(self, ngrams: _Ngrams, tokens: list[int]) -> bool:
-        """Index the tokens added since the last call, except n-grams that end with the newest.
-
-        Returns:
-            False if some are left, because this step has indexed `MAX_INDEXED_TOKENS`.
-        """
+        """Index new tokens; False if some are left after `MAX_INDEXED_TOKENS` in this step."""
         first = ngrams.num_tokens
         last = min(len(tokens) - 1, first + self._num_left)
         self._num_left -= last - first

@@ -14,7 +14,6 @@ class PrefixHashes:
     text.
 
     Args:
-        kv: the engine's KV cache manager; it hashes the same blocks for its prefix cache.
         salt: a secret, different for each engine; 64 bytes at most.
     """
 

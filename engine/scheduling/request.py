@@ -3,8 +3,6 @@
 The scheduler owns the queues that a request is in. The KV cache manager owns the blocks in its
 block table. Both keep the request's state in this object.
 
-`WaitingQueue`: the requests that wait for admission, in order.
-
 With the policy `fcfs`, preempted requests come before all others. With `priority`, the lowest
 priority number comes first, then the earliest arrival. Every operation that the scheduler needs in
 a step is O(1) or O(log n), including removal from the middle.
@@ -105,10 +103,7 @@ class Request:
 
     @property
     def comes_back(self) -> bool:
-        """Whether it ran before, here or in another engine, so that its prompt is counted already.
-
-        Its tokens are then recomputed, loaded, or still cached: none is a prompt token or a hit.
-        """
+        """Whether it ran before, here or elsewhere, so that its prompt is counted already."""
         return self.num_preemptions > 0 or self.high_water > 0
 
     def preempt(self) -> None:

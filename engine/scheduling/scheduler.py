@@ -51,11 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        kv: KVCacheManager,
-        knobs: Knobs,
-        limits: Limits,
-        receiver: KVReceiver | None = None,
+        self, kv: KVCacheManager, knobs: Knobs, limits: Limits, receiver: KVReceiver | None = None
     ) -> None:
         if kv.num_blocks * kv.block_size < limits.max_model_len:
             raise ConfigError(

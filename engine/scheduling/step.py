@@ -31,11 +31,7 @@ class InFlight(Protocol):
     """Whether the whole step was launched; only then may the next step build on it."""
 
     def collect(self) -> "StepResult":
-        """Wait for the step and return its result. Call it once, in the order of the launches.
-
-        Raises:
-            Exception: the step failed.
-        """
+        """Wait for the step and return its result. Call it once, in the order of the launches."""
         ...
 
 
@@ -122,10 +118,7 @@ class KVReceiver(Protocol):
     """Copies keys and values that another engine has computed into our KV cache."""
 
     def check(self, ticket: KVTicket, num_tokens: int) -> None:
-        """Raise ConfigError if the ticket does not stand for `num_tokens` tokens of our model.
-
-        A ticket tells where another engine keeps the keys and values of a request.
-        """
+        """Raise ConfigError if the ticket does not stand for `num_tokens` tokens of our model."""
         ...
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:

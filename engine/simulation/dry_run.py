@@ -83,15 +83,7 @@ class ScheduleLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def parse_workload(
     data: bytes, source: str, overrides: Mapping[str, Any] | None = None
 ) -> ScheduleWorkload:
-    """Read and check a workload.
-
-    Args:
-        source: where the workload comes from, for the error message.
-        overrides: settings that replace those of the workload, by name.
-
-    Raises:
-        ConfigError: says what is wrong, in one line.
-    """
+    """Read and check a workload. Raises ConfigError: says what is wrong, in one line."""
     try:
         document = _decoded(data)
         workload = _converted({**document, **(overrides or {})})
@@ -100,7 +92,7 @@ def parse_workload(
             _check_request(number, request, workload)
     except msgspec.ValidationError as error:
         raise ConfigError("bad_workload", f"{source}: {in_words(error).text}") from error
-    except (msgspec.DecodeError, ConfigError) as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError("bad_workload", f"{source}: {error}") from error
     return workload
 
@@ -109,10 +101,9 @@ def _decoded(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             "a workload is a JSON object with num_blocks and requests (see 'stepscope simulate "
-            f"--help'), this is not: {error}",
+            f"--help'), this is not: {error}"
         ) from error
 
 
@@ -121,17 +112,14 @@ def _converted(document: dict[str, Any]) -> ScheduleWorkload:
     names = [each for each in ScheduleWorkload.__struct_fields__ if each != "knobs"]
     unknown = [name for name in document if name not in names and name not in knob_names]
     if unknown:
-        raise ConfigError(
-            "bad_workload",
-            f"unknown field {unknown[0]!r}; there are: {', '.join([*names, *knob_names])}",
+        raise ValueError(
+            f"unknown field {unknown[0]!r}; there are: {', '.join([*names, *knob_names])}"
         )
     knobs = {name: value for name, value in document.items() if name in knob_names}
     for spec in knob_specs(Limits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)):
         if spec.choices and knobs.get(spec.name, spec.default) not in spec.choices:
             choices = ", ".join(spec.choices)
-            raise ConfigError(
-                "bad_workload", f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}"
-            )
+            raise ValueError(f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}")
     rest = {name: value for name, value in document.items() if name in names}
     rest["knobs"] = msgspec.convert(knobs, Knobs)
     return msgspec.convert(rest, ScheduleWorkload, str_keys=True)
@@ -139,52 +127,46 @@ def _converted(document: dict[str, Any]) -> ScheduleWorkload:
 
 def _check_settings(workload: ScheduleWorkload) -> None:
     if any(step < 0 for step in workload.budget):
-        raise ConfigError("bad_workload", "budget: steps count from 0")
+        raise ValueError("budget: steps count from 0")
     if workload.knobs.enable_chunked_prefill:
         return
     longest = _longest(workload)
     last = {0: workload.knobs.max_num_batched_tokens, **workload.budget}
     step = max(last)
     if last[step] < longest:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             f"with enable_chunked_prefill=false, {longest} tokens may have to be computed in one "
-            f"step, and the budget is {last[step]} from step {step} on",
+            f"step, and the budget is {last[step]} from step {step} on"
         )
 
 
 def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWorkload) -> None:
     if request.tokens is not None and len(request.tokens) != request.prompt_len:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             f"request {number} has {len(request.tokens)} tokens, "
-            f"its prompt_len says {request.prompt_len}",
+            f"its prompt_len says {request.prompt_len}"
         )
     if request.output is not None and len(request.output) != request.output_len:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             f"request {number} has an output of {len(request.output)} tokens, "
-            f"its output_len says {request.output_len}",
+            f"its output_len says {request.output_len}"
         )
     num_tokens = request.prompt_len + request.output_len
     if num_tokens > workload.max_model_len:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             f"request {number} has {num_tokens} tokens, prompt and output, and max_model_len is "
-            f"{workload.max_model_len}",
+            f"{workload.max_model_len}"
         )
     num_slots = workload.num_usable_blocks * workload.block_size
     if num_tokens - 1 > num_slots:
-        raise ConfigError(
-            "bad_workload",
+        raise ValueError(
             f"request {number} can never finish: it needs the KV of {num_tokens - 1} tokens, and "
             f"num_blocks={workload.num_blocks} (one of them is never used) have room for "
-            f"{num_slots}",
+            f"{num_slots}"
         )
 
 
 def _longest(workload: ScheduleWorkload) -> int:
-    """Return the largest number of tokens that a request computes (all but its last token)."""
     lengths = (each.prompt_len + each.output_len - 1 for each in workload.requests)
     return max(lengths, default=1)
 

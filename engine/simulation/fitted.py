@@ -4,23 +4,24 @@ The cycle of a step (the time from the tokens of the step before it to its own) 
 a cost for each prefill token, each decode, each query-key pair of prefills, each key token that
 decodes attend to, and each request that prefills. No coefficient is negative. A prediction is
 marked as extrapolated if the step is much larger than all measured steps.
-
-Least squares for step times: no coefficient is negative, and a few slow steps change little.
-
-Written in plain Python, because a plain install has no numpy and a fit has only a few terms.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from operator import gt, mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _NUM_ROUNDS = 12
 _SETTLED = 1e-4  # the rounds end when no coefficient changes by more than this share
@@ -29,122 +30,73 @@ _NOTHING = 1e-10  # a smaller gain is only rounding
 
 
 def fit_relative(
-    rows: Sequence[Sequence[float]],
-    seconds: Sequence[float],
+    rows: Sequence[Sequence[float]] | Floats,
+    seconds: Sequence[float] | Floats,
     at_least: Sequence[float] | None = None,
 ) -> list[float]:
     """Find non-negative coefficients that make `sum(coefficient * term)` close to `seconds`.
 
-    Minimises Huber's loss of the relative errors; all `seconds` must be above zero.
+    Minimises Huber's loss of the relative errors, so that a few slow steps change little.
 
     Args:
-        rows: the terms of each step, the same number for every step.
+        seconds: all above zero.
         at_least: lower bound of each coefficient; None: zero.
     """
-    floors = at_least or [0.0] * len(rows[0])
-    shares = [
-        [term / each for term, each in zip(column, seconds, strict=True)]
-        for column in zip(*rows, strict=True)
-    ]
-    wanted = [1 - sum(map(mul, floors, row)) for row in zip(*shares, strict=True)]
-    weights = [1.0] * len(seconds)
-    found: list[float] = []
+    shares = np.asarray(rows) / np.asarray(seconds)[:, None]
+    floors = np.zeros(shares.shape[1]) if at_least is None else np.array(at_least)
+    wanted = 1 - shares @ floors
+    weights = np.ones(len(shares))
+    before: Floats | None = None
     for _ in range(_NUM_ROUNDS):
-        before, found = found, _weighted(shares, wanted, weights)
-        if before and all(
-            abs(new - old) <= _SETTLED * new for new, old in zip(found, before, strict=True)
-        ):
+        found = _weighted(shares, wanted, weights)
+        if before is not None and (abs(found - before) <= _SETTLED * found).all():
             break
-        predicted = [sum(map(mul, found, row)) for row in zip(*shares, strict=True)]
-        residuals = [abs(each - share) for each, share in zip(predicted, wanted, strict=True)]
-        limit = _HUBER * max(1.4826 * statistics.median(residuals), 1e-12)
-        weights = [1.0 if each <= limit else limit / each for each in residuals]
-    return [each + floor for each, floor in zip(found, floors, strict=True)]
+        before = found
+        residuals = abs(shares @ found - wanted)
+        limit = _HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
+        weights = limit / np.maximum(residuals, limit)
+    coefficients: list[float] = (found + floors).tolist()
+    return coefficients
 
 
-def _weighted(
-    columns: Sequence[Sequence[float]], targets: Sequence[float], weights: Sequence[float]
-) -> list[float]:
-    """Return non-negative coefficients that minimise the weighted sum of squared errors.
-
-    That is `sum(weight * (row . coefficients - target)^2)`.
-    """
-    weighted = [list(map(mul, column, weights)) for column in columns]
+def _weighted(rows: Floats, targets: Floats, weights: Floats) -> Floats:
+    """Return the non-negative x that minimises `sum(weight * (row . x - target)^2)`."""
+    weighted = rows * weights[:, None]
     # Scale all columns to length 1, because the sizes of terms differ greatly.
-    lengths = [
-        sum(map(mul, one, other)) ** 0.5 or 1.0
-        for one, other in zip(weighted, columns, strict=True)
-    ]
-    gram = [
-        [
-            sum(map(mul, one, other)) / (length * other_length)
-            for other, other_length in zip(columns, lengths, strict=True)
-        ]
-        for one, length in zip(weighted, lengths, strict=True)
-    ]
-    wanted = [
-        sum(map(mul, one, targets)) / length for one, length in zip(weighted, lengths, strict=True)
-    ]
-    found = _non_negative(gram, wanted)
-    return [each / length for each, length in zip(found, lengths, strict=True)]
-
-
-def _non_negative(gram: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Return the x that minimises `x.gram.x / 2 - wanted.x`, with no element below zero.
-
-    Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
-    """
-    count = len(wanted)
-    found = [0.0] * count
-    free: list[int] = []  # indices that are not held at zero
-    for _ in range(3 * count):
-        gains = [wanted[i] - sum(map(mul, gram[i], found)) for i in range(count)]
-        best = max((i for i in range(count) if i not in free), key=gains.__getitem__, default=None)
-        if best is None or gains[best] <= _NOTHING * max(map(abs, wanted)):
-            break
-        free.append(best)
-        solved = _solved(gram, wanted, free)
-        while min(solved.values()) <= 0:
-            # Move until the first of them reaches zero, and hold that one there.
-            share, first = min(
-                (found[i] / ((found[i] - solved[i]) or 1.0), i) for i in free if solved[i] <= 0
-            )
-            for i in free:
-                found[i] += share * (solved[i] - found[i])
-            found[first] = 0.0
-            free.remove(first)
-            if not free:
-                return found
-            solved = _solved(gram, wanted, free)
-        for i in free:
-            found[i] = solved[i]
+    lengths = np.sqrt((weighted * rows).sum(axis=0))
+    lengths[lengths == 0] = 1.0
+    gram = weighted.T @ rows / np.outer(lengths, lengths)
+    found: Floats = _non_negative(gram, weighted.T @ targets / lengths) / lengths
     return found
 
 
-def _solved(
-    gram: Sequence[Sequence[float]], wanted: Sequence[float], free: Sequence[int]
-) -> dict[int, float]:
-    """Return the minimum over the elements `free`, with all others at zero.
-
-    Uses Gaussian elimination.
-    """
-    lines = [[gram[i][j] for j in free] + [wanted[i]] for i in free]
-    count = len(free)
-    for column in range(count):
-        pivot = max(range(column, count), key=lambda line: abs(lines[line][column]))
-        lines[column], lines[pivot] = lines[pivot], lines[column]
-        top = lines[column]
-        if abs(top[column]) < _NOTHING:
-            top[column] = _NOTHING  # two terms are proportional: any split between them will do
-        for line in lines[column + 1 :]:
-            share = line[column] / top[column]
-            for place in range(column, count + 1):
-                line[place] -= share * top[place]
-    values = [0.0] * count
-    for column in reversed(range(count)):
-        known = sum(map(mul, lines[column][column + 1 : count], values[column + 1 :]))
-        values[column] = (lines[column][count] - known) / lines[column][column]
-    return dict(zip(free, values, strict=True))
+def _non_negative(gram: Floats, wanted: Floats) -> Floats:
+    """Lawson and Hanson (1974), chapter 23: minimise `x.gram.x / 2 - wanted.x` for x >= 0."""
+    found = np.zeros(len(wanted))
+    is_free = np.zeros(len(wanted), dtype=bool)  # the others are held at zero
+    for _ in range(3 * len(wanted)):
+        gains = np.where(is_free, -np.inf, wanted - gram @ found)
+        best = int(gains.argmax())
+        if gains[best] <= _NOTHING * abs(wanted).max():
+            break
+        is_free[best] = True
+        while is_free.any():
+            solved = np.zeros(len(wanted))
+            # If two terms are proportional, any split between them will do.
+            solved[is_free] = np.linalg.lstsq(gram[is_free][:, is_free], wanted[is_free])[0]
+            below = np.flatnonzero(is_free & (solved <= 0))
+            if not len(below):
+                break
+            # Move until the first of them reaches zero, and hold that one there.
+            gaps = found[below] - solved[below]
+            ways = found[below] / np.where(gaps == 0, 1.0, gaps)
+            found = found + ways.min() * (solved - found)
+            first = below[ways.argmin()]
+            found[first], is_free[first] = 0.0, False
+        else:
+            return found
+        found = solved
+    return found
 
 
 MIN_STEPS = 60
@@ -173,11 +125,7 @@ class SeenRange(Struct, frozen=True):
 
 
 class FittedModel(Struct, frozen=True, kw_only=True, dict=True):
-    """A `StepTimeModel` whose coefficients were fitted to measured steps.
-
-    Predicts the mean time of a step, not the median, so that the sum over a session is right. The
-    errors are relative, and measured on steps that were left out of the fit.
-    """
+    """A `StepTimeModel` fitted to measured steps. It predicts the mean, so that sums are right."""
 
     seconds: tuple[float, ...]  # the coefficient of each of `TERMS`
     num_steps: int
@@ -242,18 +190,14 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
 
 
 def fit(steps: Sequence[SeenStep]) -> FittedModel:
-    """Fit a model to steps, given in the order in which they ran.
-
-    Raises:
-        ConfigError: there are too few steps, or they are too much alike.
-    """
+    """Fit a model to steps in their order. Raises ConfigError if they are too few or alike."""
     steps = [step for step in steps if step.cycle_s > 0]
     _check(steps)
     if len(steps) > _MAX_STEPS:
         steps = steps[:: math.ceil(len(steps) / _MAX_STEPS)]
-    rows = [terms_of(step.shape) for step in steps]
+    rows = np.array([terms_of(step.shape) for step in steps])
     seconds = [step.cycle_s for step in steps]
-    pairs = list(zip(_predicted_unseen(rows, seconds), seconds, strict=True))
+    pairs = list(zip(_predicted_unseen(rows, np.array(seconds)), seconds, strict=True))
     ran = [(found_s, each_s) for found_s, each_s in pairs if each_s <= _STOPPED * found_s]
     # The fit predicts typical steps, and slow ones are further from it than fast ones. Scaling
     # makes the sum right.
@@ -264,7 +208,7 @@ def fit(steps: Sequence[SeenStep]) -> FittedModel:
     return FittedModel(
         seconds=tuple(scale * each for each in fit_relative(rows, seconds)),
         num_steps=len(steps),
-        ranges=tuple(SeenRange(min(column), max(column)) for column in zip(*rows, strict=True)),
+        ranges=tuple(SeenRange(min(column), max(column)) for column in rows.T.tolist()),
         median_error=statistics.median(sizes),
         p90_error=sizes[round(0.9 * (len(sizes) - 1))],
         spread=statistics.pstdev(math.log(each_s / found_s) for found_s, each_s in ran),
@@ -288,15 +232,12 @@ def _check(steps: Sequence[SeenStep]) -> None:
         )
 
 
-def _predicted_unseen(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Predict the time of each step by a fit without it (cross-validation).
-
-    Each fifth of the session is predicted from the other four, so that drift counts as an error.
-    """
+def _predicted_unseen(rows: Floats, seconds: Floats) -> list[float]:
+    """Predict each fifth of the session from the other four, so that drift counts as an error."""
     predicted: list[float] = []
-    count = len(rows)
-    for fold in range(_NUM_FOLDS):
-        begin, end = count * fold // _NUM_FOLDS, count * (fold + 1) // _NUM_FOLDS
-        found = fit_relative([*rows[:begin], *rows[end:]], [*seconds[:begin], *seconds[end:]])
-        predicted += [max(1e-9, sum(map(mul, found, row))) for row in rows[begin:end]]
+    ends = [len(rows) * number // _NUM_FOLDS for number in range(_NUM_FOLDS + 1)]
+    for begin, end in pairwise(ends):
+        fold = slice(begin, end)
+        found = fit_relative(np.delete(rows, fold, axis=0), np.delete(seconds, fold))
+        predicted += np.maximum(1e-9, rows[fold] @ found).tolist()
     return predicted

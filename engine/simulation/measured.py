@@ -35,8 +35,7 @@ class MeasuredModel:
     Args:
         host_ms: host time between two steps, if the points do not include it.
 
-    Raises:
-        ConfigError: all points have the same number of tokens.
+    Raises ConfigError: all points have the same number of tokens.
     """
 
     def __init__(self, points: Iterable[MeasuredPoint], *, host_ms: float = 0.0) -> None:
@@ -74,12 +73,7 @@ class MeasuredModel:
         return StepTime(low_s + share * (high_s - low_s), self._host_s, 0.0, is_far)
 
     def _at(self, index: int, context: int) -> float:
-        """Return the time of a step with a given context, at one measured number of tokens.
-
-        Args:
-            index: which of the measured numbers of tokens.
-            context: tokens attended to. Beyond the points, the mean slope continues.
-        """
+        """Return the time of a step with `context`, at one measured number of tokens."""
         line = self._lines[index]
         place = bisect_right(line, (context, float("inf")))
         if place == 0 or place == len(line):
@@ -102,8 +96,7 @@ def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
     Args:
         model: which model of the JSON to use; None if it has only one.
 
-    Raises:
-        ConfigError: the file has no points; the message says what is missing.
+    Raises ConfigError: the file has no points; the message says what is missing.
     """
     try:
         text = path.read_text("utf-8")
@@ -133,11 +126,8 @@ def _of_csv(path: Path, text: str) -> list[MeasuredPoint]:
                 "bad_points", f"{path}, line {reader.line_num}: three numbers are needed"
             ) from None
         if point.num_tokens < 1 or point.num_context_tokens < 0 or not point.seconds > 0:
-            raise ConfigError(
-                "bad_points",
-                f"{path}, line {reader.line_num}: tokens and seconds must be above 0, "
-                "context must not be negative",
-            )
+            wanted = "tokens and seconds must be above 0, context must not be negative"
+            raise ConfigError("bad_points", f"{path}, line {reader.line_num}: {wanted}")
         points.append(point)
     return points
 

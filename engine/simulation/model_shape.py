@@ -1,7 +1,4 @@
-"""`ModelShape`: the sizes in a model's config.json that determine the time of its steps.
-
-Sizes of well-known models, in the fields of the `config.json` that their makers publish.
-"""
+"""`ModelShape`: the sizes in a model's config.json that determine the time of its steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,31 +46,17 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
         6144, 56, 48, 8, 16384, 32768, num_local_experts=8, num_experts_per_tok=2
     ),
     "qwen3-30b-a3b": _shape(
-        2048,
-        48,
-        32,
-        4,
-        6144,
-        151936,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
+        2048, 48, 32, 4, 6144, 151936,
+        num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
     ),
     "llama-4-scout": _shape(
-        5120,
-        48,
-        40,
-        8,
-        8192,
-        202048,
-        model_type="llama4",
-        num_local_experts=16,
-        num_experts_per_tok=1,
+        5120, 48, 40, 8, 8192, 202048,
+        model_type="llama4", num_local_experts=16, num_experts_per_tok=1,
     ),
     # For CPUs and tests.
     "qwen3-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32, tie_word_embeddings=True),
     "llama-tiny": _shape(64, 2, 4, 2, 160, 512, head_dim=32),
-}
+}  # fmt: skip
 # Experts in fp8, attention in bf16: the usual way to serve this model.
 KNOWN_MODELS["llama-4-scout-fp8"] = {
     **KNOWN_MODELS["llama-4-scout"],
@@ -113,10 +96,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of weights that a step of many tokens reads.
-
-        Without the embedding, of which a step reads only the rows of its tokens.
-        """
+        """Bytes of weights that a step of many tokens reads, so without the embedding."""
         return (
             self.attention_weights * self.attention_bytes
             + (self.mlp_weights + self.expert_weights * self.num_experts) * self.mlp_bytes
@@ -144,8 +124,7 @@ def model_shape(model: str) -> ModelShape:
     Hugging Face, such as `meta-llama/Llama-3.1-8B-Instruct`, counts as the longest known name that
     it begins with. A name with `fp8` in it has weights of one byte.
 
-    Raises:
-        ConfigError: there is no such model, or its config lacks a field that is needed.
+    Raises ConfigError: there is no such model, or its config lacks a field that is needed.
     """
     known = _known(model)
     if known is not None:
@@ -235,10 +214,7 @@ def _count(name: str, config: Mapping[str, Any], field: str) -> int:
 
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
-    """Return the sum of the widths of the shared experts.
-
-    Llama 4 has one, which its config does not mention.
-    """
+    """Return the sum of the widths of the shared experts."""
     if text.get("shared_expert_intermediate_size"):
         return int(text["shared_expert_intermediate_size"])
     default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0

@@ -4,14 +4,77 @@ The products with weights, and attention, each take the time of their bytes or o
 at the data sheet's rates, whichever is longer, times a coefficient above 1. Each step, each row,
 and each sum that tensor parallelism forms over the GPUs also cost a fixed time. In a mixture of
 experts, only the experts that the step's tokens choose are read.
+
+Rates are for dense products (no sparsity); those of RTX cards with fp32 accumulation.
 """
+
+import re
 
 from msgspec import Struct
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.gpus import GpuRates
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime
+
+
+class GpuRates(Struct, frozen=True):
+    """Data sheet rates of one GPU."""
+
+    name: str
+    bytes_per_s: float  # memory bandwidth
+    bf16_flops: float  # per second
+    fp8_flops: float | None  # None: it has no FP8 units and computes in bf16
+    memory_gib: int
+    link_bytes_per_s: float  # to other GPUs, in each direction
+
+
+GPUS = {  # and the data sheet or white paper
+    # NVIDIA H100 and H200 Tensor Core GPU data sheets; sparse rates halved
+    "h100": GpuRates("H100 SXM", 3.35e12, 989.4e12, 1978.9e12, 80, 450e9),
+    "h200": GpuRates("H200 SXM", 4.8e12, 989.4e12, 1978.9e12, 141, 450e9),
+    # NVIDIA A100 Tensor Core GPU data sheet
+    "a100": GpuRates("A100 SXM 80 GB", 2.039e12, 312e12, None, 80, 300e9),
+    # NVIDIA L40S data sheet; PCIe 4.0 x16
+    "l40s": GpuRates("L40S", 0.864e12, 362.05e12, 733e12, 48, 32e9),
+    # NVIDIA DGX B200 data sheet, an eighth of it; sparse rates halved
+    "b200": GpuRates("B200", 8.0e12, 2250e12, 4500e12, 180, 900e9),
+    # AMD Instinct MI300X data sheet
+    "mi300x": GpuRates("MI300X", 5.3e12, 1307.4e12, 2614.9e12, 192, 448e9),
+    # NVIDIA Ada GPU Architecture white paper, appendix A; PCIe 4.0 x16
+    "rtx4090": GpuRates("RTX 4090", 1.008e12, 165.2e12, 330.3e12, 24, 32e9),
+    # NVIDIA RTX Blackwell GPU Architecture white paper, appendix A; PCIe 5.0 x16
+    "rtx5090": GpuRates("RTX 5090", 1.792e12, 209.5e12, 419e12, 32, 64e9),
+}
+
+
+# What a driver, a cloud or a scheduler's label adds to a GPU's name; rates are of the SXM variant.
+_ADDED = re.compile(r"nvidia|amd|geforce|instinct|tesla|gpu|hbm\d?e?|oam|vf|sxm\d?|(\d+)gi?b")
+
+
+def gpu_named(name: str) -> GpuRates:
+    """Find a GPU by its name in `GPUS`, or as its driver prints it: "NVIDIA H100 80GB HBM3".
+
+    Ignores case, spaces, dashes and underscores.
+
+    Raises:
+        ConfigError: there is no such GPU, or only one with other rates (PCIe, half the memory).
+    """
+    words = re.split(r"[\s_-]+", name.strip().lower())
+    added = [_ADDED.fullmatch(word) for word in words]
+    named = "".join(word for word, is_added in zip(words, added, strict=True) if not is_added)
+    gpu = GPUS.get("".join(words)) or GPUS.get(named)
+    sizes = [int(found[1]) for found in added if found is not None and found[1] is not None]
+    # A driver says GB for GiB, and rounds.
+    if gpu is not None and any(abs(size / gpu.memory_gib - 1) > 0.1 for size in sizes):
+        gpu = None
+    if gpu is None:
+        raise ConfigError(
+            "unknown_gpu",
+            f"no GPU {name!r} is known; there are: {', '.join(GPUS)} (for another one give a fit "
+            "of a recording, or measured points)",
+        )
+    return gpu
+
 
 TERMS = ("weights", "attention", "step", "row_layer")  # the terms with fitted coefficients
 _EXCHANGES = 2  # in each layer: after attention and after the MLP
@@ -21,10 +84,7 @@ _ACTIVATION_ROOM = 1.7e9  # bytes on each GPU for activations: about what vLLM 0
 
 
 class RooflineCoefficients(Struct, frozen=True, kw_only=True):
-    """How much slower real steps are than a data sheet says, and costs that no data sheet has.
-
-    The defaults are a fit to 13 public runs of vLLM 0.15.1 on H100 (docs/simulate.md, Accuracy).
-    """
+    """Factors on data sheet times: a fit to 13 public runs of vLLM 0.15.1 on H100."""
 
     weights: float = 1.309  # factor on the time of all products with weights
     attention: float = 1.068  # factor on the time of attention
@@ -40,14 +100,10 @@ class RooflineCoefficients(Struct, frozen=True, kw_only=True):
 class RooflineModel:
     """A `StepTimeModel` of a model on `tensor_parallel` GPUs.
 
-    Attributes:
-        name: the model and the GPUs, for people.
-
     Args:
         host_ms: host time between two steps, for an engine that does not overlap them.
 
-    Raises:
-        ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
+    Raises ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
     """
 
     def __init__(
@@ -95,10 +151,7 @@ class RooflineModel:
         self._token_exchange_s = self._num_exchanges * sent / gpu.link_bytes_per_s
 
     def terms(self, shape: StepShape) -> tuple[float, ...]:
-        """Return the numbers by which a step's coefficients are multiplied, in order of `TERMS`.
-
-        They are seconds or counts.
-        """
+        """Return the numbers by which a step's coefficients are multiplied, in order of `TERMS`."""
         num_tokens = shape.num_tokens
         weights_s = max(self._read_dense_s, num_tokens * self._token_dense_s)
         if self._read_expert_s:
@@ -107,12 +160,7 @@ class RooflineModel:
         num_keys = shape.num_context_tokens + shape.num_prefill_context
         keys_s = num_keys * self._read_key_s
         attention_s = max(keys_s, shape.num_prefill_pairs * self._pair_s)
-        return (
-            weights_s,
-            attention_s,
-            1.0,
-            float(self._shape.num_layers * shape.num_rows),
-        )
+        return (weights_s, attention_s, 1.0, float(self._shape.num_layers * shape.num_rows))
 
     def exchange_s(self, num_tokens: int) -> float:
         """Seconds that tensor parallelism takes to add up the partial results of the GPUs."""
@@ -132,11 +180,7 @@ class RooflineModel:
 
 
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:
-    """Return how many tokens fit into the KV cache, beside the weights and activations.
-
-    Raises:
-        ConfigError: the weights leave no room.
-    """
+    """Return the tokens of the KV cache beside weights and activations. May raise ConfigError."""
     room = gpu.memory_gib * 2**30 * tensor_parallel * _MEMORY_SHARE
     left = room - shape.memory_bytes - _ACTIVATION_ROOM * tensor_parallel
     if left <= 0:

@@ -1,29 +1,11 @@
-"""A simulated engine: modelled step times, a virtual clock, and made-up tokens.
+"""`SimulatedRunner`: modelled step times, a virtual clock, and made-up tokens.
 
-It runs the real scheduler, core and telemetry, but never reads the host's clock, so the same seed
-gives the same messages, byte for byte.
+It never reads the host's clock, so an engine with it gives the same messages for the same seed.
 """
 
-import random
-from collections.abc import Iterator
-from itertools import islice, repeat
-
-import msgspec
-from msgspec import Struct
-
-from stepscope.engine.loop import dispatch
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult
-from stepscope.engine.simulation.step_time import CostModel, StepTimeModel, shape_of
+from stepscope.engine.simulation.step_time import StepTimeModel, shape_of
 
 START_NS = 1_000_000_000_000
 WALL_START_NS = 1_700_000_000_000_000_000  # 2023-11-14T22:13:20Z
@@ -49,10 +31,7 @@ class SimulatedRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
-        """Start a step: advance the clock by the host's time, and compute when the step ends.
-
-        The simulated device runs steps one by one.
-        """
+        """Start a step: advance the clock by the host's time, and compute when the step ends."""
         time = self._cost.step_time(shape_of(step))
         launch_ns = self._now_ns + round(time.host_s * 1e9)
         self._now_ns = launch_ns
@@ -94,144 +73,3 @@ class SimulatedStep:
     def collect(self) -> StepResult:
         self._runner.advance_to(self._result.tokens_ns)
         return self._result
-
-
-class SimulatedWorkload(Struct, frozen=True, kw_only=True):
-    """Requests to simulate: streaming chats and a few long documents, with Poisson arrivals.
-
-    Arrivals are in virtual time.
-    """
-
-    rate: float = 4.0  # requests a second
-    document_share: float = 0.15
-    chat_tokens: int = 200  # mean prompt
-    document_tokens: int = 3000
-    output_tokens: int = 60  # mean
-    shared_tokens: int = 64  # length of the system prompt that all chats begin with
-
-
-class _Collector:
-    """A telemetry sink that keeps all messages, encoded and decoded as for a subscriber."""
-
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[tuple[int, Telemetry]] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
-        self.next_sequence += 1
-
-
-def simulated_info(
-    limits: Limits, num_blocks: int, block_size: int, seed: int, *, is_served: bool = False
-) -> EngineInfo:
-    """Make the `EngineInfo` of a simulated engine.
-
-    Args:
-        is_served: whether it has a control socket and publishes telemetry.
-    """
-    return EngineInfo(
-        engine_id=f"simulated-{seed}",
-        name="simulated",
-        software_version="simulated",
-        model="simulated",
-        attention_backend="none",
-        device="virtual",
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        knobs=knob_specs(limits),
-        monotonic_ns=START_NS,
-        wall_ns=WALL_START_NS,
-        bundles=is_served,
-        keeps_snapshots=is_served,
-    )
-
-
-def simulate(
-    seed: int = 0,
-    num_steps: int = 500,
-    *,
-    knobs: Knobs | None = None,
-    changes: dict[int, dict[str, KnobValue]] | None = None,
-    num_blocks: int = 1024,
-    block_size: int = 16,
-    max_model_len: int = 8192,
-    workload: SimulatedWorkload | None = None,
-    cost: StepTimeModel | None = None,
-    overlap: bool = False,
-) -> list[tuple[int, Telemetry]]:
-    """Run a simulated engine for `num_steps` steps.
-
-    Args:
-        changes: knobs to set before a step, by step number.
-        overlap: whether each step is prepared while the one before it runs.
-
-    Returns:
-        (sequence, message) pairs: `EngineInfo`, `KnobsChanged`, `StepRecord` and `EngineStatus`
-        in the order they were published.
-    """
-    workload = workload or SimulatedWorkload()
-    limits = Limits(
-        max_num_batched_tokens=max(8192, max_model_len),
-        max_num_seqs=256,
-        max_model_len=max_model_len,
-    )
-    runner = SimulatedRunner(cost or CostModel(), seed)
-    scheduler = Scheduler(KVCacheManager(num_blocks, block_size), knobs or Knobs(), limits)
-    sink = _Collector()
-    info = simulated_info(limits, num_blocks, block_size, seed)
-    info = msgspec.structs.replace(info, overlap=True if overlap else None)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch, overlap=overlap)
-    random_source = random.Random(seed)
-    arrival_ns = START_NS
-    number = 0
-    core.publish_heartbeat(idle=True)
-    while core.next_step < num_steps:
-        while arrival_ns <= runner.clock():
-            submit, token_ids = _submission(random_source, workload, number, max_model_len)
-            core.inbox.put(Call(submit, SilentClient(), token_ids))
-            number += 1
-            arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
-        # A step in flight already counts in `next_step`.
-        for step in [step for step in changes or () if step <= core.next_step]:
-            assert changes is not None
-            command = SetKnobs(changes=changes.pop(step), who="simulated")
-            core.inbox.put(Call(command, SilentClient()))
-        if not core.step():
-            runner.advance_to(arrival_ns)
-        core.publish_heartbeat(idle=False)
-    core.settle()
-    return sink.messages
-
-
-def _submission(
-    random_source: random.Random, workload: SimulatedWorkload, number: int, max_model_len: int
-) -> tuple[Submit, list[int]]:
-    document = random_source.random() < workload.document_share
-    mean = workload.document_tokens if document else workload.chat_tokens
-    length = max(1, round(mean * random_source.uniform(0.5, 1.5)))
-    max_tokens = max(1, round(workload.output_tokens * random_source.uniform(0.3, 1.7)))
-    length = min(length, max_model_len - max_tokens)
-    shared = 0 if document else min(workload.shared_tokens, length)
-    token_ids = [*range(shared), *islice(_random_tokens(random_source), length - shared)]
-    submit = Submit(
-        client_id=f"{'doc' if document else 'chat'}-{number}",
-        prompt_token_ids=token_ids,
-        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-    )
-    return submit, token_ids
-
-
-def _random_tokens(random_source: random.Random) -> Iterator[int]:
-    """Draw what `randrange(VOCAB_SIZE)` would draw again and again, in a fraction of its time."""
-    numbers = map(random_source.getrandbits, repeat(VOCAB_SIZE.bit_length()))
-    return filter(VOCAB_SIZE.__gt__, numbers)
-
-
-def encoded(messages: list[tuple[int, Telemetry]]) -> bytes:
-    """Encode all messages as one byte string, for comparing two runs."""
-    return msgspec.msgpack.encode(messages)

@@ -48,10 +48,7 @@ class StepTime(NamedTuple):
 
 
 class StepTimeModel(Protocol):
-    """Predicts the time of a step, always the same for a `StepShape`.
-
-    Callers may add random spread.
-    """
+    """Predicts the time of a step, always the same for a `StepShape`."""
 
     def step_time(self, shape: StepShape) -> StepTime: ...
 

@@ -2,7 +2,6 @@
 publisher, which keeps messages for observers that missed some. `native/` is C code that sends
 messages without holding Python's interpreter lock. Needs no torch.
 
-May import: engine.protocol, engine.protocol.settings, engine.scheduling, engine.text,
-  engine.transport, engine.workload.
+May import: engine.protocol, engine.scheduling, engine.text, engine.transport.
 A new field of a step is filled in `step_draft.py`; its type is in `protocol`.
 """

@@ -10,11 +10,7 @@ _CLOCKS_MOVED_NS = 50_000_000
 
 
 def anchored(info: EngineInfo) -> EngineInfo:
-    """Return `info` with current values of both clocks, if their difference has changed.
-
-    It changes when the wall clock is set, and when the machine sleeps. Otherwise returns `info`
-    itself.
-    """
+    """Return `info` with current values of both clocks, if their difference has changed."""
     monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
     moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)
     if abs(moved_ns) < _CLOCKS_MOVED_NS:

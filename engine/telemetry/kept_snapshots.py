@@ -34,11 +34,7 @@ class KeptSnapshots:
         self._next_ns = 0  # the next snapshot is made no earlier
 
     def is_due(self, step: int, now_ns: int) -> bool:
-        """Whether to make a snapshot now.
-
-        Args:
-            step: number of the last step.
-        """
+        """Whether to make a snapshot now."""
         return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
 
     def add(self, snapshot: Snapshot) -> None:
@@ -50,11 +46,7 @@ class KeptSnapshots:
             self._num_bytes -= len(self._kept.popleft().payload)
 
     def rest(self, took_ns: int) -> None:
-        """Put off the next snapshot, so that snapshots take at most `SHARE` of the engine's time.
-
-        Args:
-            took_ns: how long it took to make and add the last one.
-        """
+        """Put off the next snapshot: they take at most `SHARE` of the engine's time."""
         self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
 
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
@@ -66,8 +58,6 @@ class KeptSnapshots:
         Args:
             step: number of the last step. A snapshot made after it is followed by no step to show,
                 so it is chosen only if there is no other.
-            oldest: sequence number of the first message that is still kept.
-            end: sequence number of the next message to be published.
 
         Returns:
             The snapshot, encoded, because decoding megabytes of transcripts would hold up the

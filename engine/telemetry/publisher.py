@@ -26,13 +26,10 @@ class Publisher:
     Attributes:
         num_dropped: messages that at least one subscriber missed, as known when the last message
             was published; `sender.num_dropped` is the current number.
-        sender: numbers, keeps and sends the messages.
 
     Args:
         address: ZeroMQ address to bind; None to number and keep messages without sending them.
-        ring_size: messages kept for `replay`, at most.
         ring_bytes: bytes kept for `replay`, at most; the newest message is kept whatever its size.
-        gate: checks who may subscribe; None lets in everybody who can reach the address.
     """
 
     def __init__(
@@ -71,10 +68,7 @@ class Publisher:
             gate.note(descriptor, public)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
-        """Return up to `limit` kept messages, oldest first, from number `sequence` on.
-
-        From any thread.
-        """
+        """Return up to `limit` kept messages from number `sequence` on. From any thread."""
         sender = self.sender
         end = sender.next_sequence
         first = max(sequence, sender.oldest_sequence)

@@ -8,15 +8,10 @@ Without a compiler, the engine's thread sends the messages itself (`InlineSender
 because waking libzmq's thread costs more than everything else about a record. Telemetry to one
 subscriber then takes 2.5 % of a step of 5 ms, in place of 0.9 % with the thread in C; to three, at
 least 3 % in place of 0.9 % (`tests/bench/bench_sender.py`, two AVX2 cores). So the C stays.
-
-`InlineSender` keeps messages in a `ReplayRing`: message bytes are copied into large memory segments
-that are reused. As separate objects each message would cost the engine a page fault until the ring
-is full, and the garbage collector would walk over all of them.
 """
 
 import contextlib
 import ctypes
-import mmap
 import threading
 import time
 from typing import NamedTuple, Protocol
@@ -24,9 +19,6 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from stepscope.engine.protocol import wire
-
-SEGMENT_BYTES = 4 * 1024 * 1024
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
 
 
 class Kept(NamedTuple):
@@ -38,17 +30,7 @@ class Kept(NamedTuple):
 
 
 class ReplayRing:
-    """The last messages. One thread adds them; any thread may `get`.
-
-    Attributes:
-        next_sequence: number of the next message that is added.
-        oldest_sequence: number of the oldest message that is kept.
-        num_bytes: bytes of the kept payloads.
-
-    Args:
-        size: messages to keep, at most.
-        max_bytes: bytes to keep, at most; the newest message is kept whatever its size.
-    """
+    """The last messages. One thread adds them; any thread may `get`. The newest always fits."""
 
     def __init__(self, size: int, max_bytes: int) -> None:
         self.next_sequence = 0
@@ -56,38 +38,24 @@ class ReplayRing:
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._size = size
-        # For each message, at its number modulo the size:
+        # Of each message, at its number modulo the size. Bytes alone are no work for the collector.
         self._topics = [b""] * size
-        self._segments: list[mmap.mmap | None] = [None] * size
-        self._starts = [0] * size
-        self._lengths = [0] * size
-        self._segment: mmap.mmap | None = None  # the segment that is being filled
-        self._end = 0  # where its free part begins
-        self._spare: list[mmap.mmap] = []
+        self._payloads = [b""] * size
 
     def add(self, topic: bytes, payload: bytes | bytearray) -> None:
         """Keep the next message, and drop the oldest ones to make room for it."""
-        length = len(payload)
         sequence = self.next_sequence
-        self.num_bytes += length
-        # Drop messages before overwriting their memory, so that a reader never gets a wrong one.
+        self.num_bytes += len(payload)
+        # Drop messages before overwriting them, so that a reader never gets a wrong one.
         while self.oldest_sequence < sequence and (
             sequence - self.oldest_sequence >= self._size or self.num_bytes > self._max_bytes
         ):
-            self._give_up_oldest()
-        segment = self._segment
-        start = self._end
-        if segment is None or start + length > len(segment):
-            segment = self._next_segment(length)
-            start = 0
-        end = start + length
-        segment[start:end] = payload
+            place = self.oldest_sequence % self._size
+            self.oldest_sequence += 1
+            self.num_bytes -= len(self._payloads[place])
+            self._payloads[place] = b""
         place = sequence % self._size
-        self._topics[place] = topic
-        self._segments[place] = segment
-        self._starts[place] = start
-        self._lengths[place] = length
-        self._end = end
+        self._topics[place], self._payloads[place] = topic, bytes(payload)
         self.next_sequence = sequence + 1
 
     def get(self, sequence: int) -> Kept | None:
@@ -95,41 +63,8 @@ class ReplayRing:
         if not self.oldest_sequence <= sequence < self.next_sequence:
             return None
         place = sequence % self._size
-        topic, segment, start = self._topics[place], self._segments[place], self._starts[place]
-        end = start + self._lengths[place]
-        payload = b"" if segment is None else segment[start:end]
-        if sequence < self.oldest_sequence:
-            return None  # it was dropped while we read it
-        return Kept(sequence, topic, payload)
-
-    def _give_up_oldest(self) -> None:
-        place = self.oldest_sequence % self._size
-        segment = self._segments[place]
-        self.oldest_sequence += 1
-        self.num_bytes -= self._lengths[place]
-        self._segments[place] = None
-        is_last = (
-            self.oldest_sequence == self.next_sequence
-            or self._segments[self.oldest_sequence % self._size] is not segment
-        )
-        if not is_last or segment is None:
-            return
-        if segment is self._segment:
-            self._end = 0
-        elif len(segment) == SEGMENT_BYTES:
-            self._spare.append(segment)
-
-    def _next_segment(self, length: int) -> mmap.mmap:
-        if length > SEGMENT_BYTES:
-            segment = mmap.mmap(-1, length, flags=_PRIVATE)
-        elif self._spare:
-            segment = self._spare.pop()
-        else:
-            segment = mmap.mmap(-1, SEGMENT_BYTES, flags=_PRIVATE)
-            with contextlib.suppress(AttributeError, OSError):  # not on every platform
-                segment.madvise(mmap.MADV_HUGEPAGE)
-        self._segment = segment
-        return segment
+        kept = Kept(sequence, self._topics[place], self._payloads[place])
+        return None if sequence < self.oldest_sequence else kept  # dropped while we read it
 
 
 # Room for messages that wait to be sent, even if the ring keeps fewer for replay.
@@ -188,16 +123,10 @@ class Sender(Protocol):
         """Keep a message and send it, at once or soon. Never waits. Returns `num_dropped`."""
 
     def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
-        """Return a message by its number: (number, topic, payload).
-
-        None if it was dropped, or was not added yet.
-        """
+        """Return a message by its number: (number, topic, payload)."""
 
     def take_subscription(self) -> tuple[str, int] | None:
-        """Return the next new subscriber of an XPUB socket: (public key, file descriptor).
-
-        None if there is no other, or if `MAX_SUBSCRIPTIONS` were already taken in this round.
-        """
+        """Return the next subscriber of an XPUB socket, (public key, file descriptor), or None."""
 
     def stop(self) -> None:
         """Pass all remaining messages to libzmq. After that, the socket may be closed."""
@@ -210,7 +139,6 @@ def open_sender(
 
     Args:
         socket: owned by the sender until it is stopped; None to number and keep messages only.
-        size, max_bytes: bounds of the kept messages; see `ReplayRing`.
     """
     functions = _functions()
     if compiled is None or functions is None:

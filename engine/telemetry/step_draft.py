@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
-from stepscope.engine.protocol.wire import (
-    BlockMove,
-    DraftRow,
-    KVCounts,
-    RequestEvent,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
+from stepscope.engine.protocol import wire
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -25,10 +17,10 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.batch_rows import keep_rows, with_positions
 
 
-class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
+class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
     """A record that can still be changed. Has the fields of `StepRecord` and is encoded as one."""
 
-    topic = StepRecord.topic
+    topic = wire.StepRecord.topic
 
     step: int
     schedule_start_ns: int
@@ -43,21 +35,22 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     num_decode_tokens: int
     num_padded_tokens: int | None
     batch: msgspec.Raw
-    kv: KVCounts | None = None
-    moves: list[BlockMove] | msgspec.Raw = field(default_factory=list)
+    kv: wire.KVCounts | None = None
+    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)
     num_running: int
     num_waiting: int
     waiting_reasons: dict[str, int]
-    events: list[RequestEvent] = field(default_factory=list)
+    events: list[wire.RequestEvent] = field(default_factory=list)
     num_dropped: int = 0
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
     token_limit: int | None = None
-    totals: Totals | None = None
-    drafts: list[DraftRow] | None = None
+    totals: wire.Totals | None = None
+    drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
+    held: list[wire.HeldRow] | None = None
 
     @classmethod
     def open(
@@ -68,12 +61,7 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         scheduler: Scheduler,
         knobs_version: int,
     ) -> "StepDraft":
-        """Begin the record of a step. Call it right after `schedule`.
-
-        Args:
-            schedule_ns: when scheduling began and ended.
-            batch: the encoded rows, from `BatchRows.encode`.
-        """
+        """Begin the record of a step. Call it right after `schedule`."""
         knobs, num_waiting = scheduler.step_knobs, len(scheduler.waiting)
         return cls(
             step=step,
@@ -101,17 +89,12 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
     def check_drafts(
         self, rows: Sequence[ScheduledRow], bursts: Mapping[int, list[int]], *, with_tokens: bool
     ) -> None:
-        """Record which drafts were accepted, and set the rows' token counts to the tokens added.
-
-        Args:
-            rows: the rows as scheduled.
-            bursts: the tokens that each row with drafts added, by row index.
-        """
+        """Record the accepted drafts; rows get the counts of their `bursts` (tokens, by index)."""
         self.batch = with_positions(
             self.batch, {index: (rows[index].start, len(burst)) for index, burst in bursts.items()}
         )
         self.drafts = [
-            DraftRow(
+            wire.DraftRow(
                 rows[index].request.request_id,
                 rows[index].num_tokens - 1,
                 len(burst) - 1,
@@ -142,7 +125,6 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         """Record that the step was prepared while the step before it ran, so delaying no request.
 
         Args:
-            launched_ns: when the whole step was launched.
             not_before_ns: when the tokens of the step before it were known; earlier times of this
                 step are moved to that instant.
         """
@@ -155,8 +137,6 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
         self, kv: KVCacheManager, own: PlannedBlocks | None, ahead: PlannedBlocks | None
     ) -> None:
         """Record the block changes of an ended step, with overlap.
-
-        Leaves out the changes that belong to the next step, which may have been scheduled already.
 
         Args:
             own: block changes from scheduling this step; None if they were not drained then.
@@ -173,4 +153,4 @@ class StepDraft(Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # typ
                 state = ahead.seen_before(block, state)
             states[block] = state
         self.kv = counts if ahead is None else ahead.counts_before(counts)
-        self.moves = [BlockMove(block, *state) for block, state in states.items()]
+        self.moves = [wire.BlockMove(block, *state) for block, state in states.items()]

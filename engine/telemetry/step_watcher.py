@@ -65,10 +65,8 @@ class StepWatcher:
     """Publishes a `StepInFlight` while a step takes long. Its own thread calls `look`.
 
     Args:
-        publish: publishes a message; called from the watcher's thread.
         step_costs: step times measured at the start, by which a step counts as long; None: only
             `LONG_NS` counts.
-        clock: the engine's time, in nanoseconds.
     """
 
     def __init__(

@@ -17,8 +17,6 @@ _TOKEN_BYTES = 4
 
 
 class _PublishedText:
-    """The published text of one request."""
-
     __slots__ = ("pieces", "prompt_text", "request", "stream")
 
     def __init__(
@@ -31,11 +29,7 @@ class _PublishedText:
 
 
 class TokenPublisher:
-    """Keeps the published texts of unfinished requests. Belongs to the engine's thread.
-
-    Args:
-        text_stream: makes the decoder of one request's output; None if there is no tokenizer.
-    """
+    """Keeps the published texts of unfinished requests, for the engine's thread."""
 
     def __init__(self, text_stream: Callable[[], TextStream] | None) -> None:
         self._text_stream = text_stream
@@ -88,10 +82,7 @@ class TokenPublisher:
         return text
 
     def transcripts(self) -> list[Transcript]:
-        """Return prompt and output so far of unfinished requests, oldest first.
-
-        Stops when they would exceed `SNAPSHOT_BYTES`.
-        """
+        """Return prompt and output so far of unfinished requests, oldest first."""
         found: list[Transcript] = []
         left = SNAPSHOT_BYTES
         for request_id, published in self._published.items():

@@ -13,12 +13,7 @@ from stepscope.engine.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Makes the text of the outputs of one `Submit`, if the client wants text.
-
-    Args:
-        tokenizer: None if the engine has none; outputs then have no text.
-        submit: says whether the client wants text.
-    """
+    """Makes the text of the outputs of one `Submit`, if the client wants text."""
 
     def __init__(self, tokenizer: Tokenizer | None, submit: Submit) -> None:
         self._tokenizer = tokenizer if submit.with_text else None
@@ -26,10 +21,7 @@ class OutputText:
         self._stream: TextStream | None = None  # made for the first token
 
     def complete(self, output: Output) -> Output:
-        """Return `output` with its text, and with the texts of the tokens in its logprobs.
-
-        Call it for each output of the request, in order.
-        """
+        """Return `output` with its text, and with the texts of the tokens in its logprobs."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output if output.text is None else msgspec.structs.replace(output, text=None)

@@ -3,8 +3,6 @@
 A request must end in the step whose token completes a stop string; otherwise it would hold its
 blocks and compute tokens in vain. So the engine's thread needs the text of these requests. It goes
 into the `Output` as it is; the control thread only makes the text of all other requests.
-
-Decoding drops special tokens, so stop strings never match them; use `stop_token_ids` for those.
 """
 
 from collections import deque
@@ -72,8 +70,6 @@ class StopText:
     begin a stop string is held back until it is known whether it does.
 
     Args:
-        stream: decodes the tokens of this request.
-        stops: the stop strings, none of them empty.
         include_stop: whether the text ends after the stop string, not before it.
     """
 
@@ -87,11 +83,7 @@ class StopText:
         self._ready: list[str] = []
 
     def push(self, token_id: int, armed: bool) -> None:
-        """Add the next token.
-
-        Args:
-            armed: whether stop strings that this token completes end the text.
-        """
+        """Add the next token; if `armed`, stop strings that it completes end the text."""
         self._scan(self._stream.push((token_id,)), armed)
 
     def finish(self, armed: bool) -> None:

@@ -28,11 +28,7 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_LETTERS)))
 
 
 class TokenBound:
-    """The lower bound for one tokenizer.
-
-    Args:
-        backend: a `tokenizers.Tokenizer`.
-    """
+    """The lower bound for one tokenizer."""
 
     def __init__(self, backend: Any) -> None:
         self._longest = 0  # characters of the longest token; 0: unknown
@@ -65,10 +61,7 @@ class TokenBound:
         return max(-(-num_kept // self._longest), -(-num_letters // self._most_letters))
 
     def _knows(self, part: dict[str, Any]) -> bool:
-        """Whether the effect of a normalizer or pre-tokenizer on the length of a text is known.
-
-        Also notes the effects that the bound must allow for.
-        """
+        """Whether the effect of a normalizer or pre-tokenizer on the length of a text is known."""
         kind = part["type"]
         if kind in _COMPOSING:
             self._composes = True

@@ -1,7 +1,5 @@
 """`Tokenizer`: text to token ids and back.
 
-`render`: a conversation in the model's chat template, in the form that the template reads.
-
 Some templates read a message's content as a string, some as a list of parts, some as either. One
 that gets the other form leaves the text out, or prints the list, without an error. So marks are
 rendered first in place of the texts: they show what reaches the prompt.
@@ -27,7 +25,6 @@ def render(
     """Return the prompt of a conversation.
 
     Args:
-        template: renders turns with `role` and `content`.
         messages: turns with `role` and `content`: a text, or the texts of its parts.
 
     Raises:
@@ -165,8 +162,7 @@ class Tokenizer:
             most: refuse a text that certainly has more tokens, before tokenising it; None: no
                 limit.
 
-        Raises:
-            ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
+        Raises ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
         """
         return self._encode(text, most, add_special_tokens=True)
 
@@ -179,10 +175,6 @@ class Tokenizer:
         it in Jinja's immutable sandbox, where it sees only the conversation and the special tokens.
         The sandbox bounds what a template can access, not how long it takes. The template includes
         the special tokens at the beginning, so the tokenizer adds none.
-
-        Args:
-            messages: turns with `role` and `content`: a text, or the texts of its parts.
-            most: as in `encode`.
 
         Raises:
             ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation
@@ -218,10 +210,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token that is a part of a character. None: the tokenizer has none.
-
-        `token_text` shows such a token as a replacement character.
-        """
+        """Return the bytes of a token that is a part of a character; None if unknown."""
         name = (
             self._backend.id_to_token(token_id)
             if self._backend is not None

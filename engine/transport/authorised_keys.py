@@ -46,11 +46,7 @@ def default_folder() -> Path:
 
 
 class KeyFolder:
-    """Reads and changes one folder of keys.
-
-    Args:
-        path: the folder; None for the default one.
-    """
+    """Reads and changes one folder of keys."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = default_folder() if path is None else path
@@ -105,8 +101,7 @@ class KeyFolder:
         Args:
             broken: gets a line for each file that is no valid key; None: such a file is an error.
 
-        Raises:
-            ConfigError: a file is no valid key, and `broken` is None.
+        Raises ConfigError: a file is no valid key, and `broken` is None.
         """
         found: dict[str, Holder] = {}
         for path in sorted(self.path.glob("*" + _SUFFIX)):
@@ -135,11 +130,7 @@ class KeyFolder:
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
-        """Make a key, authorise it, and write all that its holder needs to the file `output`.
-
-        Raises:
-            ConfigError: the name is taken, or a file cannot be written.
-        """
+        """Make and authorise a key, and write what its holder needs. May raise ConfigError."""
         check_key_name(name)
         self.make()
         self.check()
@@ -178,8 +169,7 @@ class KeyFolder:
         except FileNotFoundError:
             names = ", ".join(each.name for each in self.holders().values())
             raise ConfigError(
-                "no_such_key",
-                f"no key {name!r} is in {self.path}; there are: {names or 'none'}",
+                "no_such_key", f"no key {name!r} is in {self.path}; there are: {names or 'none'}"
             ) from None
 
     def _of(self, name: str) -> Path:

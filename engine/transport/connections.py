@@ -27,12 +27,7 @@ class _Client:
 
 
 class Connections:
-    """The connected clients, by the identity that the ROUTER socket gives them.
-
-    Args:
-        socket: the control socket, not bound yet.
-        gate: the socket's gate; None if it asks for no keys.
-    """
+    """The connected clients, by the identity that the ROUTER socket gives them."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", gate: Gate | None) -> None:
         # If we send nothing to a client, only the end of its connection shows that it is gone.
@@ -49,11 +44,7 @@ class Connections:
         self.lost.close()
 
     def note(self, identity: bytes, frame: zmq.Frame) -> list[bytes]:
-        """Take note of the sender of a message, who may be new.
-
-        Returns:
-            Identities of other clients that were found to be gone.
-        """
+        """Take note of a message's sender. Returns other clients that were found to be gone."""
         try:
             descriptor = frame.get(zmq.SRCFD)
             assert isinstance(descriptor, int)
@@ -100,11 +91,7 @@ class Connections:
         return self._keys.get(identity, "").encode()
 
     def account(self, identity: bytes) -> bytes:
-        """Return the id under which rate limits count a client.
-
-        All connections with one key share it. Programs of this user on this machine use the same
-        key; each connection of theirs has an id of its own.
-        """
+        """Return the id under which rate limits count a client: its key's, else its own."""
         key = self.key(identity)
         if self._gate is None or key == self._gate.local.pair.public.encode():
             return identity  # programs of one user; each has limits of its own
@@ -145,7 +132,6 @@ class Connections:
 
 
 def _origin(frame: zmq.Frame) -> str:
-    """Describe where a client is (address or process), according to the kernel."""
     peer = frame.get("Peer-Address")
     assert isinstance(peer, str)
     if not peer.startswith(_LOCAL_PEER):

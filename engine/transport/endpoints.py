@@ -33,11 +33,7 @@ _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost":
 
 
 def runtime_dir() -> Path:
-    """Return the user's own folder for sockets; made with mode 0700 if it is missing.
-
-    Raises:
-        ConfigError: the folder belongs to another user.
-    """
+    """Return the user's own folder for sockets (mode 0700). Raises ConfigError if not theirs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is not set
         path = platformdirs.user_runtime_path("stepscope")
@@ -52,10 +48,7 @@ def runtime_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of an engine's control socket (a ZeroMQ address).
-
-    `credentials` is the key to connect with; None to look for one.
-    """
+    """Address of an engine's control socket (a ZeroMQ address)."""
 
     control: str
     credentials: Credentials | None = field(default=None, repr=False, compare=False)
@@ -137,11 +130,7 @@ class Endpoint:
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
 
     def check_private(self, options: str = "") -> None:
-        """Raise ConfigError if binding the endpoint without keys would let strangers in.
-
-        Args:
-            options: options of the command that makes a key, for the error message.
-        """
+        """Raise ConfigError if binding the endpoint without keys would let strangers in."""
         if not self.is_private:
             raise ConfigError(
                 "public_bind",
@@ -158,10 +147,8 @@ class EndpointLock:
         local: the key for clients of this user on this machine, if the engine asks for keys. It is
             written into the lock file, where these clients read it.
         name: the engine's name, if it is not the one in its address.
-        advice: how to give the engine another address.
 
-    Raises:
-        ConfigError: on entering, if a running engine holds the lock.
+    Raises ConfigError: on entering, if a running engine holds the lock.
     """
 
     def __init__(
@@ -276,7 +263,6 @@ def lock_path(endpoint: Endpoint) -> Path:
 
 
 def _sockets(endpoint: Endpoint) -> list[Path]:
-    """Return the files of the control and the telemetry socket; none for TCP."""
     path = endpoint.path
     return [] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX)]
 

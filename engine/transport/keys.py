@@ -69,11 +69,7 @@ def check_public(text: str, what: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read; if that fails, leave no file.
-
-    Raises:
-        ConfigError: the file exists already, or cannot be written.
-    """
+    """Write a file for its owner only, or none. Raises ConfigError if it exists or fails."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -93,11 +89,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def read_private(path: Path) -> dict[str, object]:
-    """Read the values in a key file.
-
-    Raises:
-        ConfigError: the file cannot be read, is no key file, or other users can read it, too.
-    """
+    """Read the values in a private key file. Raises ConfigError if others can read it, too."""
     try:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -168,8 +160,7 @@ def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
     A key that names the endpoint comes first. A key that names no endpoint is used for an engine on
     another machine, if it is the only such key.
 
-    Raises:
-        ConfigError: several keys could be meant, or a file cannot be used.
+    Raises ConfigError: several keys could be meant, or a file cannot be used.
     """
     anywhere: list[Credentials] = []
     for path in sorted(client_folder().glob("*" + _CLIENT_SUFFIX)):

@@ -1,25 +1,36 @@
-"""Finds out which engine holds an address on this machine, from the address's lock file.
+"""Which engines have, or had, an address on this machine, by their lock files; `sweep` cleans up.
 
 The engine holds the lock while it runs. A lock file that no process holds was left by an engine
-that was killed, and only tells which process that was.
+that was killed. While `sweep` works on an address, it holds the lock shared: no engine can start
+there, and no client that reads the lock thinks that the address is taken.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
+import stat
+import time
+from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.endpoints import Endpoint, holder, lock_path
+from stepscope.engine.transport.endpoints import (
+    LOCK_SUFFIX,
+    TELEMETRY_SUFFIX,
+    Endpoint,
+    find_local,
+    holder,
+    lock_path,
+    runtime_dir,
+    same_file,
+)
 from stepscope.engine.transport.keys import Credentials, KeyPair
 
 _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """Return the name of the engine at an endpoint.
-
-    For engines of other users or on other machines, the name follows from the address.
-    """
+    """Return the name of the engine at an endpoint."""
     return str(_key_file_fields(endpoint).get("name") or endpoint.name)
 
 
@@ -30,11 +41,7 @@ def holder_pid(endpoint: Endpoint) -> int | None:
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
-    """Return the process id of this user's engine if it still loads its model.
-
-    None if the engine at the endpoint already listens, or there is no engine of this user on this
-    machine.
-    """
+    """Return the pid of this user's engine here if it does not listen yet, else None."""
     pid = holder_pid(endpoint)
     if pid is None:
         return None
@@ -51,10 +58,7 @@ def killed_pid(endpoint: Endpoint) -> int | None:
 
 
 def is_refused(endpoint: Endpoint) -> bool:
-    """Whether nothing listens at an endpoint, on any machine, so that its engine has ended.
-
-    False for an engine of this user on this machine that still loads its model.
-    """
+    """Whether nothing listens at an endpoint, and no engine of this user here is starting."""
     return not _key_file_fields(endpoint) and _refuses(endpoint)
 
 
@@ -75,10 +79,7 @@ def _refuses(endpoint: Endpoint) -> bool:
 
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
-    """Return whether an engine of this user holds an endpoint on this machine, and the key to it.
-
-    The key is None if the engine asks for no keys.
-    """
+    """Return whether an engine of this user holds an endpoint here, and the key to it."""
     fields = _key_file_fields(endpoint)
     try:
         pair = KeyPair(str(fields["public"]), str(fields["secret"]))
@@ -94,10 +95,7 @@ def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
 
 
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
-    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock).
-
-    The fields are empty if the file is missing or another user's.
-    """
+    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock)."""
     try:
         fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
     except (ConfigError, OSError):
@@ -119,3 +117,74 @@ def _is_locked(fd: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+KEPT_S = 24 * 3600.0
+"""How long a lock file is kept after its sockets were removed, to show who was killed
+(`killed_pid`)."""
+
+
+def stale_files() -> list[Path]:
+    """Return the files in the runtime folder that dead engines left behind."""
+    alive = {e.control for e in find_local()}
+    stale = []
+    for path in sorted(runtime_dir().iterdir()):
+        base = str(path).removesuffix(LOCK_SUFFIX).removesuffix(TELEMETRY_SUFFIX)
+        if f"ipc://{base}" in alive:
+            continue
+        if Path(base).name.startswith("tcp-") and any(
+            control.endswith(":" + base.rpartition("-")[2]) for control in alive
+        ):
+            continue
+        stale.append(path)
+    return stale
+
+
+def sweep() -> None:
+    """Remove the sockets of dead engines, and their lock files a day later. Never fails.
+
+    Keeps sockets that are not ours: those without a lock file, and those whose lock file is not by
+    an engine of this user.
+    """
+    with contextlib.suppress(ConfigError, OSError):
+        for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
+            with contextlib.suppress(OSError):  # the engine is alive, or the file is gone meanwhile
+                _sweep(path)
+
+
+def _sweep(lock: Path) -> None:
+    """Remove what a dead engine left at one address."""
+    fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            return
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not same_file(fd, lock):
+            return  # another file has this name since we opened it
+        control = str(holder(fd).get("control", ""))
+        base = str(lock).removesuffix(LOCK_SUFFIX)
+        if control == f"ipc://{base}":
+            sockets = [each for each in (base, base + TELEMETRY_SUFFIX) if _is_own_socket(each)]
+            for each in sockets:
+                os.unlink(each)
+            if sockets:
+                os.utime(fd)  # the day of `KEPT_S` begins now
+                return
+        elif not control.startswith("tcp://"):
+            return
+        if time.time() - status.st_mtime > KEPT_S:
+            # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if same_file(fd, lock):
+                os.unlink(lock)
+    finally:
+        os.close(fd)
+
+
+def _is_own_socket(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()

@@ -14,18 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Change,
-    Command,
-    GetAudit,
-    GetInfo,
-    GetKeptSnapshot,
-    GetSnapshot,
-    ReplayFrom,
-    Submit,
-    Withdraw,
-)
+from stepscope.engine.protocol import commands
 
 CLIENT_RATE, CLIENT_BURST = 1_000.0, 2_000.0  # units a second, units at once
 TOTAL_RATE, TOTAL_BURST = 8_000.0, 16_000.0
@@ -43,16 +32,16 @@ MAX_CLIENTS = 10_000  # with more clients than this, idle ones are forgotten, ..
 FORGET_S = 1.0  # ... at this interval at the least
 # Units of a command in addition to its message: for the client, and for the bound of all. It
 # holds up the engine between two steps, or takes the interpreter from it.
-_COSTS: tuple[tuple[type[Command], float, float], ...] = (
-    (Submit, 0.0, 0.0),
-    (Abort, 2.0, 2.0),
-    (Withdraw, 2.0, 2.0),
-    (Change, 20.0, 20.0),
-    (GetSnapshot, 25.0, REFUSED),
-    (GetKeptSnapshot, 25.0, REFUSED),
-    (ReplayFrom, 25.0, REFUSED),
-    (GetAudit, 10.0, REFUSED),
-    (GetInfo, 5.0, 20.0),
+_COSTS: tuple[tuple[type[commands.Command], float, float], ...] = (
+    (commands.Submit, 0.0, 0.0),
+    (commands.Abort, 2.0, 2.0),
+    (commands.Withdraw, 2.0, 2.0),
+    (commands.Change, 20.0, 20.0),
+    (commands.GetSnapshot, 25.0, REFUSED),
+    (commands.GetKeptSnapshot, 25.0, REFUSED),
+    (commands.ReplayFrom, 25.0, REFUSED),
+    (commands.GetAudit, 10.0, REFUSED),
+    (commands.GetInfo, 5.0, 20.0),
 )
 _OTHER = 20.0, REFUSED  # for a message that is no command
 
@@ -78,11 +67,7 @@ class Flood:
 
 
 class RateLimiter:
-    """Rate limits of one control socket.
-
-    Attributes:
-        num_limited: messages refused so far.
-    """
+    """Rate limits of one control socket."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_limited = 0
@@ -110,12 +95,8 @@ class RateLimiter:
         bucket.level -= cost
         return True
 
-    def charge(self, client: bytes, command: Command | None) -> None:
-        """Charge a client for a command, in addition to its message. It may run into debt.
-
-        Args:
-            command: None for a message that is no command.
-        """
+    def charge(self, client: bytes, command: commands.Command | None) -> None:
+        """Charge a client for a command (None: a message that is none), maybe into debt."""
         costs = (each[1:] for each in _COSTS if isinstance(command, each[0]))
         of_client, of_all = next(costs, _OTHER)
         self._bucket(client, self._clock()).level -= of_client
@@ -177,7 +158,6 @@ class RateLimiter:
         return bucket
 
     def _forget_idle(self, now_s: float) -> None:
-        """Drop the full buckets of idle clients: a new bucket would be the same."""
         for client, bucket in list(self._clients.items()):
             bucket.fill(now_s)
             if bucket.level >= bucket.burst:

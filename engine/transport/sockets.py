@@ -16,8 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate
-from stepscope.engine.transport.io_threads import stand_back
+from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate, stand_back
 from stepscope.engine.transport.keys import Credentials, find_credentials, read_credentials
 from stepscope.engine.transport.local_engines import local_credentials
 
@@ -38,11 +37,7 @@ _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
 def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
-    """Make a socket to be passed to `bind`; the caller sets all other options.
-
-    Args:
-        gate: checks which clients get in; None lets in everybody who can reach the socket.
-    """
+    """Make a socket to be bound; the caller sets other options. `gate`: checks who gets in."""
     context = zmq.Context.instance() if gate is None else gate.context
     stand_back(context)
     socket: zmq.Socket[bytes] = context.socket(kind)
@@ -66,11 +61,7 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
 
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
-    """Bind a socket. The file of an `ipc` address is private to this user from the beginning.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Bind a socket; an `ipc` file is private from the beginning. Raises ConfigError."""
     try:
         with _private_files():
             socket.bind(address)
@@ -88,8 +79,7 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
     Args:
         endpoint: gives the key to use; None for an engine in this process, which asks for none.
 
-    Raises:
-        ConfigError: the key for the endpoint cannot be used.
+    Raises ConfigError: the key for the endpoint cannot be used.
     """
     credentials = None if endpoint is None else credentials_for(endpoint)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
@@ -111,8 +101,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
     variable; the lock file, for an engine of this user on this machine; a file in the client's key
     folder.
 
-    Raises:
-        ConfigError: there is a key file that cannot be used.
+    Raises ConfigError: there is a key file that cannot be used.
     """
     if endpoint.credentials is not None:
         return endpoint.credentials
@@ -129,12 +118,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
 
 
 class Handshakes:
-    """Finds out why an engine refuses a client socket. Make it before the socket connects.
-
-    Args:
-        socket: made by `client_socket`.
-        endpoint: the endpoint that the socket connects to.
-    """
+    """Finds out why an engine refuses a client socket. Make it before the socket connects."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> None:
         self._socket = socket

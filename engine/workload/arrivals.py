@@ -48,10 +48,7 @@ class Arrival:
     is_question: bool = False  # `prompt` is a question for the chat template, and is not cut
 
     def submit(self) -> Submit:
-        """Make the `Submit` command for this request.
-
-        EOS is ignored, so that outputs have the workload's length, except in answers to questions.
-        """
+        """Make the `Submit` command; without EOS, so that outputs have the workload's length."""
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -76,12 +73,7 @@ class Arrival:
 
 
 class PromptWriter:
-    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer.
-
-    Args:
-        corpus: source of the text.
-        chars_per_token: mean in English prose, as the engine reports it.
-    """
+    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer."""
 
     def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
         self._corpus = corpus
@@ -100,15 +92,9 @@ class PromptWriter:
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
     def blocks(
-        self,
-        hash_ids: tuple[int, ...],
-        num_tokens: int,
-        block_tokens: int = HASH_BLOCK_TOKENS,
+        self, hash_ids: tuple[int, ...], num_tokens: int, block_tokens: int = HASH_BLOCK_TOKENS
     ) -> str:
-        """Return a text with one passage for each block id.
-
-        Prompts whose first ids are equal begin with equal text.
-        """
+        """Return a text with one passage for each block id."""
         num_chars = self._num_chars(block_tokens)
         parts = []
         for hash_id in hash_ids[: math.ceil(num_tokens / block_tokens)]:
@@ -143,11 +129,7 @@ class MixRequest:
 
 
 def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
-    """Yield chats and documents with Poisson arrivals, `spec.num_requests` of them or without end.
-
-    Lengths are log-normal around their means (chats vary more than documents). All chats share
-    their first quarter, a system prompt.
-    """
+    """Yield `spec.num_requests` chats and documents (or no end of them) with Poisson arrivals."""
     source = random.Random(spec.seed)
     # Texts depend on the seed, too; otherwise a second run would hit the prefixes of the first.
     first_key = source.randrange(1_000_000) * 1_000
@@ -213,11 +195,8 @@ def from_trace(
     """Yield the requests of a trace, with text.
 
     Args:
-        rows: from `traces.read_trace`.
         writer: makes the text; rows with equal `hash_ids` get equal text.
-        max_model_len: longer requests are cut to this length; None cuts nothing.
         time_scale: factor on all offsets: 0.1 replays ten times as fast.
-        seed: seed of the text, for rows without `hash_ids`.
     """
     first_key = random.Random(seed).randrange(1_000_000) * 1_000
     for number, row in enumerate(rows):
@@ -242,10 +221,7 @@ def from_trace(
 def fit(
     num_prompt_tokens: int, max_tokens: int, max_model_len: int | None
 ) -> tuple[int, int, bool]:
-    """Return lengths of prompt and output that fit into the model, and whether they were cut.
-
-    The output gets up to half of the model's length, the prompt the rest.
-    """
+    """Return lengths of prompt and output that fit into the model, and whether they were cut."""
     if max_model_len is None or num_prompt_tokens + max_tokens <= max_model_len:
         return num_prompt_tokens, max_tokens, False
     max_tokens = min(max_tokens, max(1, max_model_len // 2))
@@ -275,5 +251,4 @@ def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:
 
 
 def _log_normal(source: random.Random, mean: float, spread: float) -> int:
-    """Draw a length, at least 1. `spread` is the standard deviation of its logarithm."""
     return max(1, round(source.lognormvariate(math.log(mean) - spread * spread / 2, spread)))

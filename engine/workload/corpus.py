@@ -1,13 +1,9 @@
 """`Corpus`: English text for prompts.
 
-The text is the documentation of Python's standard library, which every machine with Python has: it
-needs no download and is always the same. A corpus is read-only, so threads may share it.
-
-Reads `questions.json`: questions for chats with a trained model (`WorkloadSpec.questions`).
+The text is Python's language reference, which every machine with Python has: it needs no download
+and is always the same. A corpus is read-only, so threads may share it.
 """
 
-import importlib
-import inspect
 import json
 import re
 from functools import cache
@@ -24,21 +20,8 @@ def question(key: int) -> str:
     return questions()[key % len(questions())]
 
 
-_DOCUMENTED_MODULES = (
-    "argparse", "asyncio", "collections", "concurrent.futures", "contextlib", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "heapq", "inspect", "io", "json",
-    "logging", "os", "pathlib", "random", "re", "selectors", "shutil", "socket", "sqlite3",
-    "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap", "threading",
-    "unittest", "urllib.request", "zipfile",
-)  # fmt: skip
-
-
 class Corpus:
-    """English text without end: passages may begin anywhere; after the end comes the beginning.
-
-    Args:
-        text: paragraphs separated by empty lines; only those that are prose are used.
-    """
+    """English text without end, from paragraphs of prose; passages may begin anywhere."""
 
     def __init__(self, text: str) -> None:
         paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
@@ -48,32 +31,10 @@ class Corpus:
 
     @classmethod
     def english(cls) -> "Corpus":
-        """Make a corpus from Python's language reference, which `help()` shows.
+        """Make a corpus from Python's language reference, which `help()` shows."""
+        from pydoc_data.topics import topics  # large, and only a workload needs it
 
-        From docstrings if the reference is not installed.
-        """
-        try:
-            topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-        except ImportError:
-            return cls.docstrings()
         return cls("\n\n".join(topics[name] for name in sorted(topics)))
-
-    @classmethod
-    def docstrings(cls) -> "Corpus":
-        """Make a corpus from the docstrings of modules in the standard library."""
-        found: dict[str, None] = {}  # an ordered set
-        for name in _DOCUMENTED_MODULES:
-            try:
-                module = importlib.import_module(name)
-            except ImportError:
-                continue  # some distributions do not install the whole library
-            members = [value for _, value in sorted(vars(module).items())]
-            for thing in [module, *members]:
-                if isinstance(thing, str | int | tuple | list | dict):
-                    continue  # constants have the docstring of their type
-                if text := inspect.getdoc(thing):
-                    found[text] = None
-        return cls("\n\n".join(found))
 
     def __len__(self) -> int:
         return len(self._text)
@@ -89,6 +50,5 @@ class Corpus:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is prose, not code, grammar or a drawn table."""
     num_letters = sum(each.isalpha() or each == " " for each in paragraph)
     return len(paragraph) > 60 and num_letters > 0.9 * len(paragraph)

@@ -1,7 +1,4 @@
-"""`WorkloadDriver`: sends an engine the requests of its own workload, from a thread in the engine.
-
-The engine's loop never waits for that thread, because `submit` only queues a request.
-"""
+"""`WorkloadDriver`: sends an engine its own workload, from a thread in the engine."""
 
 import threading
 import time
@@ -16,8 +13,6 @@ _RECHECK_S = 0.05  # how often a delayed arrival checks whether there is room
 
 
 class _WorkloadRun:
-    """One run of a synthetic mix. Its thread holds `lock` while it submits."""
-
     def __init__(self, spec: WorkloadSpec) -> None:
         self.spec = spec
         self.stopped = threading.Event()
@@ -29,8 +24,6 @@ class WorkloadDriver:
 
     Args:
         submit: queues one request without waiting; called on the driver's thread.
-        chars_per_token: of the engine's tokenizer, on English prose.
-        max_model_len: longer requests are cut to this length.
         num_unfinished: returns the engine's unfinished requests, for `max_concurrency`.
         speed: seconds of the engine's time for each second of real time.
     """

@@ -76,8 +76,6 @@ class LoadReport:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """A request that was sent and has not ended."""
-
     sent_s: float
     request_id: int | None = None  # known once the engine has accepted it
     first_token_s: float | None = None
@@ -89,11 +87,7 @@ class LoadGenerator:
     """Sends each arrival when it is due, and reads the replies.
 
     Args:
-        client: a connection to a running engine.
-        arrivals: in the order of their offsets.
-        max_concurrency: requests in flight, at most; further arrivals are delayed.
         seconds: stop sending after this time and wait for the open requests; None: send all.
-        on_progress: called with the report a few times a second.
         wants_stop: called as often; True ends the run (`abort` then ends the open requests).
         patience_s: how long to wait for a silent engine. Arrivals are delayed meanwhile, so that
             no burst follows.
@@ -124,11 +118,7 @@ class LoadGenerator:
         self._bundles: bool | UnsetType = UNSET  # True if the engine knows `Bundle`
 
     def run(self) -> LoadReport:
-        """Send and receive until all requests have ended, or `wants_stop`.
-
-        Raises:
-            EngineUnreachable: the engine stopped answering; `report` has the results until then.
-        """
+        """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
         info = self._client.info()
         engine_id, self._bundles = info.engine_id, info.bundles or UNSET
         start_s = self._heard_s = time.perf_counter()
@@ -192,7 +182,6 @@ class LoadGenerator:
         self.report.num_cut += arrival.is_cut
 
     def _receive(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a reply, then handle all replies that are there."""
         received = self._client.receive(timeout_s)
         while received is not None:
             self._heard_s = time.perf_counter()

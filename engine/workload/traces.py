@@ -50,11 +50,7 @@ class TraceError(ConfigError):
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """Read the first `limit` requests of a trace, and sort them by arrival.
-
-    Raises:
-        TraceError: the file cannot be read, is empty, or any of its lines is broken.
-    """
+    """Read the first `limit` requests of a trace, by arrival. Raises TraceError for any line."""
     try:
         with path.open("rb") as file:
             rows = _rows(path, file)
@@ -78,7 +74,6 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
 
 
 def _text_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not empty, with their numbers."""
     for number, raw in enumerate(file, start=1):
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -22,11 +22,7 @@ class _CpuPlan(NamedTuple):
 
 
 class CpuAttention:
-    """`AttentionBackend` in C++, as the module describes.
-
-    A request's result does not depend on the other requests of the batch, on how its prompt is cut
-    into chunks, or on the number of threads (torch's setting).
-    """
+    """`AttentionBackend` in C++. No result depends on the batch, the chunks, or the threads."""
 
     name = "cpu"
     is_capturable = False
@@ -58,17 +54,10 @@ class CpuAttention:
         output = torch.empty_like(query)
         if sinks is not None:
             sinks = sinks.float().contiguous()
-        status = self._attention(
-            ATTENTION.pack(
-                plan.address,
-                query.data_ptr(),
-                key_cache.data_ptr(),
-                value_cache.data_ptr(),
-                0 if sinks is None else sinks.data_ptr(),
-                output.data_ptr(),
-                torch.get_num_threads(),
-            )
-        )
+        status = self._attention(ATTENTION.pack(
+            plan.address, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(), output.data_ptr(), torch.get_num_threads(),
+        ))  # fmt: skip
         if status != 0:
             raise IndexError("a block table names a block that is not in the KV cache")
         return output
@@ -88,42 +77,22 @@ def _make_plan(
         raise ValueError("the KV cache of a layer must be contiguous")
     arrays = tuple(
         np.ascontiguousarray(array, dtype=np.int64)
-        for array in (
-            batch.query_starts,
-            batch.context_lens,
-            batch.block_tables,
-            _decodes(batch),
-        )
+        for array in (batch.query_starts, batch.context_lens, batch.block_tables, _decodes(batch))
     )
     query_starts, context_lens, block_tables, decodes = arrays
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     packed = STEP.pack(
-        query_starts.ctypes.data,
-        context_lens.ctypes.data,
-        block_tables.ctypes.data,
-        decodes.ctypes.data,
-        block_tables.shape[1],
-        batch.num_requests,
-        num_blocks,
-        block_size,
-        query.shape[1],
-        num_kv_heads,
-        head_dim,
-        DTYPES[query.dtype],
-        DTYPES[key_cache.dtype],
-        sliding_window or 0,
-        scale,
-        softcap or 0.0,
-    )
+        query_starts.ctypes.data, context_lens.ctypes.data, block_tables.ctypes.data,
+        decodes.ctypes.data, block_tables.shape[1], batch.num_requests, num_blocks, block_size,
+        query.shape[1], num_kv_heads, head_dim, DTYPES[query.dtype], DTYPES[key_cache.dtype],
+        sliding_window or 0, scale, softcap or 0.0,
+    )  # fmt: skip
     step = ctypes.create_string_buffer(packed, len(packed))
     return _CpuPlan(ctypes.addressof(step), step, arrays)
 
 
 def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
-    """Return for each request, `[R]`, whether its only query is a decode.
-
-    Raises ValueError if `batch.decodes` says so of a request with more queries: C++ relies on it.
-    """
+    """Return `[R]`: is the only query a decode? Raises ValueError for one with more queries."""
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1

@@ -14,11 +14,7 @@ ALIGNMENT = 64
 
 
 class HugePages:
-    """A reservation of `num_bytes` in huge pages, filled with tensors one after the other.
-
-    The first tensor makes the reservation. Tensors that do not fit come from torch's allocator. If
-    the system has no huge pages to give, all memory is ordinary.
-    """
+    """A reservation in huge pages, filled with tensors in order; torch's memory for the rest."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -26,10 +22,7 @@ class HugePages:
         self._at = 0
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a CPU tensor into the reservation, contiguously; return the copy.
-
-        A tensor that does not fit is only made contiguous.
-        """
+        """Copy a CPU tensor into the reservation, contiguously; return the copy."""
         if self._memory is None:
             self._memory = _reserve(self._num_bytes)
         num_bytes = tensor.numel() * tensor.element_size()

@@ -45,10 +45,7 @@ Function = Callable[[bytes], int]
 
 
 class CpuLibrary(NamedTuple):
-    """The functions of one library. Each takes its arguments packed in a C structure.
-
-    A function returns 0, or the number of an error.
-    """
+    """The functions of a library: arguments packed in a C structure, 0 or an error returned."""
 
     level: str
     attention: Function
@@ -64,11 +61,7 @@ class LibraryMissingError(RuntimeError):
 
 
 def load(level: str | None = None) -> CpuLibrary:
-    """Load the library for `level`, or the best one that was built and that this CPU can run.
-
-    Raises:
-        LibraryMissingError: there is no such library.
-    """
+    """Load the library for `level`, or the best usable one. Raises LibraryMissingError."""
     usable = usable_levels()
     if level is not None and level not in usable:
         raise LibraryMissingError(f"no {level} kernels here; there are: {', '.join(usable)}")
@@ -81,8 +74,7 @@ def usable_levels() -> list[str]:
 
     Leaves out levels above the one that the environment variable STEPSCOPE_CPU_LEVEL names.
 
-    Raises:
-        LibraryMissingError: there is none, or the variable is not one of LEVELS.
+    Raises LibraryMissingError: there is none, or the variable is not one of LEVELS.
     """
     highest = os.environ.get(LEVEL_VARIABLE) or LEVELS[-1]
     if highest == "none":

@@ -9,8 +9,6 @@ There are two cases:
   On one core with AVX2 that takes 0.4 of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64
   and the same with 256.
 
-All these numbers are from `tests/bench/bench_linear.py`.
-
 Weights are packed once, by torch, into panels of as many outputs as fit into two vector registers.
 The product is in `kernels/cpu/linear.cpp`. Sums are in fp32.
 """
@@ -24,11 +22,7 @@ LEVEL = "avx512_bf16"  # the library level that multiplies pairs of bf16
 
 
 def is_usable(weight: torch.Tensor) -> bool:
-    """Whether to use our product for `weight` [out_features, in_features].
-
-    Not for bf16 on CPUs with AMX: with those instructions oneDNN is several times faster on many
-    rows.
-    """
+    """Whether to use our product for `weight`: not for bf16 with AMX, where oneDNN is faster."""
     library = default_library()
     if library is None or not weight.is_cpu:
         return False
@@ -43,7 +37,6 @@ def is_usable(weight: torch.Tensor) -> bool:
 
 
 def _is_bf16(weight: torch.Tensor) -> bool:
-    """Whether bf16 can hold every value of `weight` (fp32): the lower 16 bits of each are zero."""
     return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
 
 
@@ -131,21 +124,11 @@ class PackedLinear:
             x = x.to(self._dtype).contiguous()
         output = x.new_empty(len(x), self.out_features)
         packed, bias = self._addresses
-        self._linear(
-            LINEAR.pack(
-                x.data_ptr(),
-                packed,
-                bias,
-                output.data_ptr(),
-                len(x),
-                self.out_features,
-                self._size,
-                len(self._packed),
-                self._is_gated,
-                torch.get_num_threads(),
-                int(self._dtype is torch.bfloat16),
-            )
-        )
+        self._linear(LINEAR.pack(
+            x.data_ptr(), packed, bias, output.data_ptr(), len(x), self.out_features, self._size,
+            len(self._packed), self._is_gated, torch.get_num_threads(),
+            int(self._dtype is torch.bfloat16),
+        ))  # fmt: skip
         return output
 
 

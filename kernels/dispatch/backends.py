@@ -1,17 +1,15 @@
-"""Lists the attention backends, finds out which of them run on this machine, and chooses one.
-
-A new backend gets its own file, a function here that creates it, and an entry in the table below:
-by `_for_gpus` for GPUs, as a `_Candidate` otherwise.
-"""
+"""Lists the attention backends, finds out which of them run on this machine, and chooses one."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from stepscope.kernels.paged_attention import AttentionBackend
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.reference import ReferenceAttention
 
 
 class BackendUnavailableError(ValueError):
@@ -54,11 +52,7 @@ def _for_gpus(
     *,
     widens: bool,
 ) -> _Candidate:
-    """Make a `_Candidate` for GPUs; its probe tries the backend on the current GPU.
-
-    Args:
-        what: what the backend does; shown as the reason if the trial succeeds.
-    """
+    """Make a `_Candidate` for GPUs that tries the backend; `what` tells what it does."""
     return _Candidate(
         name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
     )
@@ -95,8 +89,6 @@ def _probe_gpu(
     what: str,
 ) -> tuple[bool, str]:
     """Try a GPU backend with a few tokens. Returns whether it works, and why or why not."""
-    from stepscope.kernels.dispatch import trial
-
     if not torch.cuda.is_available():
         return False, "torch sees no GPU"
     if dtype not in dtypes:
@@ -111,7 +103,7 @@ def _probe_gpu(
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"
     device = torch.device("cuda")
-    problem = trial.failure(backend, device, dtype)
+    problem = trial_failure(backend, device, dtype)
     return problem is None, problem or f"{what}, on {torch.cuda.get_device_name(device)}"
 
 
@@ -212,14 +204,12 @@ def choose(
     """Create the backend called `name`, or with 'auto' the fastest that runs on `device`.
 
     Args:
-        dtype: dtype of the queries.
         kv_dtype: dtype of the KV cache; None: that of the queries.
 
     Returns:
         The backend, and the reason for the choice, which also says why faster backends cannot run.
 
-    Raises:
-        BackendUnavailableError: no such backend, or it cannot run on this machine.
+    Raises BackendUnavailableError: no such backend, or it cannot run on this machine.
     """
     kind = torch.device(device).type
     found = [c for c in _CANDIDATES if name in ("auto", c.name)]
@@ -238,3 +228,55 @@ def choose(
     raise BackendUnavailableError(
         f"attention backend {name!r} cannot run here ({'; '.join(text for _, text in reasons)})"
     )
+
+
+# (tokens before the step, tokens in it): decodes, a whole prompt, a later chunk.
+LENGTHS = ((40, 1), (0, 24), (19, 13), (3, 1))
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 64, 16
+# Largest error that rounding to half precision may cause on values of about 1.
+TOLERANCE = 0.03
+
+
+def trial_failure(
+    backend: AttentionBackend, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Compare `backend` with the reference on a few tokens; return what differs, or None."""
+    try:
+        for window in (None, 7):
+            error = _error(backend, device, dtype, window)
+            if not error <= TOLERANCE:
+                return f"its results are wrong here (off by {error:.2g} in a trial)"
+    except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"it fails in a trial: {lines[0][:200]}"
+    return None
+
+
+def _error(
+    backend: AttentionBackend, device: torch.device, dtype: torch.dtype, window: int | None
+) -> float:
+    counts = np.array([new for _, new in LENGTHS])
+    contexts = np.array([before + new for before, new in LENGTHS])
+    width = -(-int(contexts.max()) // BLOCK_SIZE)
+    num_tokens = int(counts.sum())
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, generator=generator)
+    caches = torch.randn(
+        2, len(LENGTHS) * width, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, generator=generator
+    )
+    query, caches = query.to(device, dtype), caches.to(device, dtype)
+    batch = PagedBatch(
+        query_starts=np.concatenate([[0], np.cumsum(counts)]),
+        context_lens=contexts,
+        block_tables=np.arange(len(LENGTHS) * width).reshape(-1, len(LENGTHS)).T.copy(),
+        slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+        block_size=BLOCK_SIZE,
+        device=device,
+    )
+    scale = HEAD_DIM**-0.5
+    with torch.inference_mode():
+        found = backend(query, caches[0], caches[1], batch, scale=scale, sliding_window=window)
+        expected = ReferenceAttention()(
+            query, caches[0], caches[1], batch, scale=scale, sliding_window=window
+        )
+        return float((found.float() - expected.float()).abs().max())

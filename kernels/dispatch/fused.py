@@ -39,10 +39,7 @@ class _DeviceKernels(NamedTuple):
 
 @functools.cache
 def _device_kernels() -> _DeviceKernels | None:
-    """Return the Triton kernels, or None if Triton is missing or cannot compile.
-
-    Tries them once in a process.
-    """
+    """Return the Triton kernels, or None if Triton is missing or cannot compile."""
     try:
         from stepscope.kernels.triton.add_rms_norm import add_rms_norm
         from stepscope.kernels.triton.norm_rope_store import norm_rope_store
@@ -56,10 +53,7 @@ def _device_kernels() -> _DeviceKernels | None:
 
 
 def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
-    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype.
-
-    Otherwise None.
-    """
+    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype."""
     if not x.is_cuda or not x.is_contiguous():
         return None
     if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
@@ -90,19 +84,10 @@ def add_rms_norm(
         return torch_add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
-    library.add_rms_norm(
-        ADD_RMS_NORM.pack(
-            x.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            weight.data_ptr(),
-            output.data_ptr(),
-            num_rows,
-            size,
-            _IS_BF16[dtype],
-            torch.get_num_threads(),
-            eps,
-        )
-    )
+    library.add_rms_norm(ADD_RMS_NORM.pack(
+        x.data_ptr(), 0 if residual is None else residual.data_ptr(), weight.data_ptr(),
+        output.data_ptr(), num_rows, size, _IS_BF16[dtype], torch.get_num_threads(), eps,
+    ))  # fmt: skip
     return output, x if residual is None else residual
 
 
@@ -145,8 +130,7 @@ def norm_rope_store(
         slot_mapping: `[N]`; slots of the paged caches in which keys and values are stored.
         scales: for FP8 caches; keys and values are divided by them before they are stored.
 
-    Raises:
-        IndexError: a position or a slot is out of range (not checked on a GPU).
+    Raises IndexError: a position or a slot is out of range (not checked on a GPU).
     """
     library = default_library()
     dtype = qkv.dtype
@@ -169,48 +153,25 @@ def norm_rope_store(
             )
         else:
             operation = kernels.norm_rope_store
+        # fmt: off
         return operation(
-            qkv,
-            rope,
-            positions,
-            slot_mapping,
-            key_cache,
-            value_cache,
-            num_heads,
-            num_kv_heads,
-            q_norm,
-            k_norm,
-            eps,
+            qkv, rope, positions, slot_mapping, key_cache, value_cache,
+            num_heads, num_kv_heads, q_norm, k_norm, eps,
         )
+        # fmt: on
     num_positions, head_dim = rope.shape
     num_blocks, block_size, _, _ = key_cache.shape
     num_rows = qkv.shape[0]
     query = qkv.new_empty(num_rows, num_heads, head_dim)
-    status = library.norm_rope_store(
-        NORM_ROPE_STORE.pack(
-            qkv.data_ptr(),
-            rope.data_ptr(),
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            0 if q_norm is None else q_norm.data_ptr(),
-            0 if k_norm is None else k_norm.data_ptr(),
-            query.data_ptr(),
-            0 if scales is None else scales.key_factor.data_ptr(),
-            0 if scales is None else scales.value_factor.data_ptr(),
-            num_positions,
-            num_blocks * block_size,
-            num_rows,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            DTYPES[dtype],
-            DTYPES[key_cache.dtype],
-            torch.get_num_threads(),
-            eps,
-        )
-    )
+    status = library.norm_rope_store(NORM_ROPE_STORE.pack(
+        qkv.data_ptr(), rope.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(),
+        key_cache.data_ptr(), value_cache.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
+        0 if k_norm is None else k_norm.data_ptr(), query.data_ptr(),
+        0 if scales is None else scales.key_factor.data_ptr(),
+        0 if scales is None else scales.value_factor.data_ptr(), num_positions,
+        num_blocks * block_size, num_rows, num_heads, num_kv_heads, head_dim, DTYPES[dtype],
+        DTYPES[key_cache.dtype], torch.get_num_threads(), eps,
+    ))  # fmt: skip
     if status != 0:
         raise IndexError(
             f"a position is not below {num_positions}, or a slot is not one of the KV cache's"
@@ -254,11 +215,7 @@ def _norm_rotate(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute SwiGLU (Shazeer, 2020), `[N, 2 I]` to `[N, I]`.
-
-    The result is SiLU of the first half of each row times the second half, computed in fp32 and
-    rounded once.
-    """
+    """Compute SwiGLU (Shazeer, 2020) in fp32, `[N, 2 I]` to `[N, I]`: SiLU(first) * second."""
     library = default_library()
     dtype = gate_up.dtype
     if library is None or dtype not in _IS_BF16 or not (gate_up.is_cpu and gate_up.is_contiguous()):
@@ -267,16 +224,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         return torch_silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)
-    library.silu_mul(
-        SILU_MUL.pack(
-            gate_up.data_ptr(),
-            output.data_ptr(),
-            num_rows,
-            width // 2,
-            _IS_BF16[dtype],
-            torch.get_num_threads(),
-        )
-    )
+    library.silu_mul(SILU_MUL.pack(
+        gate_up.data_ptr(), output.data_ptr(), num_rows, width // 2, _IS_BF16[dtype],
+        torch.get_num_threads(),
+    ))  # fmt: skip
     return output
 
 

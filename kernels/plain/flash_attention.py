@@ -93,41 +93,23 @@ class GatheredAttention:
             plan = self._plan(batch, sliding_window)
         if plan is None:
             return self._rest(
-                query,
-                key_cache,
-                value_cache,
-                batch,
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-            )
+                query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window,
+                softcap=softcap, sinks=sinks,
+            )  # fmt: skip
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
         attended = self._varlen.attend(
-            chunks.contiguous(),
-            key_cache.flatten(0, 1).index_select(0, plan.slots),
-            value_cache.flatten(0, 1).index_select(0, plan.slots),
-            plan.query_starts,
-            plan.key_starts,
-            plan.most_queries,
-            plan.most_keys,
-            scale,
-            sliding_window,
-            softcap,
-        )
+            chunks.contiguous(), key_cache.flatten(0, 1).index_select(0, plan.slots),
+            value_cache.flatten(0, 1).index_select(0, plan.slots), plan.query_starts,
+            plan.key_starts, plan.most_queries, plan.most_keys, scale, sliding_window, softcap,
+        )  # fmt: skip
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens],
-            key_cache,
-            value_cache,
-            plan.decodes,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-        )
+            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, scale=scale,
+            sliding_window=sliding_window, softcap=softcap,
+        )  # fmt: skip
         return output
 
     def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, softcap: float | None) -> bool:
@@ -141,10 +123,7 @@ class GatheredAttention:
         )
 
     def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
-        """Return the plan of a step; None if no request has more than one query.
-
-        The plan is made once for all layers.
-        """
+        """Return the plan of a step; None if no request has more than one query."""
         key = (self.name, sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window)
@@ -200,11 +179,7 @@ def _starts(counts: IntArray) -> IntArray:
 
 
 def load_flash_attn() -> Varlen:
-    """Load the flash-attn package (Dao, 2023).
-
-    Raises:
-        ImportError: it is not installed, or was built for another torch.
-    """
+    """Load the flash-attn package (Dao, 2023). Raises ImportError without one for this torch."""
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen(flash_attn_varlen_func)
@@ -226,39 +201,24 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
         softcap: float | None,
     ) -> torch.Tensor:
         return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            most_queries,
-            most_keys,
-            softmax_scale=scale,
-            causal=True,
+            query, key, value, query_starts, key_starts, most_queries, most_keys,
+            softmax_scale=scale, causal=True,
             window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
             softcap=softcap or 0.0,
-        )
+        )  # fmt: skip
 
     return Varlen(attend, has_softcap=True)
 
 
 def load_torch_varlen() -> Varlen:
-    """Load torch's own attention over packed sequences, new in 2.10 and still changing.
-
-    Raises:
-        ImportError: this torch does not have it, or without the arguments we need.
-    """
+    """Load torch's own varlen attention, new in 2.10. Raises ImportError if it does not fit."""
     from torch.nn.attention import varlen
 
     return torch_varlen(varlen.varlen_attn)
 
 
 def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """Wrap `torch.nn.attention.varlen.varlen_attn`, of any version.
-
-    Raises:
-        ImportError: this version lacks an argument that we need.
-    """
+    """Wrap `torch.nn.attention.varlen.varlen_attn`, or raise ImportError if it lacks arguments."""
     known = inspect.signature(function).parameters
     missing = [name for name in ("scale", "window_size") if name not in known]
     if missing:
@@ -280,16 +240,8 @@ def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     ) -> torch.Tensor:
         assert softcap is None
         return function(
-            query,
-            key,
-            value,
-            query_starts,
-            key_starts,
-            most_queries,
-            most_keys,
-            scale=scale,
-            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0),
-            **grouped,
-        )
+            query, key, value, query_starts, key_starts, most_queries, most_keys, scale=scale,
+            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0), **grouped,
+        )  # fmt: skip
 
     return Varlen(attend, has_softcap=False)

@@ -4,9 +4,6 @@ Requests with one query (decodes) are batched: those of similar length share one
 one call. Requests with more queries run one at a time, in tiles of queries, each over only the keys
 that a tile attends to. Keys and values are never copied for grouped queries: in decodes, the query
 heads of a group become queries of their KV head; in prefill, the KV head is expanded with stride 0.
-
-The values that depend only on the step (blocks to gather, masks of the padding) are computed once
-and kept in `PagedBatch.plans` for all layers.
 """
 
 import math
@@ -127,10 +124,7 @@ class TorchAttention:
         blocks: torch.Tensor,
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """Gather the keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim].
-
-        The results have `dtype`, and are valid until the next call.
-        """
+        """Gather the keys and values of `blocks`, each [blocks, block_size, kv heads, head_dim]."""
         shape = (len(blocks), *key_cache.shape[1:])
         size = math.prod(shape)
         gathered = []
@@ -157,11 +151,7 @@ class TorchAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> None:
-        """Compute one chunk and write it to the output.
-
-        Args:
-            keys, values: [kv heads, group, keys, dim].
-        """
+        """Compute a chunk over keys and values [kv heads, group, keys, dim] into the output."""
         num_before = chunk.num_keys - chunk.num_queries  # keys before the first query's own
         for start in range(0, chunk.num_queries, QUERY_TILE):
             stop = min(start + QUERY_TILE, chunk.num_queries)
@@ -184,10 +174,7 @@ class TorchAttention:
     def _tile_mask(
         self, num_queries: int, num_keys: int, sliding_window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """Make the causal mask [num_queries, num_keys] to add to scores.
-
-        The last `num_queries` keys are those of the queries themselves.
-        """
+        """Make the causal mask [num_queries, num_keys] to add to scores."""
         num_before = num_keys - num_queries
         key = (sliding_window, like.dtype, like.device)
         mask = self._masks.get(key)
@@ -217,10 +204,7 @@ def _attend(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute softmax attention over the last two dimensions.
-
-    `mask` broadcasts to the scores `[..., queries, keys]`, `sinks` to `[..., queries]`.
-    """
+    """Compute softmax attention; `mask` broadcasts to the scores, `sinks` to their queries."""
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
     scores = torch.matmul(query, keys.transpose(-1, -2)).float() * scale

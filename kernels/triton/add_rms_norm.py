@@ -1,7 +1,4 @@
-"""The residual addition and RMSNorm (Zhang and Sennrich, 2019) in one Triton kernel.
-
-The GPU version of `fused.add_rms_norm`: a row is read once and stays in registers.
-"""
+"""The residual addition and RMSNorm (Zhang and Sennrich, 2019) in one Triton kernel."""
 
 import torch
 

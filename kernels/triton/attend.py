@@ -5,8 +5,6 @@ once for all of them. The softmax is the online softmax of FlashAttention (Dao e
 base 2. A program finds the request of its queries by bisecting `query_starts`. If contexts are
 split, several programs share the keys of one query. They leave partial results, which `combine.py`
 merges by their weights.
-
-`plan.py` decides which launches a step has, and into how many parts each splits the contexts.
 """
 
 import math

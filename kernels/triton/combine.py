@@ -95,11 +95,7 @@ def combine(
     *,
     decode: bool,
 ) -> None:
-    """Merge all splits into `output`, `[num_tokens, num_heads, head_dim]`.
-
-    Args:
-        decode: write the rows of requests with one query; if False, those of requests with more.
-    """
+    """Merge all splits into `output`: rows of requests with one query (`decode`), or with more."""
     num_splits, num_tokens, num_heads, head_dim = partial.shape
     _combine[(num_heads * (num_requests if decode else num_tokens),)](
         output,

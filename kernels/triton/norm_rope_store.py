@@ -128,10 +128,7 @@ def norm_rope_store(
     k_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """Launch the GPU version of `fused.norm_rope_store`; all tensors must be contiguous.
-
-    Positions and slots are not checked, because a device cannot raise errors.
-    """
+    """Launch the GPU version of `fused.norm_rope_store`: contiguous tensors, nothing is checked."""
     head_dim = rope.shape[1]
     num_tokens = len(qkv)
     query = qkv.new_empty(num_tokens, num_heads, head_dim)

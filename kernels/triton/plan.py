@@ -114,11 +114,7 @@ def plan_launches(
 def _num_tiles(
     ends: IntArray, num_queries: int, sliding_window: int | None, tile_keys: int
 ) -> IntArray:
-    """Number of key tiles that each block of `num_queries` queries attends to.
-
-    Args:
-        ends: for each block, the number of keys up to its last query.
-    """
+    """Number of key tiles each block of queries attends to; `ends`: keys up to its last query."""
     visible = ends
     if sliding_window is not None:
         visible = np.minimum(ends, sliding_window + num_queries - 1)
@@ -195,15 +191,11 @@ def _row_bytes(head_dim: int, itemsize: int) -> int:
 
 
 def _power_of_2(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
-    """Return steps of one request that need every kernel: (tokens before the step, tokens in it).
-
-    Run before the first request, they make Triton compile all kernels, which takes seconds.
-    """
+    """Return steps of one request that need every kernel: (tokens before, tokens in it)."""
     long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
     counts = (1, 2, 3 * MIN_ROWS)  # for the tile of decodes, and the small and large tile of chunks
     return [

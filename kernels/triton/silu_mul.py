@@ -31,11 +31,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     output = gate_up.new_empty(num_rows, size)
     if num_rows:
         _silu_mul[(triton.cdiv(size, BLOCK) * num_rows,)](
-            gate_up,
-            output,
-            SIZE=size,
-            BLOCK=BLOCK,
-            num_warps=4,
-            enable_fp_fusion=True,
+            gate_up, output, SIZE=size, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=True
         )
     return output

@@ -40,10 +40,28 @@ QUEUE_REASONS = {
     "decode_engine": "for room in the decode engine",
     "transfer": "for the keys and values of others to be loaded",
     "paused": "because the engine admits nobody (paused)",
+    "cadence": "for a step that takes prefills (prefill_schedule_interval)",
+    "encoder": "for encoder budget",
+    "lora": "for a LoRA slot (max_loras)",
+    "grammar": "for its grammar to be compiled",
+    "remote_kv": "for its keys and values from elsewhere",
+    "input": "for more input from its client",
+    "deferred": "because the engine holds it back",
     "queued": "behind others",
     "step": "for the step under way to end",
     "": "for an unknown reason",
 }
+
+
+# Each is a request's own reason, and holds back nobody behind it.
+HELD_FOR = frozenset({"lora", "grammar", "remote_kv", "input", "deferred"})
+
+
+def queue_reason_text(reason: str) -> str:
+    """What a request in the queue waits for, in words; after a colon, who has it."""
+    kind, _, holders = reason.partition(": ")
+    text = QUEUE_REASONS.get(kind, f"for {kind}")
+    return f"{text}, held by {holders}" if holders else text
 
 
 class Piece(NamedTuple):
@@ -79,9 +97,9 @@ class Piece(NamedTuple):
             whose = f"{self.num_tokens:,} prefill tokens of {request_name(self.request_id)}"
             if self.num_other_tokens:
                 whose += f" (and {self.num_other_tokens:,} of others)"
-        reason = QUEUE_REASONS.get(self.detail, f"for {self.detail}")
+        reason = queue_reason_text(self.detail)
         if self.cause == "queued":
-            return f"waited in the queue {reason}, {steps}"
+            return f"waited in the queue {reason}" + (f", {steps}" if self.num_steps else "")
         if self.cause == "prompt":
             return f"its own prompt, {self.num_tokens:,} tokens in {steps}"
         if self.cause == "prefill":
@@ -159,7 +177,7 @@ class Piece(NamedTuple):
         if self.is_forgotten:
             return "not in memory"
         return {
-            "queued": f"queued {QUEUE_REASONS.get(self.detail, self.detail)}",
+            "queued": f"queued {queue_reason_text(self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
             "prefill": "beside a prefill",
             "budget": "budget spent",

@@ -169,7 +169,7 @@ class Explainer:
     def _take_status(self, status: EngineStatus) -> None:
         if self._step is None:  # an engine publishes its status between two steps
             self._step, self._end_ns = status.step, status.time_ns
-        if status.events:
+        if status.events or status.held:
             time_ns = max(status.time_ns, self._end_ns or 0)
             pauses = self.state.pauses.after(status)
             between = self._between(status.step + 1, time_ns, pauses)
@@ -177,6 +177,7 @@ class Explainer:
                 self.waits.take(event, time_ns, between, status.step + 1)
                 if isinstance(event, Finished):
                     self.waits.end(event.request_id)
+            self.waits.hold(status.held or (), between, time_ns, status.step + 1)
         self.state.apply(status)
 
     def _take_snapshot(self, snapshot: Snapshot) -> None:
@@ -216,6 +217,8 @@ class Explainer:
             self.waits.take(event, time_ns, between, record.step)
         if rows is not None:
             self.waits.seat(rows, between, start_ns, record.step)
+        if record.held:
+            self.waits.hold(record.held, between, start_ns, record.step)
         outcome = self.state.take_step(record, rows)
         if rows is not None:
             self._take_rows(rows, outcome, span, between, prefills)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.baseline import SlowStep
-from stepscope.recordings.attribution.causes import Piece
+from stepscope.recordings.attribution.causes import HELD_FOR, Piece
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
@@ -55,11 +55,12 @@ class Wait:
     Attributes:
         queued_ns: since when the request was last in the queue; None if unknown.
         num_before: number of pieces from before that.
+        held: why the engine holds the request back; then it waits for nothing else.
         preempted_for: why the request was preempted; empty: its blocks were needed.
     """
 
     __slots__ = (
-        "covered_ns", "num_before", "num_output", "pieces", "preempted_for", "queued_ns",
+        "covered_ns", "held", "num_before", "num_output", "pieces", "preempted_for", "queued_ns",
         "start_ns", "status",
     )  # fmt: skip
 
@@ -71,7 +72,7 @@ class Wait:
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_output = num_output  # tokens before this wait
         self.pieces: list[Piece] = []
-        self.preempted_for = ""
+        self.held = self.preempted_for = ""
 
     def add(self, piece: Piece, end_ns: int) -> None:
         """Explain the time up to `end_ns` with `piece`.
@@ -98,9 +99,11 @@ class Wait:
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
         """Explain the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
-        is_out = self.status == "out"
+        is_out, held = self.status == "out", self.held
         pieces = self.pieces
         for span in spans:
+            if held and span.cause in ("queued", "between", "idle", "held_up"):
+                span = span._replace(cause="queued", detail=held)
             if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")
             begin_ns, ns = span.start_ns, span.ns
@@ -181,10 +184,11 @@ def blocking_reason(record: StepRecord) -> str:
     If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
     """
     reasons = record.waiting_reasons
-    if not reasons:
-        return "" if reasons is None else "step"
-    blocking = {reason: count for reason, count in reasons.items() if reason != "queued"}
-    return max(blocking, key=blocking.__getitem__, default="queued")
+    if reasons is None:
+        return ""
+    common = {reason: count for reason, count in reasons.items() if reason not in HELD_FOR}
+    blocking = {reason: count for reason, count in common.items() if reason != "queued"}
+    return max(blocking, key=blocking.__getitem__, default="queued" if common else "step")
 
 
 def wait_of(view: RequestView | None) -> Wait:
@@ -194,9 +198,10 @@ def wait_of(view: RequestView | None) -> Wait:
     start_ns = view.last_token_ns
     if start_ns is None and not view.is_partial:
         start_ns = view.arrival_ns
-    return Wait(
-        "out" if view.status == "preempted" else view.status, start_ns, view.num_output_tokens
-    )
+    status: WaitStatus = "out" if view.status == "preempted" else view.status
+    wait = Wait(status, start_ns, view.num_output_tokens)
+    wait.held = view.held
+    return wait
 
 
 def without_step(

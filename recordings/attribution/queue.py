@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue, RequestView
-from stepscope.recordings.attribution.causes import QUEUE_REASONS, Piece
+from stepscope.recordings.attribution.causes import Piece, queue_reason_text
 
 _REASONS = {
     "preemption": "a step that preempted",
@@ -82,4 +82,4 @@ def in_order(
 
 def reason_text(reason: str) -> str:
     """What a request waits for, in words."""
-    return _REASONS.get(reason) or QUEUE_REASONS.get(reason, reason).removeprefix("for ")
+    return _REASONS.get(reason) or queue_reason_text(reason).removeprefix("for ")

@@ -8,6 +8,7 @@ from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     BatchRow,
+    HeldRow,
     Phase,
     Preempted,
     RequestEvent,
@@ -126,6 +127,17 @@ class RequestWaits:
             wait.queued_ns, wait.num_before = time_ns, len(wait.pieces)
             self._waiting.add(request_id)
 
+    def hold(
+        self, rows: Sequence[HeldRow], between: Sequence[Piece], time_ns: int, step: int
+    ) -> None:
+        """Note who is held back from `time_ns` on, and why."""
+        for row in rows:
+            wait = self.open.get(row.request_id)
+            if wait is not None and wait.status != "running":
+                spans = [*self._queue.since(wait.covered_ns), *between]
+                wait.fill(spans, max(time_ns, wait.covered_ns), step)
+                wait.held = row.reason
+
     def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
         """Follow the wait of a new request, which began by `latest_ns`."""
         origin = event.origin
@@ -152,12 +164,12 @@ class RequestWaits:
     ) -> None:
         """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
         was_out = wait.status == "out"
-        if self._only is None and not was_out:
+        if self._only is None and not was_out and not wait.held:
             spans: Collection[Piece] = self._queue.cover(wait)
         else:  # a life keeps single steps, and after a preemption the cause is another one
             spans = self._queue.since(wait.covered_ns)
         wait.fill([*spans, *between], end_ns, self._state.step + 1 if step is None else step)
-        wait.status = "running"
+        wait.status, wait.held = "running", ""
         self._waiting.discard(request_id)
         if self._with_queue:
             self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))

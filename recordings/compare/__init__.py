@@ -3,6 +3,6 @@
 A side is one of the two runs.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
-  recordings.figures, recordings.file, recordings.state.series.
+  recordings.figures, recordings.file, recordings.session, recordings.state.series.
 A new figure goes into `figures.py`, its sum into `session/sums.py`.
 """

@@ -6,9 +6,8 @@ A is the baseline run, and B is compared with it: a ratio is B / A, a change is 
 from typing import Literal, NamedTuple
 
 from stepscope.recordings.attribution.causes import Cause
-from stepscope.recordings.compare.figures import ComparedFigure, total_figures
-from stepscope.recordings.compare.latencies import latency_figures, like_work_figures
-from stepscope.recordings.compare.load_difference import LoadDifference, load_of
+from stepscope.recordings.compare.figures import ComparedFigure, compared_figures
+from stepscope.recordings.compare.load import LoadDifference, load_of
 from stepscope.recordings.compare.paired import Paired, request_by_request
 from stepscope.recordings.compare.settings import SettingDifference, differing_settings
 from stepscope.recordings.compare.side.requests import (
@@ -99,18 +98,11 @@ def compare(a: Side, b: Side) -> Comparison:
     )
     is_one_session = is_one_engine and not were_sent_twice(a.requests, b.requests)
     load = load_of(a, b, is_one_session=is_one_session)
-    is_same_offer = load.difference is None
-    stretches = a.sliced.stretches(), b.sliced.stretches()
-    figures = [
-        *latency_figures(a, b, stretches, load),
-        *like_work_figures(stretches, load),
-        *total_figures(a, b, is_same_offer=is_same_offer, is_one_session=is_one_session),
-    ]
     requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
     return Comparison(
         (a.name, b.name),
         a.slo,
-        figures,
+        compared_figures(a, b, load, is_one_session=is_one_session),
         differing_settings(a, b),
         _causes(a, b),
         (_work(a), _work(b)),

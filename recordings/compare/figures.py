@@ -4,10 +4,18 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.estimate import Estimate, differ, ratio
+from stepscope.recordings.compare.bootstrap import (
+    Interval,
+    draw,
+    percentile_ratio,
+    ratio_of,
+)
+from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
+from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.table import FIGURES, Better, FigureUnit
-from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
+from stepscope.recordings.session.totals import NUM_SLICES
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
 ALMOST = 0.05  # a difference that may be chance is "alike" if smaller, "unclear" if larger
@@ -17,36 +25,35 @@ _ALIKE_SHARE = 0.002  # absolute, for shares: 99.9 % and 99.8 % are alike
 # without a winner; `unknown`: no value on one side.
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
 
-_COMPARED = (  # compared besides latencies, in this order
-    "goodput",
-    "goodput_per_s",
-    "out_tokens_per_s",
-    "in_tokens_per_s",
-    "steps_per_s",
-    "busy",
-    "mixed_steps",
-    "budget_used",
-    "waiting",
-    "limit_budget",
-    "limit_seats",
-    "limit_kv",
-    "limit_mode",
-    "limit_threshold",
-    "limit_paused",
-    "kv_used",
-    "kv_peak",
-    "prefix_hit_rate",
-    "preemptions_per_min",
-    "recomputed_share",
-    "recompute_tax",
-)
+PARTS = {DECODE_ONLY: "ITL decode only", BESIDE_PREFILL: "ITL beside a prefill"}
+COMPARED_KINDS: dict[str, str] = {**KINDS, **PARTS}
+_PART_RANKS = (50, 99)
+_QUEUED = ("ttft", "e2e")  # they include the wait for admission
 
-_RATIOS = {  # what is summed up over time, and by what it is divided
-    "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
+# Compared besides latencies, in this order. With a better side: what is summed up over time, and by
+# what it is divided.
+_COMPARED: dict[str, tuple[str, str] | None] = {
     "goodput": ("num_kept", "num_judged"),
     "goodput_per_s": ("num_kept", "seconds"),
     "out_tokens_per_s": ("num_output_tokens", "seconds"),
     "in_tokens_per_s": ("num_in_tokens", "seconds"),
+    "steps_per_s": None,
+    "busy": None,
+    "mixed_steps": None,
+    "budget_used": None,
+    "waiting": None,  # the comparison of loads covers it
+    "limit_budget": None,
+    "limit_seats": None,
+    "limit_kv": None,
+    "limit_mode": None,
+    "limit_threshold": None,
+    "limit_paused": None,
+    "kv_used": None,
+    "kv_peak": None,
+    "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
+    "preemptions_per_min": ("num_preempted", "seconds"),
+    "recomputed_share": ("num_recomputed_tokens", "num_prefill_tokens"),
+    "recompute_tax": ("num_recomputed_tokens", "num_prefill_tokens"),  # as a share of time
 }
 
 
@@ -59,10 +66,7 @@ class ComparedFigure(NamedTuple):
         a, b: values in `unit`; None if unknown, or if nothing was measured.
         better: whether lower or higher is better; None if neither is.
         num_a, num_b: number of samples; 0 for a figure without samples.
-        interval: confidence interval of B / A at `estimate.CONFIDENCE`; 0 to infinity if the data
-            tells nothing. None if unknown.
-        like: the kind of work, if the figure compares only waits with like work (`latencies.py`).
-        covered: if `like` is set: the share of waits that have like work in the other run.
+        interval: confidence interval of B / A (`bootstrap.py`); None if it is not judged.
     """
 
     key: str
@@ -74,11 +78,9 @@ class ComparedFigure(NamedTuple):
     verdict: Verdict
     num_a: int = 0
     num_b: int = 0
-    kind: LatencyKind | None = None
+    kind: str | None = None
     rank: int | None = None
-    interval: tuple[float, float] | None = None
-    like: str | None = None
-    covered: float | None = None
+    interval: Interval | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -96,7 +98,7 @@ class ComparedFigure(NamedTuple):
     @property
     def least_factor(self) -> float | None:
         """Lower confidence bound of `factor`; None if the interval includes 1."""
-        low, high = (0.0, math.inf) if self.interval is None else self.interval
+        low, high = self.interval or Interval()
         if low > 1:
             return low
         return 1 / high if 0 < high < 1 else None
@@ -114,53 +116,114 @@ def without_winner(verdict: Verdict) -> Verdict:
     return "differs" if verdict in ("a", "b") else verdict
 
 
-def total_figures(
-    a: Side, b: Side, *, is_same_offer: bool, is_one_session: bool
-) -> Iterator[ComparedFigure]:
-    """Figures from totals: throughput, composition of steps, memory, and wasted work.
+def compared_figures(
+    a: Side, b: Side, load: LoadDifference, *, is_one_session: bool
+) -> list[ComparedFigure]:
+    """All figures of two runs, latencies first.
 
     Args:
-        is_same_offer: whether both runs had the same load. Otherwise none of these figures has a
-            winner, because a larger load alone gives more throughput and a fuller cache.
+        load: the difference in load. A run that waits less because it has less load is not better.
         is_one_session: whether both runs are parts of one session. Then throughput has no winner,
             because the second part begins with the unfinished requests of the first.
     """
-    for figure in _totals(a, b, has_winner=is_same_offer and not is_one_session):
-        yield figure if is_same_offer else figure._replace(verdict=without_winner(figure.verdict))
+    seeds = 0, 0 if load.is_same else 1
+    has_throughput = load.difference is None and not is_one_session
+    return [*_latencies(a, b, load, seeds), *_totals(a, b, load, seeds, has_throughput)]
 
 
-def _totals(a: Side, b: Side, *, has_winner: bool) -> Iterator[ComparedFigure]:
-    """Compare the figures listed in `_COMPARED`.
+def _latencies(
+    a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int]
+) -> Iterator[ComparedFigure]:
+    """Percentiles of each latency, and the share of samples within the service level."""
+    figures_a, figures_b = a.figures(), b.figures()
+    slices = [side.sliced.grouped(NUM_SLICES) for side in (a, b)]
+    levels = {"ttft": a.slo.ttft_ms, "itl": a.slo.itl_ms}
+    for kind, label in COMPARED_KINDS.items():
+        waits_a, waits_b = (Waits(each, kind) for each in slices)
+        ranks = _PART_RANKS if kind in PARTS else tuple(RANKS)
+        nums = waits_a.count, waits_b.count
+        has_queue = kind in _QUEUED and _has_queue(a), kind in _QUEUED and _has_queue(b)
+        for rank in ranks:
+            key = f"{kind}_{RANKS[rank]}"
+            if kind in PARTS:
+                value_a, value_b = waits_a.percentile_ms(rank), waits_b.percentile_ms(rank)
+            else:
+                value_a, value_b = figures_a[key], figures_b[key]
+            interval = percentile_ratio(waits_a, waits_b, rank, seeds) if rank < 100 else None
+            verdict = judged(value_a, value_b, "lower", interval is None or interval.is_sure)
+            # The maximum grows with the length of a run, so it has no winner.
+            verdict = without_winner(verdict) if rank == 100 else _under(load, verdict, has_queue)
+            yield ComparedFigure(
+                key, f"{label} {RANKS[rank]}", "ms", value_a, value_b, "lower", verdict, *nums,
+                kind, rank, interval,
+            )  # fmt: skip
+        key, level_ms = f"{kind}_within_slo", levels.get(kind)
+        if level_ms is not None:
+            at = bin_of(round(level_ms * 1e6))
+            interval = ratio_of(
+                draw(waits_a.within(at), waits_a.totals, seeds[0]),
+                draw(waits_b.within(at), waits_b.totals, seeds[1]),
+            )
+            value_a, value_b = figures_a[key], figures_b[key]
+            verdict = judged(value_a, value_b, "higher", interval.is_sure, is_share=True)
+            yield ComparedFigure(
+                key, f"{label} within {level_ms:g} ms", "share", value_a, value_b, "higher",
+                _under(load, verdict, has_queue), *nums, kind, interval=interval,
+            )  # fmt: skip
+
+
+def _has_queue(side: Side) -> bool:
+    """Whether on average at least one request of this run waited for admission."""
+    sums = side.sums()
+    return (sums.num_waiting or 0) >= sums.num_records > 0
+
+
+def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool]) -> Verdict:
+    """Return a verdict, without a winner if the difference in load may explain it.
 
     Args:
-        has_winner: whether one of the runs can be better in throughput.
+        has_queue: whether these waits include a queue, in A and in B. Near capacity, a little more
+            load makes the queue many times longer, and the whole run is in one queue.
+    """
+    if verdict not in ("a", "b") or load.is_same:
+        return verdict
+    if load.other_work is None and not has_queue[1 if verdict == "a" else 0]:
+        return verdict
+    # At most by this factor, the better side had less to do.
+    excess = load.more_b if verdict == "a" else load.more_a
+    return verdict if excess <= 1 + ALIKE_LOAD else without_winner(verdict)
+
+
+def _totals(
+    a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int], has_throughput: bool
+) -> Iterator[ComparedFigure]:
+    """Throughput, composition of steps, memory, and wasted work.
+
+    With another load none of these has a winner, because a larger load alone gives more throughput
+    and a fuller cache.
     """
     figures_a, figures_b = a.figures(), b.figures()
-    for name in _COMPARED:
-        better = FIGURES[name].better
-        if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_winner:
+    for name, sums in _COMPARED.items():
+        spec, interval = FIGURES[name], None
+        better = None if sums is None else spec.better
+        if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_throughput:
             better = None
-        if name == "waiting":  # the comparison of loads covers it
-            better = None
-        value_a, value_b = figures_a[name], figures_b[name]
-        is_sure = better is not None and differ(_estimate(name, a), _estimate(name, b))
-        yield _figure(name, value_a, value_b, better, is_sure)
-
-
-def _estimate(name: str, side: Side) -> Estimate | None:
-    """An estimate of how much a figure varies within a run; None if the run is too short."""
-    parts, wholes = _RATIOS.get(name, ("num_preempted", "seconds"))
-    return ratio(*side.totals.over_time(parts, wholes))
-
-
-def _figure(
-    name: str, a: float | None, b: float | None, better: Better | None, is_sure: bool
-) -> ComparedFigure:
-    spec = FIGURES[name]
-    # Only shares with a better direction are also compared by the missing part to 100 %.
-    is_share = spec.unit == "share" and better is not None
-    verdict = judged(a, b, better, is_sure, is_share=is_share)
-    return ComparedFigure(name, spec.label, spec.unit, a, b, better, verdict)
+        if sums is not None and better is not None:
+            draws = [
+                draw(*side.totals.over_time(*sums), seed)
+                for side, seed in zip((a, b), seeds, strict=True)
+            ]
+            interval = ratio_of(*draws)
+        is_sure = interval is not None and interval.is_sure
+        # Only shares with a better direction are also compared by the missing part to 100 %.
+        is_share = spec.unit == "share" and better is not None
+        values = figures_a[name], figures_b[name]
+        verdict = judged(*values, better, is_sure, is_share=is_share)
+        if load.difference is not None:
+            verdict = without_winner(verdict)
+        yield ComparedFigure(
+            name, spec.label, spec.unit, *values, better, verdict, interval=interval
+        )
 
 
 def judged(

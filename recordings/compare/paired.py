@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from stepscope.recordings.compare.estimate import NOTHING, Estimate, differ, ratio
+from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.figures import ALIKE, ALMOST
 from stepscope.recordings.compare.side.requests import Matched
+from stepscope.recordings.session.totals import NUM_SLICES
 
 _SAME_PROMPTS = 0.9  # least share of pairs with equally long prompts
-_NUM_STRETCHES = 10
 _MIN_REQUESTS = 8  # fewer may all agree by chance: 2 / 2**8 is the first below 1 %
 
 
@@ -58,17 +58,19 @@ def _paired(what: str, values: Iterable[tuple[int | None, int | None]]) -> Paire
     num_a, num_b = signs.count(-1), signs.count(1)
     factor = sorted(b / a for a, b in known)[len(known) // 2] if known else 1.0
     is_large = factor > 1 + ALMOST if num_a > num_b else 1 / factor > 1 + ALMOST
-    is_sure = is_large and differ(mean_sign(signs), NOTHING)
+    is_sure = is_large and is_one_sided(signs)
     return Paired(what, num_a, num_b, factor, is_sure)
 
 
-def mean_sign(signs: Sequence[int]) -> Estimate | None:
-    """Estimate the mean of signs (who won each request), in order of time; None if too few."""
+def is_one_sided(signs: Sequence[int]) -> bool:
+    """Whether one run surely won more requests, by who won each (-1, 0, 1) in order of time."""
     if len(signs) < _MIN_REQUESTS:
-        return None
-    sums, counts = [0] * _NUM_STRETCHES, [0] * _NUM_STRETCHES
+        return False
+    num_slices = min(NUM_SLICES, len(signs))
+    won_a, won_b, all_of = ([0] * num_slices for _ in range(3))
     for place, sign in enumerate(signs):
-        stretch = place * _NUM_STRETCHES // len(signs)
-        sums[stretch] += sign
-        counts[stretch] += 1
-    return ratio(sums, counts)
+        at = place * num_slices // len(signs)
+        won_a[at] += sign < 0
+        won_b[at] += sign > 0
+        all_of[at] += 1
+    return ratio_of(draw(won_a, all_of, 0), draw(won_b, all_of, 0)).is_sure

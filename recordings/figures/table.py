@@ -100,6 +100,10 @@ _REST = [
             "threshold": "steps that `long_prefill_token_threshold` limited",
             "paused": "steps after a pause of the operator that lasted longer than the step",
             "work": "steps without a limit: every request got all the tokens it could use",
+            "lora": "steps in which requests waited for a LoRA slot and for nothing else",
+            "grammar": "steps in which requests waited for their grammar and for nothing else",
+            "remote_kv": "steps in which requests waited for their KV and for nothing else",
+            "encoder": "steps that the encoder budget limited",
         }.items()
     ),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),

@@ -32,7 +32,8 @@ class Incident(Struct, frozen=True, kw_only=True):
         seconds: time until no rule held any more.
         is_over: whether it had ended when the file was written.
         num_late: number of requests with a late token; None if unknown.
-        explanation: text about the step in flight, the longest ITL and the longest TTFT.
+        explanation: the verdict on the engine when it began; the step in flight, the longest ITL
+            and the longest TTFT.
     """
 
     engine: str

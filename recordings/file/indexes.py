@@ -6,7 +6,8 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
-from stepscope.recordings.session.index import Index, Indexer, Open, decode_index
+from stepscope.recordings.session.index import Index, Open, decode_index
+from stepscope.recordings.session.indexer import Indexer
 from stepscope.recordings.state.session import SessionState
 
 _MADE_STEPS = 4096  # at most in an index made from messages, give or take one chunk

@@ -23,7 +23,7 @@ _LONG_NS = 500_000_000  # a single stream that stands still so long goes before 
 _LEAST_S = 3.0  # of steps in memory, before a queue is said to grow
 _GROWTH = 4  # requests by which a queue must have grown
 _OFTEN = 0.25  # share of steps from which on a limit is named
-_MOST_LATE_STEPS = 256  # steps in which the longest recent wait is looked for
+_MOST_LATE_STEPS = 256  # steps in which stalls are looked for
 
 Tone: TypeAlias = Literal["good", "muted", "caution", "breach"]
 
@@ -33,6 +33,10 @@ _BOUND: dict[Limit, str] = {
     "kv": "KV-bound",
     "mode": "held by the batching mode",
     "threshold": "bound by long_prefill_token_threshold",
+    "lora": "bound by the LoRA slots (max_loras)",
+    "grammar": "held by grammars that are being compiled",
+    "remote_kv": "held until keys and values come from elsewhere",
+    "encoder": "bound by the encoder budget",
 }
 
 
@@ -46,6 +50,11 @@ class Verdict(NamedTuple):
     tone: Tone
     text: str
     look: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """The sentence, if it says what is wrong; else empty."""
+        return self.text if self.tone in ("breach", "caution") else ""
 
 
 def verdict_of(history: HistoryView) -> Verdict:
@@ -63,13 +72,16 @@ def verdict_at(
         step: the last step that counts; None: the newest.
         minute: the latencies of the minute up to that step.
     """
-    worst = _worst(history, state, step, minute.itl)
+    stalls = _stalls(history, state, step, minute.itl)
+    recent_ns = state.time_ns - round(RECENT_S * 1e9)
+    recent = [each for each in stalls if each.time_ns > recent_ns]
+    worst = max(recent, key=lambda each: each.ns, default=None)
     is_wide = (
         worst is not None
         and state.time_ns - worst.time_ns < _FRESH_NS
         and (worst.ns >= _LONG_NS or worst.num_tokens * 2 >= (state.num_running or 0))
     )
-    stall = None if worst is None else _stall(history, state, worst)
+    stall = None if worst is None else _stall(history, state, worst, stalls)
     for found in (
         _halted(state),
         _in_flight(state),
@@ -110,22 +122,25 @@ def _in_flight(state: SessionState) -> Verdict | None:
     return Verdict("caution", text, "screen_step")
 
 
-def _worst(
+def _stalls(
     history: HistoryView, state: SessionState, step: int | None, itl: Series
-) -> Breach | None:
-    """The longest recent gap between two tokens, if it is late and far longer than most."""
-    since_ns = state.time_ns - round(RECENT_S * 1e9)
-    late = history.windows.breaches(step, _MOST_LATE_STEPS)
-    recent = [each for each in late if each.kind == "ITL" and each.time_ns > since_ns]
-    worst = max(recent, key=lambda each: each.ns, default=None)
-    if worst is None or worst.ns < _STOOD_STILL * (itl.p50_ms or 0.0) * 1e6:
-        return None
-    return worst
+) -> list[Breach]:
+    """The gaps between two tokens in the last minute that were late and far longer than most."""
+    since_ns, least_ns = state.time_ns - 60_000_000_000, _STOOD_STILL * (itl.p50_ms or 0.0) * 1e6
+    return [
+        each
+        for each in history.windows.breaches(step, _MOST_LATE_STEPS)
+        if each.kind == "ITL" and each.time_ns > since_ns and each.ns >= least_ns
+    ]
 
 
-def _stall(history: HistoryView, state: SessionState, worst: Breach) -> Verdict:
+def _stall(
+    history: HistoryView, state: SessionState, worst: Breach, stalls: Sequence[Breach]
+) -> Verdict:
     who = f"{worst.num_tokens} streams" if worst.num_tokens > 1 else request_name(worst.request_id)
     text = f"{who} stood still {_seconds(worst.ns)}{_why(history.stall(worst.step), state)}"
+    if len(stalls) > 1:
+        text += f"; {len(stalls):,} times in the last minute, last at step {stalls[-1].step:,}"
     return Verdict("breach", text, "worst")
 
 
@@ -213,6 +228,8 @@ def _healthy(state: SessionState, itl: Series) -> str:
 
 def _seconds(ns: int) -> str:
     seconds = ns / 1e9
+    if 0 < seconds < 0.095:
+        return f"{seconds * 1e3:.0f} ms"
     if seconds >= 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"

@@ -22,6 +22,7 @@ from stepscope.recordings.file.incident import FiredRule, Incident
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.incidents.explanation import explained
 from stepscope.recordings.incidents.folder import IncidentFolder
 
@@ -56,6 +57,7 @@ class _OpenIncident:
     wall_ns: int
     engine_id: str | None
     last_bad_s: float
+    verdict: str  # on the engine when it began, if that says what is wrong
     rules: dict[str, RuleWatch] = field(default_factory=dict)
     worst: dict[str, float | None] = field(default_factory=dict)
 
@@ -122,7 +124,8 @@ class IncidentKeeper:
             engine_id = None if info is None else info.engine_id
             if any(each.rule.figure == "restarts" for each in bad):
                 engine_id = ""  # it happened to the engine before, which is gone
-            self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s)
+            said = verdict_of(self._source.history).trouble
+            self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s, said)
         self._open.last_bad_s = now_s
         for each in bad:
             self._open.rules[each.rule.text] = each
@@ -157,7 +160,7 @@ class IncidentKeeper:
             is_over=is_over,
             rules=[self._fired(each, ended.worst[text]) for text, each in ended.rules.items()],
             num_late=found.num_late,
-            explanation=found.text,
+            explanation=". ".join(filter(None, (ended.verdict, found.text))),
         )
         return self._write(history, first, incident)
 

@@ -15,7 +15,8 @@ _FIRST_WIDTH_NS = 100_000_000
 NUM_SLICES = 20  # slices of a run, to estimate how much its rates vary
 _BLOCK_STEPS = 4096  # rows that are kept until they are added to the sums
 _OVER_TIME = (
-    "num_in_tokens", "num_output_tokens", "num_preempted", "num_queried_tokens", "num_hit_tokens"
+    "num_in_tokens", "num_output_tokens", "num_preempted", "num_queried_tokens", "num_hit_tokens",
+    "num_prefill_tokens", "num_recomputed_tokens",
 )  # fmt: skip
 
 _Key = TypeVar("_Key")

@@ -16,12 +16,14 @@ import msgspec
 from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
 from stepscope.recordings.simulation.what_if import Forecast, ForecastStopped, forecast
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.limits import Limit
 
 NUM_RUNS = 8
 KEPT_SHARE = 0.95  # if so many requests keep their levels, there is no bottleneck
 _MIN_GAIN = 0.02  # least gain, as a share of the requests
 _EQUAL_GAIN = 0.02  # if the gains of two remedies differ by less, the smaller change wins
 _MAX_ROUNDS = 3
+_NOT_SIMULATED: tuple[Limit, ...] = ("lora", "grammar", "remote_kv", "encoder")
 
 
 class Trial(NamedTuple):
@@ -64,6 +66,7 @@ class Diagnosis(NamedTuple):
     kept_share: float  # share of its requests that keep their levels
     findings: list[Finding]  # for every suspect: simulated ones first, then by gain
     bottlenecks: list[Bottleneck]  # in the order in which they must be lifted
+    held: Mapping[Limit, float]  # limits that no simulation lifts, and the share of steps they held
 
 
 def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Diagnosis:
@@ -101,7 +104,9 @@ class _Trials:
             likely = [each for each in SUSPECTS if each is not suspect]
         findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
         findings.sort(key=_weight, reverse=True)
-        return Diagnosis(again, _kept(again), findings, bottlenecks)
+        shares = {limit: self._seen.share(limit) for limit in _NOT_SIMULATED}
+        held = {limit: share for limit, share in shares.items() if share >= _MIN_GAIN}
+        return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 
     def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
         """Simulate each remedy of each suspect, together with the remedies in `lifted`.

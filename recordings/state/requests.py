@@ -14,6 +14,7 @@ from stepscope.engine.protocol.wire import (
     BatchRow,
     Finished,
     FirstToken,
+    HeldRow,
     Phase,
     Preempted,
     RequestEvent,
@@ -122,6 +123,14 @@ class RequestTable:
         outcome.num_decode_rows += num_decode_rows
         outcome.num_output_tokens += num_output_tokens
 
+    def hold(self, rows: Iterable[HeldRow]) -> None:
+        """Note who is held back while it waits, and why."""
+        for row in rows:
+            view = self.views.get(row.request_id)
+            if view is not None and view.status in ("waiting", "preempted"):
+                self.views[row.request_id] = held = _copied(view)
+                held.held = row.reason
+
     def _seat(self, row: BatchRow) -> RequestView:
         """Return a running view that may be changed in place, for a request in the batch.
 
@@ -137,7 +146,7 @@ class RequestTable:
                 self._finished.remove(row.request_id)
             view = _copied(view)
             view.finish_reason = view.finish_step = view.finish_ns = None
-        view.status = "running"
+        view.status, view.held = "running", ""
         self.views[row.request_id] = view
         self.running.add(row.request_id)
         return view
@@ -157,7 +166,7 @@ class RequestTable:
         view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
         if isinstance(event, Admitted):
-            view.status = "running"
+            view.status, view.held = "running", ""
             self.running.add(view.request_id)
             view.num_computed_tokens = event.num_cached_tokens
             if not comes_back(view):

@@ -234,6 +234,7 @@ class SessionState:
             self.between = self.between or Outcome()
             for event in status.events:
                 self.table.take_event(event, self.step, status.time_ns, self.between)
+        self.table.hold(status.held or ())
         self._apply_moves(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
         self.num_running = status.num_running
@@ -271,6 +272,7 @@ class SessionState:
             table.take_rows(rows, record.tokens_ns, outcome)
         for event in ends:
             table.take_event(event, record.step, record.tokens_ns, outcome)
+        table.hold(record.held or ())
         self._apply_moves(record, is_start=record.step == 0)
         self.num_running = record.num_running
         self.num_waiting = record.num_waiting

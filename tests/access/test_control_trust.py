@@ -70,7 +70,7 @@ class Raw:
         self._socket.send_multipart([number.to_bytes(8, "big"), payload])
 
     def reply(self) -> tuple[int, AnyReply]:
-        assert self._socket.poll(5_000), "silence"
+        assert self._socket.poll(30_000), "silence"
         number, payload = self._socket.recv_multipart()
         return int.from_bytes(number, "big"), replies.decode_reply(payload)
 

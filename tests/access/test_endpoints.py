@@ -23,8 +23,7 @@ from stepscope.engine.transport.endpoints import (
     free_name,
     runtime_dir,
 )
-from stepscope.engine.transport.leftovers import stale_files
-from stepscope.engine.transport.local_engines import called, starting_pid
+from stepscope.engine.transport.local_engines import called, stale_files, starting_pid
 from stepscope.recordings.history.history import History
 from stepscope.tui.cli.shared.connect import connect, hello
 from stepscope.tui.session.live_source import receive

@@ -233,7 +233,7 @@ def test_a_flood_is_audited_by_key_and_by_local_user(
                 socket.send_multipart([number.to_bytes(8, "big"), payload])
             reply: object = None
             while not isinstance(reply, replies.Error):
-                assert socket.poll(5_000), "silence"
+                assert socket.poll(30_000), "silence"
                 reply = replies.decode_reply(socket.recv_multipart()[1])
 
     def floods() -> list[tuple[str, str | None]]:
@@ -298,7 +298,7 @@ def test_a_replayed_handshake_opens_no_connection(keyed: Keyed) -> None:
     endpoint = replace(keyed.at("first"), control=f"tcp://127.0.0.1:{listener.getsockname()[1]}")
     with ControlClient(endpoint) as client:
         version = client.set_knobs({"max_num_seqs": 11}, who="overheard").version
-    thread.join(10)
+    thread.join(60)
     listener.close()
     assert len(overheard) > 500
     with socket.create_connection((host, int(port))) as again:

@@ -18,7 +18,7 @@ from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
-from stepscope.engine.transport.leftovers import KEPT_S, stale_files, sweep
+from stepscope.engine.transport.local_engines import KEPT_S, stale_files, sweep
 
 # Has the files of an engine; ends when its standard input does.
 _ENGINE = """
@@ -189,11 +189,11 @@ print(*codes)
 """
 _SWEEPER = """
 import time
-from stepscope.engine.transport import leftovers
-leftovers.KEPT_S = -1.0  # locks, too
+from stepscope.engine.transport import local_engines
+local_engines.KEPT_S = -1.0  # locks, too
 end_s = time.monotonic() + 3.0
 while time.monotonic() < end_s:
-    leftovers.sweep()
+    local_engines.sweep()
 """
 
 

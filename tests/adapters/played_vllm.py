@@ -34,10 +34,14 @@ class Grammars:
 
 
 class PlayedQueue:
-    """vLLM's waiting requests, of which only the number was recorded."""
+    """vLLM's waiting requests: their number, and which it passed over."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
+        self.held: list[PlayedRequest] = []
+
+    def __iter__(self) -> "Iterator[PlayedRequest]":
+        return iter(self.held)
 
     def __len__(self) -> int:
         return self.num_waiting
@@ -56,6 +60,12 @@ class PlayedRequest:
         self.max_tokens: int = line["max_tokens"]
         self.priority: int = line["priority"]
         self.pooling_params: object | None = True if "pooling" in line else None
+        adapter = line.get("adapter")
+        self.lora_request = (
+            None
+            if adapter is None
+            else SimpleNamespace(lora_name=adapter, lora_int_id=ord(adapter))
+        )
         self.arrival_time = time.time()
         self.become([0, self.num_prompt_tokens, 0, "WAITING"])
 
@@ -128,6 +138,7 @@ class PlayedScheduler:
             policy="fcfs",
             async_scheduling=head["is_asynchronous"],
         )
+        self.lora_config = SimpleNamespace(max_loras=head.get("max_loras"))
         self.cache_config = SimpleNamespace(enable_prefix_caching=True)
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(model="played", served_model_name="played"),
@@ -230,6 +241,8 @@ class PlayedScheduler:
         for name in _QUEUES:
             if name in line:
                 getattr(self, name).num_waiting = line[name]
+        if call == "schedule" and hasattr(self, "deferred_waiting"):
+            self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
         for block in line.get("hashed", []):
             self.pool.blocks[block].block_hash = b"of its content"
         for block in line.get("unhashed", []):

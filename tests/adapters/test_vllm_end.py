@@ -44,7 +44,7 @@ def test_a_signal_to_end_removes_all_files_before_the_engine_hears_of_it(
     process = started(endpoint)
     collector = Collector(f"{endpoint}.telemetry")
     try:
-        wait_for(lambda: bool(collector.payloads), "the first message")
+        wait_for(lambda: bool(collector.published().statuses), "the first status")
         process.send_signal(number)
         wait_for(lambda: not list(tmp_path.iterdir()), "the files are gone")
         wait_for(lambda: collector.published().statuses[-1].state == "stopped", "it says so")

@@ -21,12 +21,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import (
-    SimulatedRunner,
-    SimulatedWorkload,
-    simulate,
-    simulated_info,
-)
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
@@ -36,6 +31,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.longest import SECOND_NS, LateSeconds, Longest
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import windows
@@ -17,6 +16,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import busy, record
 
 SLO_KIND = frozenset({"slo"})

@@ -15,13 +15,13 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import MS, Script
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
@@ -236,6 +236,7 @@ def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[...
     assert last["recompute_tax"]["step_ms"] < found["recompute_tax"]["step_ms"]
 
 
+@pytest.mark.slow
 def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.attribution.longest import Breach, Longest
 from stepscope.recordings.history import lives, windows
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 
 @settings(max_examples=20)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import stepscope.recordings.samples
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
@@ -24,6 +23,7 @@ from stepscope.tui.views.pages import breach_list
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard

@@ -26,9 +26,8 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
-from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup

@@ -4,16 +4,22 @@ Pairs of equal engines get other arrivals of the same rate (another seed); then 
 slower by a fifth. The aim: at most one false failure of twenty.
 """
 
+import sys
+from pathlib import Path
+
 import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.recordings.check import exit_code, regression_checks
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 NUM_PAIRS = 20
 ALLOWED = 0.1

@@ -17,8 +17,11 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 from pausing_runner import PausingRunner  # type: ignore[import-not-found]
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
@@ -30,9 +33,10 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.simulation.simulated import VOCAB_SIZE
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from tests.support.engines.simulated_run import simulated_info
 
 NUM_TOKENS = 300
 CLIENT = """

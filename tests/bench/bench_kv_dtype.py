@@ -22,7 +22,7 @@ import torch
 from stepscope.engine.bench.machine import describe_machine
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.corpus import Corpus

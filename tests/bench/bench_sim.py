@@ -35,9 +35,8 @@ from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.fitted import fit_relative
-from stepscope.engine.simulation.gpus import GPUS
 from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.engine.simulation.roofline import TERMS, RooflineCoefficients, RooflineModel
+from stepscope.engine.simulation.roofline import GPUS, TERMS, RooflineCoefficients, RooflineModel
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 

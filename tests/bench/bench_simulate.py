@@ -19,9 +19,8 @@ from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import (

@@ -27,6 +27,8 @@ from unittest.mock import patch
 
 from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
@@ -38,10 +40,10 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.engines.simulated_run import simulated_info
 
 HERE = Path(__file__).parent
 STEPS_A_ROUND = 10
@@ -208,13 +210,12 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
         endpoint, path = f"{folder}/fast", Path(folder) / "session.mcap"
         engine = subprocess.Popen(
             [
-                sys.executable, str(HERE / "fast_engine.py"), endpoint, "--rate", str(rate),
-                "--seconds", str(seconds), "--requests", str(num_requests),
+                sys.executable, str(HERE / "fed_engine.py"), endpoint, "--rate", str(rate),
+                "--seconds", str(seconds), "--requests", str(num_requests), "--burst", "0",
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]}),  # noqa: PLW1509
         )  # fmt: skip
-        assert engine.stdin is not None
         assert engine.stdout is not None
         try:
             engine.stdout.readline()
@@ -225,9 +226,6 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}),  # noqa: PLW1509
             )  # fmt: skip
-            time.sleep(2.0)
-            engine.stdin.write("go\n")
-            engine.stdin.flush()
             words = engine.stdout.readline().split()
             num_messages, num_steps, num_dropped = map(int, words[:3])
             ended_s = time.perf_counter()

@@ -1,14 +1,18 @@
 """Stands in for an engine at any rate of steps: made-up messages behind real sockets. Not a test.
 
-    fed_engine.py ENDPOINT --requests 64 --rate 50 --burst 1000
+    fed_engine.py ENDPOINT --requests 64 --rate 50 --burst 1000 [--seconds 10]
 
 The first snapshot request starts the session; `burst` steps are sent at once, the others in
-their time. Gaps are recovered from the replay ring as those of any engine are.
+their time. Gaps are recovered from the replay ring as those of any engine are. With `--seconds` it
+makes up all messages before it starts, stops after them, prints how many messages and steps it has
+sent, how many were dropped on the way, and in how many seconds, and ends with its standard input.
 """
 
 import argparse
+import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import zmq
 from synthetic_session import Frame, SyntheticSession
@@ -16,7 +20,7 @@ from synthetic_session import Frame, SyntheticSession
 from stepscope.engine.protocol import commands, replies, wire
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Snapshot
 from stepscope.engine.telemetry.publisher import SUBSCRIBER_QUEUE, Publisher
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.session import SessionState
@@ -68,6 +72,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rate", type=float, default=50.0)
     parser.add_argument("--burst", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float)
     options = parser.parse_args()
     endpoint = Endpoint.parse(options.endpoint)
     session = SyntheticSession(options.requests, options.rate, PERIOD_STEPS)
@@ -77,19 +82,42 @@ def main() -> None:
     threading.Thread(
         target=serve, args=(endpoint, session.info, publisher, started), daemon=True
     ).start()
+    frames = session.frames()
+    if options.seconds is not None:
+        num_steps, made = int(options.rate * options.seconds), list[Frame]()
+        while num_steps:
+            made.append(next(frames))
+            num_steps -= made[-1].topic == b"step"
+        frames = iter(made)
+        print("ready", flush=True)
     started.wait()
+    start_s = time.monotonic()
+    num_steps = send(frames, publisher, options.rate, options.burst)
+    took_s = time.monotonic() - start_s
+    state = EngineStatus(time_ns=0, state="stopped", step=-1, num_running=0, num_waiting=0)
+    for _ in range(3):  # seen by a subscriber that missed the first
+        publisher.publish(state)
+        time.sleep(0.5)
+    num_dropped = publisher.sender.num_dropped
+    print(publisher.next_sequence, num_steps, num_dropped, f"{took_s:.3f}", flush=True)
+    sys.stdin.read()
+
+
+def send(frames: Iterator[Frame], publisher: FedPublisher, rate: float, burst: int) -> int:
+    """Send each step when it is due, up to what the machine can; return their number."""
     due_s = time.monotonic()
     num_steps = 0
-    for frame in session.frames():
+    for frame in frames:
         publisher.send(frame)
         if frame.topic != b"step":
             continue
         num_steps += 1
-        due_s += 1 / (BURST_RATE if num_steps <= options.burst else options.rate)
-        if num_steps == options.burst:
+        due_s += 1 / (BURST_RATE if num_steps <= burst else rate)
+        if num_steps == burst:
             due_s = time.monotonic()
         if (ahead_s := due_s - time.monotonic()) > 0.0005:
             time.sleep(ahead_s)
+    return num_steps
 
 
 if __name__ == "__main__":

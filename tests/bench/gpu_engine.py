@@ -32,10 +32,10 @@ from stepscope.engine.bench.throughput import LengthRange, ThroughputSpec, plan
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.models.random_shapes import PREFIX
+from stepscope.engine.models.random_model import PREFIX
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.commands import ResetPrefixCache, SetKnobs, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted

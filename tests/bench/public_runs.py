@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from virtual_engine import BLOCK_SIZE, Served
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.gpus import GpuRates, gpu_named
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
-from stepscope.engine.simulation.roofline import num_kv_tokens
+from stepscope.engine.simulation.roofline import GpuRates, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
 WHOLE = "-1"  # the stage that stands for the whole run

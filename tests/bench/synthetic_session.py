@@ -4,17 +4,21 @@ Later numbers and times each time, and noise in its times as a real clock has it
 """
 
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 PERIOD_STEPS = 20_000
 STEPS_PER_S = 50.0  # about, as it is simulated

@@ -10,12 +10,16 @@ import argparse
 import faulthandler
 import random
 import signal
+import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 from typing import IO
 
 import zmq
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
@@ -30,12 +34,13 @@ from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import publisher as telemetry
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from tests.support.engines.simulated_run import simulated_info
 
 NUM_RUNNING = 8
 NUM_BLOCKS = 512

@@ -148,10 +148,11 @@ def test_wrong_usage_of_bench_gives_a_one_line_error(
 def test_an_unwritable_result_path_is_refused_before_the_bench_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for file in (tmp_path, tmp_path / "none" / "out.json"):
+    none = tmp_path / "none"
+    for file, why in ((tmp_path, "is a folder"), (none / "out.json", "cannot be written")):
         code, said = usage_error(monkeypatch, capsys, "bench", "throughput", "--json", str(file))
         assert code == 1
-        assert said.startswith(f"stepscope: error: {file} cannot be written")
+        assert said.startswith(f"stepscope: error: {file} {why}")
 
 
 def test_without_torch_the_bench_says_what_to_install(

@@ -88,6 +88,7 @@ def test_the_snapshot_command_prints_one_json_document_or_a_summary(
     assert summary.exit_code == 0
     assert "state      idle, step -1" in summary.stdout
     assert "256 empty" in summary.stdout
+    assert "device     " in summary.stdout
     assert "enable_chunked_prefill=true" in summary.stdout
 
 

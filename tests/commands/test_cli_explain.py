@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, RowFlag, StepRecord
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 from stepscope.recordings.samples import shipped
 from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
-from stepscope.tui.cli.lab.report import draw, lines, markdown
+from stepscope.tui.cli.lab.lab import draw, lines, markdown
 
 
 def test_lab_lists_every_experiment_with_its_source(stepscope: Callable[..., Any]) -> None:

@@ -13,7 +13,6 @@ from stepscope.engine.process import serve as engine_serve
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import StepCosts
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.sender import is_compiled
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
@@ -21,6 +20,7 @@ from stepscope.tui.cli.engines import serve as serve_command
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.settings.cli_errors import WRONG_USAGE
+from tests.support.engines.simulated_run import simulated_info
 
 
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])
@@ -95,6 +95,7 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
         pass
 
 
+@pytest.mark.slow
 def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

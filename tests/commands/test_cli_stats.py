@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures.table import FIGURES, Better
 from stepscope.tui.cli.recordings.check import regression
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 
 _MIX = ["--num-requests", "20", "--rate", "1000", "--document-share", "0"]

@@ -65,6 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --threads 99999", 2, "of at most 1024, got '99999'"),
         ("serve --name a\x07b", 2, "cannot name an engine"),
         ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),
+        ("demo --headless --screenshot no/x.svg", 1, "no is not a folder"),
         ("simulate w.json --num-blocks 1", 2, "--num-blocks: expected a whole number"),
         ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
         ("config --path dashboard", 2, "leave dashboard out"),

@@ -177,7 +177,6 @@ def test_the_version_is_shown(run: Run) -> None:
         (["set", "max_num_seqs=8,order=arrival"], "change together: max_num_seqs=8 order=arrival"),
         (["set", "max_num_seqs=8,16"], "one value at a time; 'stepscope what-if' tries several"),
         (["demo", "--headless", "--screenshot", "x.jpg"], ".svg or .txt, got x.jpg"),
-        (["demo", "--headless", "--screenshot", "no/x.svg"], "no is not a folder"),
         (["load", "--limit", "5"], "--limit belongs to --trace"),
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
@@ -267,7 +266,6 @@ def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: li
         ["top", "never-there"],
     ],
 )
-@pytest.mark.timeout(30)
 def test_an_endpoint_without_an_engine_is_an_error(run: Run, command: list[str]) -> None:
     done = run(*command)
     assert done.exit_code == 1

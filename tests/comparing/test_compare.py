@@ -22,13 +22,12 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
-from stepscope.recordings.compare.estimate import NOTHING, differ, ratio
-from stepscope.recordings.compare.paired import mean_sign, request_by_request
+from stepscope.recordings.compare.paired import is_one_sided, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
@@ -47,6 +46,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import step as step_of
 from tests.support.sessions.paused import paused
 from tests.support.waiting import wait_for
@@ -185,40 +185,41 @@ def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
 # Chance
 
 
+def is_sure(a: list[int], b: list[int], whole: int = 1) -> bool:
+    return ratio_of(draw(a, [whole] * len(a), 0), draw(b, [whole] * len(b), 1)).is_sure
+
+
 def test_a_difference_that_may_be_chance_is_not_significant() -> None:
-    draw = random.Random(1)
+    rng = random.Random(1)
     wrong = 0
     for _ in range(300):
-        a, b = ([draw.expovariate(1) for _ in range(200)] for _ in range(2))
-        late_a, late_b = ([sum(x > 2 for x in xs[at::10]) for at in range(10)] for xs in (a, b))
-        wrong += differ(ratio(a[:20], [1.0] * 20), ratio(b[:20], [1.0] * 20))
-        wrong += differ(ratio(late_a, [20] * 10), ratio(late_b, [20] * 10))
-    assert wrong <= 0.025 * 600
+        a, b = ([rng.expovariate(1) for _ in range(400)] for _ in range(2))
+        late_a, late_b = ([sum(x > 2 for x in xs[at::20]) for at in range(20)] for xs in (a, b))
+        wrong += is_sure(late_a, late_b, 20)
+    assert wrong <= 0.02 * 300
 
 
 def test_a_difference_that_can_hardly_be_chance_is_significant() -> None:
-    whole = [1.0] * 6
-    low, high = ratio([10, 11, 10, 9, 10, 11], whole), ratio([20, 21, 19, 20, 20, 22], whole)
-    assert differ(low, high)
-    assert not differ(low, low)
-    assert ratio([10, 11], [1, 1]) is None
-    assert not differ(ratio([10, 11], [1, 1]), high)
+    low, high = [10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22]
+    assert is_sure(low, high)
+    assert not is_sure(low, low)
+    assert not is_sure([10, 11], high)
 
 
 def test_correlated_requests_count_as_fewer_independent_samples() -> None:
-    def signs(draw: random.Random, shift: float) -> list[int]:
+    def signs(rng: random.Random, shift: float) -> list[int]:
         level, found = 0.0, []
         for _ in range(200):
-            level = 0.8 * level + draw.gauss(shift, 1)
+            level = 0.8 * level + rng.gauss(shift, 1)
             found.append((level > 0.5) - (level < -0.5))
         return found
 
     by_chance = [signs(random.Random(seed), 0.0) for seed in range(100)]
-    assert sum(differ(mean_sign(each), NOTHING) for each in by_chance) <= 6
+    assert sum(map(is_one_sided, by_chance)) <= 6
     real = [signs(random.Random(seed), 0.4) for seed in range(100)]
-    assert sum(differ(mean_sign(each), NOTHING) for each in real) >= 80
-    assert differ(mean_sign([1] * 12), NOTHING)
-    assert not differ(mean_sign([1] * 4), NOTHING)
+    assert sum(map(is_one_sided, real)) >= 80
+    assert is_one_sided([1] * 12)
+    assert not is_one_sided([1] * 4)
 
 
 def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
@@ -242,6 +243,7 @@ def test_with_few_samples_no_winner_is_named() -> None:
     for side, waits in ((a, (10, 12, 14)), (b, (10, 13, 90))):
         for wait in waits:
             side.waits["ttft"].add(wait * 1_000_000)
+        side.totals.append(AppliedStep(0, step_of(0), Outcome(), 0), 1)
     found = compare(a, b)
     # The longest wait of one run does not predict that of the next.
     assert found.figure("ttft_max").verdict == "differs"
@@ -331,7 +333,7 @@ def test_under_different_loads_no_run_is_called_better() -> None:
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
-        assert "loads differ; only like waits count: " in (load_text(found) or "")
+        assert "loads differ; only more work may win: " in (load_text(found) or "")
 
 
 def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Audited, Mark, StepRecord
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.dashboards import compare as compare_command
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 
 
@@ -67,11 +67,11 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     b, a = told["B better"], told["A better"]
     assert b.startswith("ITL p99 766→90.1 ms (8.5x, at least 4x), within 150 ms 98.4%→100%")
-    assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 2.8x)")
+    assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)")
     assert "ITL p50 (of 4,893)" in text
-    assert "ITL beside a prefill p50 776→53.7 ms (14x, at least" in text
+    assert "ITL beside a prefill p50 742→51.6 ms (14x, at least" in text
     # The same requests are compared in pairs.
-    assert "ITL decode only p50, p99\n" in text
+    assert "ITL decode only p50, p99 (of" in text
     assert "longest wait shorter in A for" in text
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
@@ -92,7 +92,7 @@ def test_what_a_recording_does_not_tell_is_a_dash_in_the_comparison(
     path = record(tmp_path / "bare.mcap", bare)
     text = printed(capsys, str(path), "freeze")
     assert "— requests, — tokens in, — out" in text.splitlines()[0]
-    assert "loads unknown; only like waits count: A without requests" in text
+    assert "loads unknown, so nothing is judged: A without requests" in text
     assert "ITL >150 ms    A: unknown" in text
     work = document(capsys, str(path), "freeze")["a"]
     assert (work["num_requests"], work["num_in_tokens"], work["num_out_tokens"]) == (None,) * 3

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.compare.load_difference import LoadDifference, load_of
+from stepscope.recordings.compare.load import LoadDifference, load_of
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.latency import SLO
@@ -104,7 +104,6 @@ def test_hits_of_a_prefilled_cache_are_a_load_difference_but_a_runs_own_hits_are
     told = load_of(first, again, is_one_session=False)
     assert told.other_work == "5%→98% of the prompts came from the prefix cache"
     assert not told.is_same
-    assert not told.has_like_prompts
     assert told.more_a > 10
     assert told.more_b == 1.0  # the side that computed more may still be better
     # Of other requests at the same rate it is other work as well, and it stands beside the rates.

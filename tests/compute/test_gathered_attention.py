@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.kernels.dispatch import backends, trial
+from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.plain.flash_attention import (
@@ -220,11 +220,11 @@ def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend
 
 def test_the_trial_run_rejects_a_backend_with_wrong_results() -> None:
     good = create("torch-varlen", Library())
-    assert trial.failure(good, CPU, torch.bfloat16) is None
-    assert trial.failure(TorchAttention(), CPU, torch.float32) is None
+    assert backends.trial_failure(good, CPU, torch.bfloat16) is None
+    assert backends.trial_failure(TorchAttention(), CPU, torch.float32) is None
     # A mask that is aligned at the first key instead of the last.
     bad = create("torch-varlen", Library(top_left=True))
-    assert "its results are wrong here" in (trial.failure(bad, CPU, torch.bfloat16) or "")
+    assert "its results are wrong here" in (backends.trial_failure(bad, CPU, torch.bfloat16) or "")
 
     class Broken:
         name = "broken"
@@ -233,7 +233,7 @@ def test_the_trial_run_rejects_a_backend_with_wrong_results() -> None:
             raise RuntimeError("no kernel image is available\nmore")
 
     assert (
-        trial.failure(Broken(), CPU, torch.float32)
+        backends.trial_failure(Broken(), CPU, torch.float32)
         == "it fails in a trial: no kernel image is available"
     )
 

@@ -311,8 +311,8 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         "ahead": ahead,
         "num_ahead": num_ahead,
         "told": list(dict.fromkeys(told)),
-        "implementation": ours.description.implementation,
-        "attention": ours.description.attention_backend,
+        "implementation": ours.description["implementation"],
+        "attention": ours.description["attention_backend"],
     }
 
 
@@ -326,7 +326,7 @@ def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     from stepscope.engine.execution.runner import ModelRunner
     from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
-    from stepscope.engine.simulation.simulated import simulated_info
+    from tests.support.engines.simulated_run import simulated_info
 
     limits = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
     knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)

@@ -59,6 +59,7 @@ class Tape:
                 },
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
                 "has_reset": hasattr(scheduler, "reset_prefix_cache"),
+                "max_loras": case.get("max_loras"),
             }
         ]
 
@@ -72,6 +73,7 @@ class Tape:
             max_tokens=request.max_tokens,
             priority=request.priority,
             pooling=[True] if request.pooling_params is not None else [],
+            adapter=[] if request.lora_request is None else request.lora_request.lora_name,
         )
 
     def schedule(self) -> Any:
@@ -96,6 +98,9 @@ class Tape:
             ],
             resumed=sorted(versions.resumed(again)),
             preempted=sorted(self._preempted(output, were_running)),
+            held=sorted(
+                request.request_id for request in getattr(self._scheduler, "deferred_waiting", ())
+            ),
         )
         return output
 
@@ -326,6 +331,17 @@ def cases() -> dict[str, dict[str, Any]]:
             "pools": True,
             "max_num_batched_tokens": 64,
             "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
+        },
+        "adapters": base
+        | {
+            "max_num_batched_tokens": 64,
+            "max_loras": 1,
+            "requests": [
+                each | {"adapter": "aabba"[number]} if number < 5 else each
+                for number, each in enumerate(
+                    requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9))
+                )
+            ],
         },
         "speculation_ahead": base
         | drafts

@@ -29,11 +29,13 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    LoRAConfig,
     ModelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -94,6 +96,11 @@ def make_scheduler(
             **{name: value for name, value in newer.items() if name in known},
         ),
         speculative_config=speculative_config(workload),
+        lora_config=(
+            LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
+            if "max_loras" in workload
+            else None
+        ),
         cache_config=CacheConfig(
             block_size=block_size,
             enable_prefix_caching=workload.get("enable_prefix_caching", True),
@@ -165,6 +172,11 @@ def make_request(
         arrival_time=float(number),
         priority=wanted.get("priority", 0),
         block_hasher=hasher,
+        lora_request=(
+            LoRARequest(wanted["adapter"], ord(wanted["adapter"]), "none")
+            if "adapter" in wanted
+            else None
+        ),
         **({"eos_token_id": None} if has_eos else {}),
     )
 

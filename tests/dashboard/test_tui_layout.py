@@ -121,14 +121,16 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
 
 
 async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[..., Any]) -> None:
-    for key in ("question_mark", "K", "B", "g", "M"):
-        app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
-        async with app.run_test(size=(120, 40)) as pilot:
+    app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
+    async with app.run_test(size=(120, 40)) as pilot:
+        for key in ("question_mark", "K", "B", "g", "M"):
             await pilot.press(key)
             for size in [(60, 10), (1, 1), (200, 60)]:
                 await pilot.resize_terminal(*size)
-                await pilot.pause()
             assert app.screen is not app.main, key
+            await pilot.press("escape")
+            assert app.screen is app.main, key
+            await pilot.resize_terminal(120, 40)
 
 
 async def test_an_engine_without_a_step_yet_is_drawn() -> None:

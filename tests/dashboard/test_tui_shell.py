@@ -60,7 +60,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     os.kill(screen.process.pid, signal.SIGCONT)
     screen.wait_for(r"(?s)\A(?!.*noise).*requests × steps")
     screen.send("\x1b[D")
-    screen.wait_for("step 199")
+    screen.wait_for(r"step 19\d ")  # a column earlier
     screen.send("q")
     assert screen.wait_for_exit() == 0
 
@@ -75,7 +75,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
 
 
 def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline, "ctrl+z did not stop it"
         time.sleep(0.02)

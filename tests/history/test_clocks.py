@@ -9,10 +9,10 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.clock_anchor import anchored
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.screens.still_dashboard import dashboard
 

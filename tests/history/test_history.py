@@ -32,11 +32,12 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.copied import copied
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
 from tests.support.sessions.later import Later
 
@@ -67,9 +68,14 @@ def fed(messages: Sequence[tuple[int, Telemetry]], **limits: Any) -> History:
     return history
 
 
+@copied
+def whole_session() -> History:
+    return fed(MESSAGES)
+
+
 @pytest.fixture(scope="module")
 def history() -> History:
-    return fed(MESSAGES)
+    return whole_session()
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +205,7 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
         assert all(event.step >= first for event in history.events(limit=10_000))
         assert history.latency(window_s=None).step.num_samples == history.num_steps
         assert not any(Cell.UNKNOWN in lane.cells for lane in history.lanes(first - 50, 1199))
-        assert history.lanes(first, 1199) == fed(MESSAGES).lanes(first, 1199)
+        assert history.lanes(first, 1199) == whole_session().lanes(first, 1199)
 
 
 def sign_of_life(state: SessionState) -> EngineStatus:
@@ -225,7 +231,7 @@ def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
 
 
 def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
-    history = fed(MESSAGES)
+    history = whole_session()
     for number in (1100, 620, 299):
         assert history.rewind(number)
         expected = fed([m for m in MESSAGES if m[0] <= sequence_of()[number]])
@@ -238,10 +244,10 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
         assert history.lanes(number - 99, number) == expected.lanes(number - 99, number)
     for sequence, message in MESSAGES[sequence_of()[299] + 1 :]:
         history.append(sequence, message)
-    whole = fed(MESSAGES)
-    assert history.state == whole.state
-    assert history.summaries(0, 1199) == whole.summaries(0, 1199)
-    assert history.lanes(0, 1199) == whole.lanes(0, 1199)
+    expected = whole_session()
+    assert history.state == expected.state
+    assert history.summaries(0, 1199) == expected.summaries(0, 1199)
+    assert history.lanes(0, 1199) == expected.lanes(0, 1199)
     assert not history.rewind(5000)
 
 
@@ -292,7 +298,7 @@ def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes
     for sequence, message in MESSAGES[400:]:
         lossy.append(sequence, message)
     live = [v for v in lossy.state.requests.values() if v.status != "finished"]
-    expected = [v for v in fed(MESSAGES).state.requests.values() if v.status != "finished"]
+    expected = [v for v in whole_session().state.requests.values() if v.status != "finished"]
     assert live == expected
 
 
@@ -486,10 +492,10 @@ def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
         growing.append(sequence, message)
         if isinstance(message, StepRecord) and message.step % 7 == 0:
             growing.lanes(max(0, message.step - 120), message.step)
-    at_once = fed(MESSAGES)
+    at_once = whole_session()
     assert growing.lanes(1080, 1199) == at_once.lanes(1080, 1199)
     for first in (900, 300, 301, 600, 0):
-        assert growing.lanes(first, first + 80) == fed(MESSAGES).lanes(first, first + 80)
+        assert growing.lanes(first, first + 80) == whole_session().lanes(first, first + 80)
 
 
 def test_lanes_match_the_step_records(history: History) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -20,6 +19,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import header, latency_panel, verdict_line
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
 
 FRAME_S = 0.1

@@ -9,7 +9,6 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -19,6 +18,7 @@ from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import key_figures
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import until
@@ -76,7 +76,10 @@ async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and
         while cursor < CHANGED[0]:  # memory is searched first, and more steps may arrive meanwhile
             before = cursor
             await pilot.press("right_square_bracket")
-            await until(lambda b=before: app.main.new_frame().cursor > b, "no event after it")
+            await until(
+                lambda b=before: app.main.new_frame().cursor > b and not source.is_seeking,
+                "no event after it",
+            )
             cursor = app.main.new_frame().cursor
         assert cursor == CHANGED[0]
         app.main.navigator.go(last)

@@ -26,9 +26,9 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
 from tests.support.sessions.later import Later
 

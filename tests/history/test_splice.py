@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.copied import copied
 from tests.support.sessions.later import Later
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
@@ -35,6 +36,7 @@ def told() -> list[Telemetry]:
 MESSAGES = Later(told)
 
 
+@copied
 def from_message(number: int, end: int | None = None, **kept: int) -> History:
     """A history that begins with a snapshot of the state after a message."""
     state = SessionState()
@@ -189,7 +191,7 @@ def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(
     def after(latencies: Latencies, earlier: Latencies) -> Latencies:
         reader = threading.Thread(target=lambda: read.append(later.first_step))
         reader.start()
-        reader.join(10)
+        reader.join(60)
         return ranked(latencies, earlier)
 
     ranked = Latencies.after

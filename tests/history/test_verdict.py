@@ -15,13 +15,13 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 Messages: TypeAlias = list[tuple[int, Telemetry]]
 USUAL = SLO(500, 50)
@@ -130,7 +130,10 @@ def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
     for sequence, payload in messages:
         history.append(sequence, payload)
     verdict = verdict_of(history)
-    assert verdict.text == "12 streams stood still 0.8 s behind the 4,096-token prompt of r16"
+    assert verdict.text == (
+        "12 streams stood still 0.8 s behind the 4,096-token prompt of r16; "
+        "7 times in the last minute, last at step 420"
+    )
     assert (verdict.tone, verdict.look) == ("breach", "worst")
 
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import StepContext
-from stepscope.engine.models.random_shapes import PREFIX
+from stepscope.engine.models.random_model import PREFIX
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.simulation.measured import read_points
 from stepscope.engine.simulation.model_shape import model_shape

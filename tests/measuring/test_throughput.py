@@ -29,9 +29,10 @@ from stepscope.engine.protocol.wire import EngineStatus, KVCounts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
+from tests.support.engines.simulated_run import simulated_info
 
 STATUS = EngineStatus(
     time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0, kv=KVCounts(0, 0, 1, 0)

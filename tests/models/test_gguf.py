@@ -216,7 +216,7 @@ def test_greedy_tokens_of_a_gguf_file_equal_those_of_transformers(
     served = Served(str(tmp_path / "tiny.gguf"))
     prompts = [served.runner.tokenizer.encode(prompt) for prompt in PROMPTS]
     assert served.greedy(prompts) == [generate(prompt, NUM_OUTPUT) for prompt in prompts]
-    assert served.runner.description.model == "tiny"
+    assert served.runner.description["model"] == "tiny"
 
 
 def test_tokenizer_and_chat_template_come_from_the_gguf_file(

@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graphs import LARGEST_GRAPH, DecodeGraphs, graph_sizes
+from stepscope.engine.execution.graphs import (
+    LARGEST_GRAPH,
+    DecodeGraphs,
+    StepBuffers,
+    StepInputs,
+    graph_sizes,
+)
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
-from stepscope.engine.execution.step_buffers import StepBuffers, StepInputs
-from stepscope.engine.execution.trial_steps import trial_step
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request

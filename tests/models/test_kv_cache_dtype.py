@@ -130,7 +130,7 @@ def test_a_smaller_kv_dtype_fits_proportionally_more_blocks(
     blocks = [runner.num_blocks for runner in runners]
     assert blocks == [blocks[0], 2 * blocks[0], 4 * blocks[0]]
     assert len({runner.kv_bytes for runner in runners}) == 1
-    names = [runner.description.kv_cache_dtype for runner in runners]
+    names = [runner.description["kv_cache_dtype"] for runner in runners]
     assert names == ["float32", "bfloat16", "float8_e4m3fn"]
 
 
@@ -146,6 +146,6 @@ def test_without_compiled_kernels_for_a_kv_dtype_a_cpu_uses_another_backend(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     runner = load(tiny_checkpoint("llama"), "fp8_e4m3", dtype="float16")
-    assert runner.description.attention_backend == "torch"
+    assert runner.description["attention_backend"] == "torch"
     with pytest.raises(ConfigError, match="has float32 and bfloat16, not float16"):
         load(tiny_checkpoint("llama"), "fp8_e4m3", dtype="float16", attention="cpu")

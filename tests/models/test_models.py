@@ -74,7 +74,7 @@ def test_a_model_in_the_hugging_face_cache_is_found_by_name(
     (cached / "refs" / "main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     runner = load("some/tiny")
-    assert runner.description.model == "some/tiny"
+    assert runner.description["model"] == "some/tiny"
 
 
 def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_weights_with_a_damaged_header_are_refused(folder: Path) -> None:
     content = bytearray(file.read_bytes())
     content[8:12] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
-    assert "damaged safetensors header" in refusal(lambda: load(folder))
+    assert "is damaged, or cut short" in refusal(lambda: load(folder))
 
 
 def test_weights_that_lack_a_tensor_are_refused_not_filled_with_noise(folder: Path) -> None:
@@ -358,17 +358,21 @@ def test_loading_a_model_reports_its_progress(folder: Path) -> None:
 def test_a_loaded_model_reports_its_shape_its_size_and_its_limits(folder: Path) -> None:
     runner = load(folder, dtype="float32")
     description = runner.description
-    assert description.model == "model"
-    assert description.architecture == "Qwen3ForCausalLM"
-    assert (description.dtype, description.device) == ("float32", "cpu")
-    assert (description.num_layers, description.num_kv_heads, description.head_dim) == (2, 2, 32)
+    assert description["model"] == "model"
+    assert description["architecture"] == "Qwen3ForCausalLM"
+    assert (description["dtype"], description["device"]) == ("float32", "cpu")
+    assert (description["num_layers"], description["num_kv_heads"], description["head_dim"]) == (
+        2,
+        2,
+        32,
+    )
     embeddings = 2 * 260 * 64
     norm = 64
     norms = 2 * (2 * 64 + 2 * 32) + norm
     # Weights of products are bf16 in memory, the rest fp32.
-    multiplied = description.num_parameters - embeddings // 2 - norms
-    assert description.weight_bytes == 2 * multiplied + 4 * (embeddings // 2 + norms)
-    assert description.flops_per_token == 2 * (description.num_parameters - embeddings - norm)
+    multiplied = description["num_parameters"] - embeddings // 2 - norms
+    assert description["weight_bytes"] == 2 * multiplied + 4 * (embeddings // 2 + norms)
+    assert description["flops_per_token"] == 2 * (description["num_parameters"] - embeddings - norm)
     assert runner.eos_token_ids == frozenset({256})
     assert runner.vocab_size == 260
     assert runner.max_model_len == 512
@@ -409,8 +413,8 @@ def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -
     runner = load("demo", kv_memory="64MB")
     written = (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns
     description = runner.description
-    assert description.model == "demo"
-    assert 19e6 < description.num_parameters < 21e6
+    assert description["model"] == "demo"
+    assert 19e6 < description["num_parameters"] < 21e6
     assert runner.max_model_len == demo.MAX_MODEL_LEN
     assert runner.tokenizer.chars_per_token == 1.0
     assert runner.eos_token_ids == frozenset({demo.EOS_TOKEN_ID})
@@ -477,7 +481,7 @@ ROPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "every"), [("llama", 1), ("gemma2", 4)])
+@pytest.mark.parametrize(("family", "every"), [("llama", 2), ("gemma2", 6)])
 def test_whatever_a_config_says_the_model_loads_or_is_refused_in_one_line(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, every: int
 ) -> None:

@@ -37,10 +37,10 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from tests.support.engines.simulated_run import simulated_info
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_BLOCKS = 64
@@ -88,7 +88,7 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
         thread.start()
         yield endpoint
         core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()
         publisher.close()

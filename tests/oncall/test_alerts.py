@@ -12,10 +12,14 @@ import pytest
 
 from stepscope.engine.http.settings import Address
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
+from stepscope.recordings import samples
 from stepscope.recordings.alerts.judge import CALM_S, Judge
 from stepscope.recordings.alerts.meter import Meter, num_stalled, queue_age_s
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.figures.bounds import BoundError
+from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.requests import RequestTable
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -201,9 +205,27 @@ def test_watch_prints_each_change_of_an_alerts_state(
     assert stepscope("watch", control).exit_code == 2  # no rule
 
 
+def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = Subscriber("engine-0", History(SLO(3000, 150)))
+    with Recording(samples.shipped()["freeze"]) as recording:
+        for frame, _ in recording.frames():
+            source.history.append(frame.sequence, frame.payload)
+    judge = Judge([parse_rule("itl_p99 > 50ms"), parse_rule("queue_age > 5s")])
+    judge.take({"itl_p99": 766.0, "queue_age": 0.0}, 0.0)
+    watch._MessagePrinter(source, as_json=False).states(judge.watches)
+    firing, calm = capsys.readouterr().out.splitlines()
+    assert "; 12 streams stood still 0.8 s behind the 4,096-token prompt of r16" in firing
+    assert "stood still" not in calm
+    watch._MessagePrinter(source, as_json=True).states(judge.watches)
+    said = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert said["verdict"].startswith("12 streams stood still")
+
+
 def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
-    out = watch._MessagePrinter("engine-0", as_json=True)
+    out = watch._MessagePrinter(Subscriber("engine-0"), as_json=True)
     assert watch._verdict(judge, out) == watch.TOO_LITTLE_DATA
 
 

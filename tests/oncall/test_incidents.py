@@ -17,6 +17,7 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.incident import FiredRule, Incident, incident_in, incidents_in
 from stepscope.recordings.file.overview import overview
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.incidents import folder as incident_folder
 from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, KeptIncident
@@ -84,6 +85,7 @@ def test_overlapping_alerts_make_one_incident_file_that_names_each(watched: Watc
     assert (incident.seconds, incident.is_over) == (4.0, True)
     assert incident.num_late is not None
     assert "TTFT" in incident.explanation or "ITL" in incident.explanation
+    assert incident.explanation.startswith(verdict_of(watched.source.history).trouble)
     assert verify(kept.path, lambda share: None).is_good
     history = watched.source.history
     assert last == history.last_step

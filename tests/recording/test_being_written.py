@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.repair import repair
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.check.verify import VerifyReport, verify
@@ -22,6 +21,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
@@ -31,7 +31,7 @@ MESSAGES = Later(lambda: simulate(seed=6, num_steps=3000))
 RECORDER = """
 import sys, time
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
+from tests.support.engines.simulated_run import simulate
 from stepscope.recordings.file.writing import recording_file, writer
 writer.FLUSH_S = 0.01
 recording_file.CHUNK_BYTES = 50_000
@@ -135,7 +135,7 @@ def test_a_half_written_record_is_no_damage_but_damage_before_it_is_found(
         assert len(places) > 3
     choose = random.Random(5)
     cuts = [places[2].offset + add for add in (0, 1, 8, 20, 56, 57, 58)]
-    cuts += [choose.randrange(places[2].offset, places[-1].end) for _ in range(25)]
+    cuts += [choose.randrange(places[2].offset, places[-1].end) for _ in range(8)]
     path = tmp_path / "live.mcap.part"
     for cut in cuts:
         path.write_bytes(content[:cut])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings import samples
 from stepscope.recordings.check.repair import repair
 from stepscope.recordings.check.strip import strip
@@ -19,6 +18,7 @@ from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.session.record_switch import RecordSwitch
+from tests.support.engines.simulated_run import simulate
 
 
 @pytest.fixture

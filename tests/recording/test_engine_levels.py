@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.file.service_levels import slo_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import simulate
 
 ENGINE = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 

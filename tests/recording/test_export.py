@@ -30,7 +30,6 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.errors import RecordingError
@@ -39,6 +38,7 @@ from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.__main__ import main
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
@@ -339,8 +339,9 @@ def replayed_hits(rows: list[Any]) -> int:
     from stepscope.engine.protocol.settings.knobs import Limits
     from stepscope.engine.protocol.settings.sampling_params import SamplingParams
     from stepscope.engine.scheduling.scheduler import Scheduler
-    from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner, simulated_info
+    from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
     from stepscope.engine.simulation.step_time import CostModel
+    from tests.support.engines.simulated_run import simulated_info
 
     class Sink:
         next_sequence = num_dropped = num_hit_tokens = num_finished = 0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.seek_sessions import record
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 LEVELS = SLO(ttft_ms=600.0, itl_ms=40.0)
 Messages = list[tuple[int, Telemetry]]

@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.repair import repair
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.export.export import export
@@ -21,6 +20,7 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.tui.screens.handlers.svg_picture import new_picture
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.seek_sessions import record
 
 Messages = list[tuple[int, Telemetry]]

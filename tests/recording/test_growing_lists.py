@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.pages.page_views import targets
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 
 

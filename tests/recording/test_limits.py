@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import CostModel, SimulatedWorkload, simulate
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
@@ -16,6 +16,7 @@ from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 
 Messages = Sequence[tuple[int, Telemetry]]

@@ -6,7 +6,6 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Mark, StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
@@ -15,6 +14,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.later import Later
 
 MESSAGES = Later(lambda: simulate(seed=5, num_steps=900))

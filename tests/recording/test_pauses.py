@@ -14,7 +14,6 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.meter import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.load import Load
@@ -26,6 +25,7 @@ from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.requests import RequestTable
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.paused import Messages, paused
 from tests.support.sessions.seek_sessions import record

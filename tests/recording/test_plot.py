@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.export.export import export
 from stepscope.recordings.export.moments import StepRange
@@ -29,6 +28,7 @@ from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500
@@ -206,8 +206,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         plot_file(
             str(path),
             output=str(files[0]),
-            slo_itl="30ms",
-            slo_ttft="0.5s",
+            flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"},
             size="7x7",
             title="a $ sign",
         )

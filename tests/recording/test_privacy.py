@@ -16,7 +16,7 @@ from stepscope.engine.protocol.replies import Error, Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulate
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.export.export import FORMATS, export
@@ -33,6 +33,7 @@ from stepscope.tui.cli.recordings import verify as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views.pages import transcript
+from tests.support.engines.simulated_run import simulate
 
 # No eight characters of these may be in a help text.
 PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."

@@ -20,7 +20,6 @@ from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
 from stepscope.recordings.check.repair import default_output, repair, what_is_wrong
@@ -38,6 +37,7 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.tui.cli.recordings.verify import summary
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
@@ -593,7 +593,7 @@ def test_a_flipped_bit_loses_at_most_a_second_or_a_hundredth_of_the_file(tmp_pat
 KILLED = """
 import sys, time
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
+from tests.support.engines.simulated_run import simulate
 from stepscope.recordings.file.writing.writer import RecordingWriter
 writer = RecordingWriter(sys.argv[1])
 writer.start()
@@ -636,7 +636,7 @@ def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(
 
 KILLED_ENGINE = """
 import sys, time
-from stepscope.engine.simulation.simulated import simulate
+from tests.support.engines.simulated_run import simulate
 from stepscope.engine.telemetry.publisher import Publisher
 messages = simulate(seed=1, num_steps=3000)
 publisher = Publisher(sys.argv[1], 4096)

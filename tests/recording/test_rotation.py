@@ -17,7 +17,6 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
@@ -28,6 +27,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.recordings import record
+from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
@@ -159,7 +159,7 @@ def test_without_new_messages_rotation_begins_and_deletes_no_file(
     writer = RecordingWriter(series)
     writer.start()
     for _ in range(20):
-        assert flushed.acquire(timeout=10)
+        assert flushed.acquire(timeout=60)
     assert writer.num_files == 1
     assert [path for path in old if path.exists()] == old
     for sequence, message in MESSAGES[:20]:

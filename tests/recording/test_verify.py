@@ -17,8 +17,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.check.verify import VerifyReport, verify
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 

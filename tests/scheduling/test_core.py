@@ -21,13 +21,10 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import (
-    SimulatedRunner,
-    SimulatedWorkload,
-    simulate,
-)
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.engines.whole_core import WholeCore
 
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)

@@ -23,13 +23,14 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.simulated_run import simulated_info
 
 BLOCK = 16
 SLO_ = SLO(ttft_ms=500.0, itl_ms=50.0)

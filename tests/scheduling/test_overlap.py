@@ -36,11 +36,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import (
-    SimulatedRunner,
-    SimulatedWorkload,
-    simulate,
-)
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
@@ -49,6 +45,7 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from tests.support.engines.core_ends import Client
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
@@ -91,14 +88,14 @@ def test_with_overlap_the_host_works_while_the_device_runs() -> None:
             threading.Thread(target=self._work, daemon=True).start()
 
         def _work(self) -> None:
-            assert self._before.wait(10)
-            assert self._awaited.wait(10)
+            assert self._before.wait(60)
+            assert self._awaited.wait(60)
             log.append(f"end {self._step}")
             self._ended.set()
 
         def collect(self) -> StepResult:
             self._awaited.set()
-            assert self._ended.wait(10)
+            assert self._ended.wait(60)
             return self._result
 
     engine = Engine(Threaded())
@@ -329,7 +326,7 @@ def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
         Call(Submit(sampling=SamplingParams(max_tokens=50)), StopAt(), list(range(40)))
     )
     stopper.start()
-    stopper.join(10)
+    stopper.join(60)
     assert not stopper.is_alive()
     assert not engine.core.has_step_in_flight
     assert client.outputs[-1].finish_reason == "abort"

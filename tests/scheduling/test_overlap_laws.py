@@ -41,10 +41,10 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulated_info
 from stepscope.recordings.check.block_ledger import BlockLedger
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.simulated_run import simulated_info
 
 MAX_MODEL_LEN = 48
 STOP_TOKEN = 3

@@ -13,8 +13,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.simulated import SimulatedWorkload, encoded, simulate
 from stepscope.engine.simulation.step_time import CostModel, shape_of
+from tests.support.engines.simulated_run import SimulatedWorkload, encoded, simulate
 
 BLOCK_SIZE = 4
 MODES: tuple[Batching, ...] = get_args(Batching)

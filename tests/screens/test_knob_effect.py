@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, StepRecord
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.panels.knob_effect import effect_of
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import simulate
 
 S = 10**9
 SESSION = simulate(seed=5, num_steps=300)

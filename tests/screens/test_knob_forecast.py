@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.session.knob_forecast import KnobForecast
+from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until, wait_for

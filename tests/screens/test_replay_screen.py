@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -17,6 +16,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 WIDTH, GUTTER = 140, 14
 EXTENT = 0, 399

@@ -27,7 +27,6 @@ from rich.style import Style
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.overview import Overview
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
@@ -41,6 +40,7 @@ from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_origin import Origin
 from stepscope.tui.views.pages.start_list import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import Cells, cells
 
 FOLDER = Path(__file__).parents[1] / "snapshots"

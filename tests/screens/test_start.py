@@ -404,7 +404,7 @@ def test_quitting_a_recording_leads_back_to_the_start_screen(
     number = screen.wait_for(r"(\d) mine.mcap .* 454 ")[1]
     screen.send(number)
     screen.wait_for("▐REPLAY")
-    screen.wait_for("mine.mcap")
+    screen.wait_for("454 steps in memory")
     screen.send("q")
     screen.wait_for(r"▶\d mine.mcap .*today")
     assert "mine.mcap" in (folder / "state" / "stepscope" / "recent.json").read_text()

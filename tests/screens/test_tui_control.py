@@ -56,7 +56,7 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
                 ),
                 timeout_s=WAIT_S,
             )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (subscriber.history.last_step or 0) < 5:
             assert time.monotonic() < deadline, "the engine runs no steps"
             time.sleep(0.01)
@@ -539,7 +539,7 @@ async def test_a_pending_command_is_shown_until_it_is_answered(
 
     class SlowClient:
         def ask(self, command: object) -> None:
-            answer_now.wait(10)
+            answer_now.wait(60)
 
         def close(self) -> None:
             return
@@ -576,7 +576,7 @@ def test_without_commands_the_control_client_still_processes_events(
     monkeypatch.setattr(engine_link, "_IDLE_S", 0.01)
     link = EngineLink(IdleClient)  # type: ignore[arg-type]
     link.ask("pause the engine", Pause())
-    assert idle.wait(10)
+    assert idle.wait(60)
     link.close()
 
 

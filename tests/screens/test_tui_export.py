@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.export.export import FORMATS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
@@ -25,6 +24,7 @@ from stepscope.tui.session.export.jobs import FileJobs
 from stepscope.tui.session.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
 from stepscope.tui.session.export_choices import folder_for
 from stepscope.tui.settings.actions import with_keys
+from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until
 

@@ -19,10 +19,10 @@ from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.simulation.simulated import simulated_info
+from tests.support.engines.simulated_run import simulated_info
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(served_model: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served_model.url, timeout=60) as client:
         yield client
@@ -400,7 +400,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     body=st.dictionaries(NAMES, VALUES, max_size=6).map(lambda each: json.dumps(each).encode())
     | st.binary(max_size=40),

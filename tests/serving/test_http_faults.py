@@ -339,8 +339,7 @@ def test_sigkill_of_serve_ends_its_streams_and_http_process_and_frees_the_port(
 def test_serve_waits_for_the_port_of_a_server_killed_just_before(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for patience in ("_LEAVING_S", "_UNAWARE_S"):
-        monkeypatch.setattr(http_process, patience, 60.0)  # the machine may be busy
+    monkeypatch.setattr(http_process, "_LEAVING_S", 60.0)  # the machine may be busy
     server = serve()
     child = http_process_of(server)
     child.suspend()  # so that it still has the port

@@ -15,7 +15,8 @@ import uvicorn
 
 from stepscope.engine.http.errors import ApiError
 from stepscope.engine.http.openai import body
-from stepscope.engine.http.openai.body import Bodies
+from stepscope.engine.http.openai.body import HeldBody
+from stepscope.engine.http.peers import PeerLimit, peer_of
 from stepscope.engine.http.server import connection
 from stepscope.engine.http.server.connection import (
     MAX_HEAD_BYTES,
@@ -23,7 +24,6 @@ from stepscope.engine.http.server.connection import (
     MAX_PIPELINED,
     Connection,
 )
-from stepscope.engine.http.server.peers import Peers, peer_of
 from tests.support.waiting import wait_for
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -53,7 +53,7 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """The port of a server with short timeouts and at most 4 connections, 3 from one peer."""
     for phase, limit_s in {"head": 0.3, "rest": 0.3, "idle": 0.6}.items():
         monkeypatch.setitem(connection._LIMITS_S, phase, limit_s)  # type: ignore[misc, arg-type]
-    protocol: Any = functools.partial(Connection, Peers(4, 3))
+    protocol: Any = functools.partial(Connection, PeerLimit(4, 3))
     config = uvicorn.Config(echo, http=protocol, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -201,24 +201,21 @@ def test_a_peer_is_an_ipv4_address_or_an_ipv6_network() -> None:
 
 
 def test_http_connections_are_limited_per_peer_and_in_total() -> None:
-    peers = Peers(3, 2)
-    assert peers.enter("a") is None
-    assert peers.enter("a") is None
-    assert "2 connections" in (peers.enter("a") or "")
-    assert peers.enter("b") is None
-    assert "3 connections" in (peers.enter("c") or "")
-    peers.leave("a")
-    assert peers.enter("c") is None
+    peers = PeerLimit(3, 2)
+    assert [peers.add("a") for _ in range(3)] == [None, None, "peer"]
+    assert [peers.add("b"), peers.add("c")] == [None, "all"]
+    peers.remove("a")
+    assert peers.add("c") is None
 
 
 def test_bodies_share_a_memory_bound_that_no_peer_can_take_alone() -> None:
-    bodies = Bodies()
+    bodies = PeerLimit(body.MAX_HELD_BYTES, body.MAX_PEER_BYTES)
     size = body.MAX_BODY_BYTES
 
     def fill(peer: str) -> list[Any]:
         held = []
         while True:
-            each = bodies.hold(peer)
+            each = HeldBody(bodies, peer)
             try:
                 each.grow(size)
             except ApiError:
@@ -229,7 +226,7 @@ def test_bodies_share_a_memory_bound_that_no_peer_can_take_alone() -> None:
     assert len(first) == body.MAX_PEER_BYTES // size
     assert len(fill("b")) == len(first)
     assert fill("c") == []
-    bodies.hold("c").grow(body.SMALL_BODY_BYTES)  # small bodies are always accepted
+    HeldBody(bodies, "c").grow(body.SMALL_BODY_BYTES)  # small bodies are always accepted
     for each in first:
         each.release()
         each.release()

@@ -35,9 +35,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.live_engine import LiveEngine
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.waiting import wait_for
 
 # Names of vLLM 0.32, as its server exposes them.

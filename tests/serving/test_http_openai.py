@@ -25,7 +25,7 @@ def library() -> Any:
     return openai
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(library: Any, served_model: Any) -> Iterator["openai.OpenAI"]:
     with library.OpenAI(
         base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0, timeout=60

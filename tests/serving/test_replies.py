@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.replies import MAX_BUNDLE, Replies
+from stepscope.engine.control.remote_client import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import (

@@ -19,7 +19,6 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Totals,
 )
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
@@ -37,6 +36,7 @@ from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.by_hand import Messages, figures_by_hand
 from tests.support.sessions.seek_sessions import record
 

@@ -3,25 +3,31 @@
 The scheduler is the real one; steps cost about what they cost on two CPU cores, times a factor.
 """
 
+import re
 from functools import cache
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.wire import Preempted, StepRecord, Telemetry
+from stepscope.engine.protocol.commands import SetKnobs, SetWorkload, Submit
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.wire import Preempted, StepCosts, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.simulation.virtual.requests import of_mix
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.demo_engine import KNOBS, SERVICE_LEVELS, WORKLOAD
+from stepscope.tui.cli.dashboards.demo_stage import STALL_S, first_minute
+from stepscope.tui.settings.actions import BY_ID
 
-NUM_BLOCKS = 682  # of the demo model in 64 MB
+NUM_BLOCKS = 640  # of the demo model in 60 MB
 SPEEDS = [0.25, 1.0, 2.0]  # times as long as on two quiet cores
-COLUMNS = [118, 68]  # of the chart of steps at 200 and at 120 columns
+END_S = 32.0
 RECHECK_NS = 50_000_000  # how soon the engine's workload sees that a request has ended
 
 
@@ -31,6 +37,7 @@ class Records:
     def __init__(self) -> None:
         self.history = History(SLO(SERVICE_LEVELS["slo_ttft_ms"], SERVICE_LEVELS["slo_itl_ms"]))
         self.steps: list[StepRecord] = []
+        self.verdicts: list[tuple[float, Verdict]] = []
         self.next_sequence = self.num_dropped = 0
 
     def publish(self, message: Telemetry) -> None:
@@ -40,15 +47,19 @@ class Records:
         record = wire.decode(payload)
         if isinstance(record, StepRecord):
             self.steps.append(record)
+            at_s = seconds(record.tokens_ns)
+            if not self.verdicts or at_s >= self.verdicts[-1][0] + 1:  # as the screen does
+                self.verdicts.append((at_s, verdict_of(self.history)))
 
 
 @cache
 def half_a_minute(times_slower: float) -> Records:
-    """The records of half a minute of the demo, at most 1,200 steps."""
+    """The records of the first half minute of the demo."""
+    model = CostModel(
+        floor_ms=5 * times_slower, token_us=250 * times_slower, context_ns=60 * times_slower
+    )
     setup = SimulatedSetup(
-        model=CostModel(
-            floor_ms=5 * times_slower, token_us=250 * times_slower, context_ns=60 * times_slower
-        ),
+        model=model,
         simulated="a test",
         model_name="demo",
         device="virtual",
@@ -57,20 +68,48 @@ def half_a_minute(times_slower: float) -> Records:
         num_blocks=NUM_BLOCKS,
         block_size=16,
     )
+    costs = StepCosts(
+        num_streams=8,
+        decode_ms=7 * times_slower,
+        num_prefill_tokens=512,
+        prefill_ms=133 * times_slower,
+    )
+    acts = [act for act in first_minute(WORKLOAD, KNOBS, costs) if act.at_s < END_S]
     records = Records()
     session = SimulatedSession(setup, 0, records)
-    late_ns = 0  # a postponed arrival delays the later ones
-    for request in of_mix(WORKLOAD, 8192):
-        due_ns = request.arrival_ns + late_ns
-        session.run_until(due_ns)
-        while session.num_unfinished >= (WORKLOAD.max_concurrency or 0):
-            due_ns = max(due_ns, session.now_ns) + RECHECK_NS
-            session.run_until(due_ns)
-        late_ns = due_ns - request.arrival_ns
-        if due_ns > 30e9 or len(records.steps) > 1200:
-            break
-        session.submit(request._replace(arrival_ns=due_ns))
+    spec, coming = WORKLOAD, iter(())
+    next_request, late_ns = None, 0  # a postponed arrival delays the later ones
+    knobs = KNOBS
+    for act, until_s in zip(acts, [*(act.at_s for act in acts[1:]), END_S], strict=True):
+        at_ns, until_ns = round(act.at_s * 1e9), round(until_s * 1e9)
+        session.run_until(at_ns)
+        if isinstance(act.command, SetWorkload):
+            assert act.command.workload is not None
+            spec = act.command.workload
+            coming = of_mix(spec, 8192)
+            next_request, late_ns = next(coming), at_ns
+        elif isinstance(act.command, SetKnobs):
+            knobs = msgspec.convert(knobs.as_dict() | act.command.changes, Knobs)
+            session.set_knobs(knobs, at_ns)
+        elif isinstance(act.command, Submit):
+            tokens, sampling = act.command.max_prompt_tokens, act.command.sampling
+            session.submit(SimulatedRequest(at_ns, tokens, sampling.max_tokens))
+        while next_request is not None:
+            due_ns = max(at_ns, next_request.arrival_ns + late_ns)
+            session.run_until(min(due_ns, until_ns))
+            while session.num_unfinished >= (spec.max_concurrency or 0) and due_ns < until_ns:
+                due_ns = max(due_ns, session.now_ns) + RECHECK_NS
+                session.run_until(min(due_ns, until_ns))
+            if due_ns >= until_ns:
+                break
+            late_ns = due_ns - next_request.arrival_ns
+            session.submit(next_request._replace(arrival_ns=due_ns))
+            next_request = next(coming)
     return records
+
+
+def seconds(time_ns: int) -> float:
+    return (time_ns - START_NS) / 1e9
 
 
 def is_mixed(step: StepRecord) -> bool:
@@ -78,29 +117,49 @@ def is_mixed(step: StepRecord) -> bool:
 
 
 @pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_third_of_the_demos_first_steps_mix_chunks_and_decodes(times_slower: float) -> None:
+def test_chunks_beside_decodes_come_in_the_first_seconds_of_the_demo(times_slower: float) -> None:
     steps = half_a_minute(times_slower).steps
-    for columns in COLUMNS:
-        first = steps[:columns]
-        assert sum(map(is_mixed, first)) >= len(first) / 3
-    assert sum(map(is_mixed, steps)) >= 0.4 * len(steps)
+    early = [step for step in steps if seconds(step.tokens_ns) < 8]
+    assert sum(map(is_mixed, early)) > 20
+    assert sum(map(is_mixed, steps)) >= 0.25 * len(steps)
 
 
 @pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_stall_and_a_preemption_appear_within_half_a_minute_of_the_demo(
-    times_slower: float,
-) -> None:
+def test_nothing_is_late_in_the_demo_before_the_staged_stall(times_slower: float) -> None:
     records = half_a_minute(times_slower)
-    preempted = {
-        event.request_id
-        for step in records.steps
-        for event in step.events
-        if isinstance(event, Preempted)
-    }
-    stall = records.history.last_stall()
-    assert stall is not None
-    assert stall.request_id in preempted
-    assert records.history.stalls().longest[0].time_ns <= START_NS + 30_000_000_000
+    late = records.history.windows.breaches(None, 4096)
+    assert seconds(late[0].time_ns) > STALL_S
+    assert all(said.tone != "breach" for at_s, said in records.verdicts if at_s < STALL_S)
+
+
+@pytest.mark.parametrize("times_slower", SPEEDS)
+def test_the_verdict_explains_the_staged_stall_of_the_demo(times_slower: float) -> None:
+    said = [each.text for at_s, each in half_a_minute(times_slower).verdicts if STALL_S < at_s < 15]
+    stalled = next(text for text in said if "stood still" in text)
+    assert re.match(r"\d streams stood still [\d.]+ s behind ", stalled), stalled
+    assert "prompt" in stalled
+
+
+@pytest.mark.parametrize("times_slower", SPEEDS)
+def test_a_request_is_preempted_within_half_a_minute_of_the_demo(times_slower: float) -> None:
+    steps = half_a_minute(times_slower).steps
+    preempted = [s for s in steps if any(isinstance(each, Preempted) for each in s.events)]
+    assert preempted
+    assert STALL_S < seconds(preempted[0].tokens_ns) < 29
+
+
+def test_the_keys_in_the_hints_of_the_demo_do_what_they_say() -> None:
+    hints = " ".join(act.hint for act in first_minute(WORKLOAD, KNOBS, None))
+    for action, said in (
+        ("pause", "space stops"),
+        ("worst", "w goes there"),
+        ("inspect", "Enter says why"),
+        ("live", "L comes back"),
+        ("budget", "B changes the token budget"),
+        ("help", "? lists"),
+    ):
+        assert said in hints
+        assert BY_ID[action].key == said.split()[0]
 
 
 @pytest.mark.parametrize("times_slower", [0.25, 1.0])

@@ -16,6 +16,7 @@ from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.suspects import SUSPECTS, seen_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import read_side
+from stepscope.tui.cli.simulation import tune
 
 Run = Callable[..., str]
 WORK = ("mix", "--num-requests", "100", "--document-share", "0.15", "--document-tokens", "6000",
@@ -122,6 +123,16 @@ def test_tune_blames_no_knob_for_a_slow_machine(
     found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
     assert found["bottlenecks"] == []
     assert "the machine is too slow" in found["verdict"]
+
+
+def test_tune_names_what_an_attached_engine_waited_for_instead_of_its_machine() -> None:
+    nothing: Any = None
+    held = {"lora": 0.73}
+    found = diagnosis.Diagnosis(nothing, kept_share=0.2, findings=[], bottlenecks=[], held=held)
+    assert list(tune._bottlenecks(found)) == [
+        "no setting is the bottleneck: LoRA slots (max_loras) limited 73% of the recorded steps, "
+        "which no simulation lifts"
+    ]
 
 
 def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Path]) -> None:

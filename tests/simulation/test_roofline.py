@@ -5,16 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.models.random_shapes import SHAPES
+from stepscope.engine.models.random_model import SHAPES
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.gpus import GPUS, gpu_named
 from stepscope.engine.simulation.model_shape import (
     KNOWN_MODELS,
     ModelShape,
     model_shape,
     shape_of_config,
 )
-from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.roofline import GPUS, RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepShape
 
 H100 = GPUS["h100"]
@@ -131,11 +130,6 @@ def test_hugging_face_model_names_are_recognised_by_prefix(
     assert found.num_layers == known.num_layers
     assert found.attention_bytes == (2 if "scout" in like else mlp_bytes)
     assert found.mlp_bytes == mlp_bytes
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_simulated_random_models_have_the_same_shape_as_in_the_engine(name: str) -> None:
-    assert model_shape(f"random:{name}") == shape_of_config(name, SHAPES[name])
 
 
 def test_gpus_are_found_by_several_spellings() -> None:

@@ -85,3 +85,19 @@ def test_the_options_of_the_autopilot_are_for_engines(
     run: Run, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in run("tune", *arguments)
+
+
+def test_tune_names_one_budget_for_chunks_and_says_what_is_simulated(run: Run) -> None:
+    lines = run("tune", "freeze").splitlines()
+    (verdict,) = (line for line in lines if line.startswith("bottleneck: batching"))
+    (best,) = (line for line in lines if line.startswith("best: "))
+    change = "stepscope set enable_chunked_prefill=true max_num_batched_tokens=256"
+    assert change in verdict
+    assert best == f"best: {change}"
+    assert [line for line in lines if line.startswith("as recorded, simulated ")]
+
+
+@pytest.mark.parametrize("target", ["freeze", "no.mcap"])
+def test_an_autopilot_is_refused_for_a_recording(run: Run, target: str) -> None:
+    said = run("tune", target, "--hold", "itl=5ms")
+    assert "--hold: only of an engine that runs" in said

@@ -1,7 +1,9 @@
 """What a forecast from a recording is based on, and the error when it cannot be made."""
 
+import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from stepscope.engine.simulation.virtual import session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
+from stepscope.recordings.simulation.intervals import Predicted
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
@@ -144,6 +147,27 @@ def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
     for found, is_noted in ((calm, False), (calm._replace(drift=0.4), True)):
         said = "\n".join(report(found, basis, [SLO()]))
         assert ("note: the machine's speed changed by 40%" in said) == is_noted
+
+
+def test_a_forecast_wider_than_its_terminal_leaves_out_the_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with Recording(samples.shipped()["chunked"]) as recording:
+        basis = basis_of(recording, [SLO()])
+    names = [f"{kind}_p{rank}_ms" for kind in ("ttft", "itl", "e2e") for rank in (50, 95, 99)]
+    figures = dict.fromkeys([*names, "goodput_0_per_s"], Predicted(12345.0, 10000.0, 20000.0))
+    cases = [Forecast(f"max_num_seqs={number}", figures, 0.0, []) for number in range(5)]
+    found = WhatIf(dict.fromkeys(figures, 1.0), *(cases[0], cases[1:]), drift=0.0)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "(10,000 to 20,000)" in "\n".join(report(found, basis, [SLO()]))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    lines = list(report(found, basis, [SLO()]))
+    assert "(10,000 to 20,000)" not in "\n".join(lines)
+    assert max(len(line) for line in lines if line.startswith("max_num_seqs")) <= 120
 
 
 def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Path) -> None:

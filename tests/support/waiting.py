@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str = "it happens", timeout_s: float = WAIT_S
+) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"never: {what}"

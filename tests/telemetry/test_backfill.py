@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone
 from stepscope.engine.protocol.commands import AnyCommand, GetKeptSnapshot, ReplayFrom, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Mark, Snapshot
+from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot
 from stepscope.engine.telemetry import kept_snapshots
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
@@ -426,41 +424,6 @@ async def test_notices_about_a_step_are_readable_during_a_backfill(
     app.close()
 
 
-def test_an_engine_killed_during_a_backfill_ends_it_with_the_reason(
-    late: Late, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(client: ControlClient, past_s: float) -> Snapshot:
-        raise EngineGone("fake is gone: killed or crashed")
-
-    monkeypatch.setattr(ControlClient, "kept_snapshot", gone)
-    asked(late.source)
-    assert late.source.backfill.note == "fake is gone: killed or crashed"
-
-
-def test_at_the_engines_first_step_the_home_key_says_that_no_step_came_before(
-    tmp_path: Path,
-) -> None:
-    engine = Keeping(tmp_path)
-    begin = engine.state.snapshot(0)
-    assert begin is not None
-    engine.snapshots[0] = msgspec.structs.replace(begin, step=-1)
-    for _ in range(3):
-        status = EngineStatus(time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0)
-        engine.publish(status)
-    source = joined(engine.endpoint)
-    wait_for(lambda: source.history.info is not None, "the engine")
-    while not source.history.num_steps:
-        engine.run(1)
-        time.sleep(0.01)
-    asked(source)
-    assert (source.backfill.state, source.backfill.note) == (
-        "failed",
-        "this is already the engine's first step",
-    )
-    source.stop()
-    engine.close()
-
-
 async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late) -> None:
     late.engine.run(20)
     wait_for(lambda: late.source.history.num_steps > 10, "some steps")
@@ -473,19 +436,6 @@ async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late)
         said = f"no steps before {clock(late, late.first or 0)}: the engine does not answer"
         assert said in main_text(app)
     app.close()
-
-
-async def test_no_backfill_is_offered_if_the_engine_keeps_no_steps(tmp_path: Path) -> None:
-    made = Late(tmp_path, keeps_snapshots=False)
-    app = dashboard(made.source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "home")
-        assert "the oldest step in memory" in main_text(app)
-        assert "again" not in main_text(app)
-        await press(app, "home")
-        await until(lambda: "of an older stepscope" in main_text(app), "it does not say why")
-    app.close()
-    made.close()
 
 
 @pytest.mark.slow

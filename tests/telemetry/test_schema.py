@@ -33,6 +33,7 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     FirstToken,
+    HeldRow,
     KnobsChanged,
     KnobSpec,
     KVCounts,
@@ -55,13 +56,13 @@ from stepscope.engine.protocol.wire import (
     Totals,
     Transcript,
 )
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from tests.support.engines.simulated_run import simulate
 
 FOLDER = Path(__file__).parents[1] / "schema"
 
@@ -182,6 +183,7 @@ VIEW = RequestView(
     origin=ORIGIN,
     handed_to="beta",
     high_water=290,
+    held="lora: a",
 )
 IN_FLIGHT = StepInFlight(
     step=41,
@@ -259,6 +261,7 @@ MESSAGES: dict[str, Telemetry] = {
         num_wasted_tokens=2,
         token_limit=1024,
         cuda_graph="full",
+        held=[HeldRow(7, "lora: a"), HeldRow(8, "")],
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),
@@ -274,6 +277,7 @@ MESSAGES: dict[str, Telemetry] = {
         workload_spec={"rate": 2.5, "output_tokens": 64},
         leased=LEASED,
         totals=Totals(kv_used=0.5),
+        held=[HeldRow(8, "grammar")],
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(

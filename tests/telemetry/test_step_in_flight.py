@@ -24,7 +24,6 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.engine.telemetry import step_watcher
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.sender import InlineSender
@@ -41,6 +40,7 @@ from stepscope.recordings.state.in_flight import in_flight_text, work_text
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import step
 from tests.support.engines.live_engine import LiveEngine
+from tests.support.engines.simulated_run import simulate
 from tests.support.waiting import wait_for
 
 ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")

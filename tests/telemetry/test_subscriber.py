@@ -1,7 +1,7 @@
 """The live source over real sockets: every loss is shown, and no message breaks it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,17 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.simulated import simulate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, Session, info, step
+from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.later import Later
+from tests.support.waiting import wait_for
 
-MESSAGES = [message for _, message in simulate(seed=11, num_steps=400)]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
+MESSAGES = Later(lambda: [message for _, message in simulate(seed=11, num_steps=400)])
 
 
 @pytest.fixture
@@ -333,7 +328,7 @@ def test_following_a_real_engine_gives_its_state_and_recording(
         submit(client, range(10, 40))
         client.ask(SetKnobs(changes={"max_num_seqs": 4}, who="test"))
         wait_for(lambda: len(history.knob_changes) == 2)
-        wait_for(lambda: history.state.state == "idle", timeout_s=40)
+        wait_for(lambda: history.state.state == "idle")
         engine_says = SessionState.from_snapshot(client.snapshot())
     wait_for(lambda: history.state.time_ns >= engine_says.time_ns)
     state = history.state

@@ -17,73 +17,57 @@ from stepscope.tui.cli.shared.errors import report, write_what_encodings_lack
 from stepscope.tui.cli.shared.options import CliCommand, CommandGroup
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
 
-# Of each command: its module below `stepscope.tui.cli`, with its function if that has another name,
-# and the first line of its help.
-GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Watch and steer": {
-        "top": ("dashboards.top", "Watch and steer running engines."),
-        "set": (
-            "engines.set:set_knobs",
-            "Change knobs of a running engine; print the step of effect.",
-        ),
-        "snapshot": ("engines.snapshot", "Show what an engine or a /metrics page says now."),
-        "watch": ("engines.watch", "Watch an engine by rules: a line when one fires or ends."),
-        "record": (
-            "recordings.record",
-            "Record every step of an engine to a file, without a screen.",
-        ),
-    },
-    "Look back": {
-        "replay": ("dashboards.replay", "Show a recording in the dashboard."),
-        "compare": ("dashboards.compare", "Say which of two runs is better, in what, and why."),
-        "explain": (
-            "recordings.explain",
-            "Say which tokens came late, and why; with --queue, who waits.",
-        ),
-        "stats": ("recordings.stats", "Print all figures of a recording, an engine or /metrics."),
-        "check": ("recordings.check", "Check that a session keeps its bounds, for CI."),
-        "export": (
-            "recordings.export:export_file",
-            "Convert a recording to the format of another program.",
-        ),
-        "screenshot": (
-            "dashboards.screenshot:screenshot_file",
-            "Draw the dashboard at a step of a recording.",
-        ),
-        "plot": ("recordings.plot:plot_file", "Draw a figure of a recording for a report."),
-    },
-    "Predict": {
-        "simulate": ("simulation.simulate", "Run a workload on a GPU that is not here."),
-        "what-if": (
-            "simulation.what_if",
-            "Say what a recorded session would have been with other knobs.",
-        ),
-        "tune": ("simulation.tune", "Find the knobs that keep the service levels best."),
-    },
-    "Run an engine": {
-        "serve": ("engines.serve", "Run an engine, and publish every step of it."),
-        "load": ("engines.load", "Send work to an engine: a synthetic mix, or a real trace."),
-        "chat": ("engines.chat", "Talk to a model, and see what its tokens waited for."),
-        "demo": ("dashboards.demo", "Start a real engine and watch it at work, or simulate one."),
-        "bench": ("bench.bench:commands", "Measure an engine on this machine."),
-    },
-    "Learn": {
-        "tour": ("dashboards.tour", "Learn how serving works, on a live engine."),
-        "lab": ("lab.lab:commands", "Try what the literature claims on this machine."),
-    },
-    "Care": {
-        "verify": (
-            "recordings.verify:verify_file",
-            "Check a recording from its bytes to its KV accounting.",
-        ),
-        "doctor": (
-            "engines.doctor",
-            "Show what is installed, what will be used and what is missing.",
-        ),
-        "keys": ("engines.keys:commands", "Make, list and revoke the keys that engines let in."),
-        "config": ("dashboards.config", "Show the settings, and where each of them comes from."),
-    },
-}
+# Of each command: its name, its module below `stepscope.tui.cli` (and function, if it is not named
+# alike), and the first line of its help.
+_LIST = """
+Watch and steer
+top  dashboards.top  Watch and steer running engines.
+set  engines.set:set_knobs  Change knobs of a running engine; print the step of effect.
+snapshot  engines.snapshot  Show what an engine or a /metrics page says now.
+watch  engines.watch  Watch an engine by rules: a line when one fires or ends.
+record  recordings.record  Record every step of an engine to a file, without a screen.
+
+Look back
+replay  dashboards.replay  Show a recording in the dashboard.
+compare  dashboards.compare  Say which of two runs is better, in what, and why.
+explain  recordings.explain  Say which tokens came late, and why; with --queue, who waits.
+stats  recordings.stats  Print all figures of a recording, an engine or /metrics.
+check  recordings.check  Check that a session keeps its bounds, for CI.
+export  recordings.export:export_file  Convert a recording to the format of another program.
+screenshot  dashboards.screenshot:screenshot_file  Draw the dashboard at a step of a recording.
+plot  recordings.plot:plot_file  Draw a figure of a recording for a report.
+
+Predict
+simulate  simulation.simulate  Run a workload on a GPU that is not here.
+what-if  simulation.what_if  Say what a recorded session would have been with other knobs.
+tune  simulation.tune  Find the knobs that keep the service levels best.
+
+Run an engine
+serve  engines.serve  Run an engine, and publish every step of it.
+load  engines.load  Send work to an engine: a synthetic mix, or a real trace.
+chat  engines.chat  Talk to a model, and see what its tokens waited for.
+demo  dashboards.demo  Start a real engine and watch it at work, or simulate one.
+bench  bench.bench:commands  Measure an engine on this machine.
+
+Learn
+tour  dashboards.tour  Learn how serving works, on a live engine.
+lab  lab.lab:commands  Try what the literature claims on this machine.
+
+Care
+verify  recordings.verify:verify_file  Check a recording from its bytes to its KV accounting.
+doctor  engines.doctor  Show what is installed, what will be used and what is missing.
+keys  engines.keys:commands  Make, list and revoke the keys that engines let in.
+config  dashboards.config  Show the settings, and where each of them comes from.
+"""
+
+
+def _groups() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
+    for title, *lines in (block.splitlines() for block in _LIST.strip().split("\n\n")):
+        rows = (line.split("  ") for line in lines)
+        yield title, {name: (place, summary) for name, place, summary in rows}
+
+
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = dict(_groups())
 # Run by other commands, in processes of their own.
 _INTERNAL = {
     "http": "engines.http:serve_http_for",

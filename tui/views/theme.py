@@ -84,6 +84,10 @@ LIMIT_LETTERS: Mapping[Limit, str] = {
     "threshold": "T",
     "paused": "‖",
     "work": "·",
+    "lora": "L",
+    "grammar": "G",
+    "remote_kv": "R",
+    "encoder": "E",
 }
 
 LEGEND = (

@@ -31,7 +31,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from stepscope.engine.transport.leftovers import sweep
+from stepscope.engine.transport.local_engines import sweep
 
 REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024

@@ -24,6 +24,7 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
     FirstToken,
+    HeldRow,
     KVCounts,
     RequestEvent,
     RequestView,
@@ -60,6 +61,8 @@ class StepRecorder:
         self._settled: list[RequestEvent] = []  # in steps that ran no request
         self._ends: list[RequestEvent] = []
         self._moves: list[BlockMove] = []
+        self._held: list[TrackedRequest] = []  # as published
+        self._held_between: list[HeldRow] | None = None
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
         self._next_id = 0
         self._tokens_ns = 0
@@ -212,6 +215,7 @@ class StepRecorder:
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
+            held=None if step.held is None else self._hold(step.held),
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )
@@ -233,6 +237,15 @@ class StepRecorder:
         kv, moves = self._settlement.drain()
         self._moves += moves
         return kv
+
+    def hold_between(self, held: dict[TrackedRequest, str]) -> None:
+        """Note who is held back while no step runs; the next status tells of it."""
+        self._held_between = self._hold(held)
+
+    def drain_held(self) -> list[HeldRow] | None:
+        """Remove and return what `hold_between` has noted since the last status."""
+        held, self._held_between = self._held_between, None
+        return held
 
     def drain_moves(self) -> list[BlockMove]:
         """Remove and return the block changes that `counts` has collected."""
@@ -273,6 +286,18 @@ class StepRecorder:
     def _settle_oldest(self) -> None:
         self._settled += self._settlement.settle(self._in_flight.popleft(), set())
         self.has_unpublished = True
+
+    def _hold(self, held: dict[TrackedRequest, str]) -> list[HeldRow] | None:
+        """Publish who is held back from this step on. Returns what has changed."""
+        changed = []
+        for tracked in [*self._held, *held]:
+            reason = held.get(tracked, "")
+            if tracked.held != reason and not tracked.ended:
+                tracked.held = reason
+                if reason or tracked.status != "running":
+                    changed.append(HeldRow(tracked.request_id, reason))
+        self._held = list(held)
+        return changed or None
 
     def _set_back(self, step: UnfinishedStep) -> None:
         """Move the rows of steps in flight back by the drafts that this step has rejected.

@@ -39,6 +39,7 @@ class TrackedRequest:
         is_prefilling: whether part of the prompt is not scheduled yet.
         recompute_until: tokens before this position are computed a second time.
         published_blocks, num_blocks, status, num_preemptions, num_cached: as published.
+        held: why the engine holds it back while it waits, as published in `HeldRow`.
         ended: whether the engine has ended it.
     """
 
@@ -48,6 +49,7 @@ class TrackedRequest:
         "ended",
         "first_ns",
         "has_first_token",
+        "held",
         "is_prefilling",
         "last_ns",
         "max_tokens",
@@ -74,6 +76,7 @@ class TrackedRequest:
         self.is_prefilling = True
         self.was_preempted = False
         self.has_first_token = False
+        self.held = ""
         self.ended = False
         self.recompute_until = 0
         self.num_cached = 0
@@ -103,4 +106,5 @@ class TrackedRequest:
             num_preemptions=self.num_preemptions,
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,
+            held=self.held,
         )

@@ -39,6 +39,8 @@ class UnfinishedStep:
         num_got: how many tokens each of those got, known when the step has ended.
         set_back: requests whose drafts an earlier step rejected after this step was scheduled, and
             how many: their rows here start that much earlier.
+        held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
+            None: the same as before.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -62,6 +64,7 @@ class UnfinishedStep:
     drafted: dict[TrackedRequest, int] = field(default_factory=dict)
     num_got: dict[TrackedRequest, int] = field(default_factory=dict)
     set_back: dict[TrackedRequest, int] = field(default_factory=dict)
+    held: dict[TrackedRequest, str] | None = None
     lost: set[TrackedRequest] = field(default_factory=set)
     num_tokens: int = 0
     num_prefill_tokens: int = 0

@@ -1,8 +1,9 @@
 """Makes an unmodified vLLM a stepscope endpoint: `STEPSCOPE_ENDPOINT=vllm-0 vllm serve ...`.
 
 vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around every step
-`attachment` calls `watcher`, which reads what vLLM scheduled. `shapes` declares what we use of
-vLLM's objects, `versions` handles the differences between its releases.
+`attachment` calls `watcher`, which reads what vLLM scheduled, and from `waits` who waits for what.
+`shapes` declares what we use of vLLM's objects, `versions` handles the differences between its
+releases.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.telemetry, engine.transport.

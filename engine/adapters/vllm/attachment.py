@@ -187,11 +187,18 @@ class _VllmHooks:
                 out = schedule(*args, **kwargs)
                 if attachment.is_attached:
                     try:
-                        noted = watcher.note(out, start_ns, monotonic_ns(), budget)
+                        is_throttled = bool(args[0] if args else kwargs.get("throttle_prefills"))
+                        noted = watcher.note(
+                            out, start_ns, monotonic_ns(), budget, is_throttled=is_throttled
+                        )
                         if noted is not None:
                             notes.put(watcher.scheduled, out, noted)
                             if versions.changes_later(out):
                                 notes.read()
+                        elif (held := watcher.held_anew()) is not None:
+                            with notes.done():
+                                watcher.recorder.hold_between(held)
+                                attachment.core.heartbeat.publish_status(attachment.core.state)
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
@@ -226,7 +233,8 @@ class _VllmHooks:
             with lock:
                 tokens_ns = attachment.seen()
                 drafted: list[tuple[str, VllmRequest, int]] = []
-                attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
+                if out.scheduled_spec_decode_tokens:
+                    attachment.guard(lambda: drafted.extend(watcher.drafted(out)))
                 result = update(out, model_runner_output, *args, **kwargs)
                 if attachment.is_attached:
                     try:

@@ -21,6 +21,7 @@ class VllmRequest(Protocol):
     num_prompt_tokens: int
     priority: int
     pooling_params: object | None  # of a request that puts out no token
+    lora_request: Any  # None: it needs no adapter
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property
@@ -90,4 +91,5 @@ class VllmScheduler(Protocol):
     vllm_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
+    lora_config: Any
     waiting: Any

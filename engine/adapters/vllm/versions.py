@@ -157,11 +157,6 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
     return "draining" if state.name == "PAUSED_NEW" and holds else "paused"
 
 
-def num_deferred(scheduler: VllmScheduler) -> int:
-    """Return the number of requests in vLLM's `deferred_waiting` queue: vLLM holds them back."""
-    return len(getattr(scheduler, "deferred_waiting", ()))
-
-
 def num_seats(scheduler: VllmScheduler) -> int:
     """Return how many requests may run at once."""
     return int(getattr(scheduler, SEATS, scheduler.max_num_running_reqs))

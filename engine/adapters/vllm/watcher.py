@@ -9,7 +9,7 @@ from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
-from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
@@ -89,6 +89,7 @@ def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
     return [block - 1 for group in block_ids for block in group if block]
 
 
+_LOOK_STEPS = 16
 _RESET = "the prefix cache was reset"
 _STOP_OR_GONE = "by a stop string, or its client left"
 
@@ -98,6 +99,7 @@ class Noted(NamedTuple):
 
     Attributes:
         budget: maximum number of tokens of this step.
+        held: see `waits.held`; None: as before.
     """
 
     start_ns: int
@@ -108,6 +110,7 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
+    held: Mapping[str, str] | None
 
 
 class VllmWatcher:
@@ -129,6 +132,8 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
+        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
+        self._counts = 0, 0  # of running and waiting requests, at the last look who is held
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -154,13 +159,22 @@ class VllmWatcher:
         if request.status.name == "PREEMPTED":
             self._put_back.append(request.request_id)
 
-    def note(self, out: SchedulerOutput, start_ns: int, end_ns: int, budget: int) -> Noted | None:
+    def note(
+        self,
+        out: SchedulerOutput,
+        start_ns: int,
+        end_ns: int,
+        budget: int,
+        *,
+        is_throttled: bool = False,
+    ) -> Noted | None:
         """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
 
         None if the step runs and preempts no request.
 
         Args:
             budget: maximum number of tokens of this step.
+            is_throttled: whether vLLM was asked to leave prefills out of this step.
         """
         scheduler = self._scheduler
         preempted = versions.preempted(out)
@@ -174,6 +188,15 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        held_anew = self._look_at_held(out, num_waiting)
+        reasons: dict[str, int] = {}
+        if num_waiting:
+            common = "preemption" if preempted else "paused" if self.halted else None
+            if common is None:
+                common = waits.common_reason(
+                    scheduler, out, num_seats, budget, self._held, is_throttled=is_throttled
+                )
+            reasons = waits.counted(num_waiting, common, self._held)
         return Noted(
             start_ns,
             end_ns,
@@ -181,11 +204,45 @@ class VllmWatcher:
             num_seats,
             len(scheduler.running),
             num_waiting,
-            self._waiting_reasons(out, num_seats, num_waiting, budget, is_short=bool(preempted))
-            if num_waiting
-            else {},
+            reasons,
             preempted,
+            held_anew,
         )
+
+    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
+        """Look who is held back, if that may have changed. Returns them if it has, else None.
+
+        With as many running and waiting requests as before, and none that begins, it can only have
+        changed if one came as another left; so a look now and then is enough.
+        """
+        scheduler = self._scheduler
+        if not num_waiting or self.halted:
+            held: Mapping[str, str] = {}
+        else:
+            counts = len(scheduler.running), num_waiting
+            is_alike = counts == self._counts and not out.scheduled_new_reqs
+            self._counts = counts
+            if is_alike and self.recorder.next_step % _LOOK_STEPS:
+                return None
+            held = waits.held(scheduler)
+        if held == self._held:
+            return None
+        self._held = held
+        return held
+
+    def held_anew(self) -> dict[TrackedRequest, str] | None:
+        """Return who is held back while no step runs, and why; None if that is known already."""
+        held = {}
+        if self.num_waiting and not self.halted:
+            held = waits.held(self._scheduler)
+        if held == self._held:
+            return None
+        self._held = held
+        return self._tracked(held)
+
+    def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
+        table = self.recorder.table
+        return {table[name]: reason for name, reason in held.items() if name in table}
 
     def drafted(self, out: SchedulerOutput) -> list[tuple[str, VllmRequest, int]]:
         """Return the requests with drafts in this step, and how many tokens each has put out.
@@ -230,6 +287,8 @@ class VllmWatcher:
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
+        if noted.held is not None:
+            step.held = self._tracked(noted.held)
         recorder.begun(step)
 
     def updated(
@@ -316,29 +375,6 @@ class VllmWatcher:
     @property
     def num_waiting(self) -> int:
         return versions.num_waiting(self._scheduler, self._queues)
-
-    def _waiting_reasons(
-        self,
-        out: SchedulerOutput,
-        num_seats: int,
-        num_waiting: int,
-        budget: int,
-        *,
-        is_short: bool,
-    ) -> dict[str, int]:
-        scheduler = self._scheduler
-        if is_short:
-            return {"preemption": num_waiting}
-        if self.halted:
-            return {"paused": num_waiting}
-        if len(scheduler.running) >= num_seats:
-            return {"seats": num_waiting}
-        if out.total_num_scheduled_tokens >= budget:
-            return {"budget": num_waiting}
-        num_deferred = min(num_waiting, versions.num_deferred(scheduler))
-        rest = num_waiting - num_deferred
-        reasons = {"deferred": num_deferred, "kv_blocks": min(1, rest), "queued": max(0, rest - 1)}
-        return {reason: count for reason, count in reasons.items() if count}
 
     def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
         request = cast(VllmRequest, tracked.source)

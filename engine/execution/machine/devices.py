@@ -19,8 +19,7 @@ def find_device(setting: str) -> torch.device:
 
     A GPU becomes torch's current device.
 
-    Raises:
-        ConfigError: there is no such device.
+    Raises ConfigError: there is no such device.
     """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,11 +100,9 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
     """Turn an out-of-memory error in the `with` block into a one-line ConfigError.
 
     Args:
-        what: what the memory is for.
         remedy: what the user can do, for the message.
 
-    Raises:
-        ConfigError: the GPU's memory is too small for `what`.
+    Raises ConfigError: the GPU's memory is too small for `what`.
     """
     try:
         yield

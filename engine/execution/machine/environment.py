@@ -8,10 +8,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Return the number of CPU threads for the model.
-
-    As configured, or else the number of cores that this process may use.
-    """
+    """Return the number of CPU threads for the model."""
     if config.threads:
         return config.threads
     if hasattr(os, "sched_getaffinity"):
@@ -20,11 +17,7 @@ def num_threads(config: EngineConfig) -> int:
 
 
 def prepare_environment(config: EngineConfig) -> None:
-    """Set the environment variables that torch, transformers and tokenizers read at import.
-
-    Variables that the user has set stay unchanged. Call this before the first `import torch`. Later
-    it has no effect.
-    """
+    """Set the variables that libraries read at import, if unset. Call it before `import torch`."""
     wanted = {
         # OpenMP workers that wait long must sleep, not spin. So a dashboard on the same cores slows
         # the model down by half as much (215 us per matrix product instead of 379 to 569).

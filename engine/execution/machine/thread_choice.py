@@ -22,8 +22,6 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 @dataclass(slots=True)
 class _Size:
-    """Times of steps with a similar number of tokens, and the best number of threads for them."""
-
     times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, newest last
     best: int = 0
     until_trial: int = FIRST_TRIAL
@@ -31,20 +29,14 @@ class _Size:
 
 
 class ThreadChoice:
-    """Chooses between one thread and `num_threads`, separately for each range of step sizes.
-
-    The kernels must guarantee that a step's result does not depend on the number of threads.
-    """
+    """Chooses between one thread and all for each range of step sizes; results are the same."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, num_tokens: int) -> int:
-        """Return the number of threads for a step of `num_tokens`.
-
-        Call `note` before the next `choose`.
-        """
+        """Return the number of threads for a step of `num_tokens`. `note` must follow."""
         if num_tokens > LARGEST_TRIED:
             return self._num_threads
         size = self._size(num_tokens)
@@ -89,5 +81,4 @@ class ThreadChoice:
 
 
 def _typical(times_ns: deque[int]) -> int:
-    """Return the median. Unlike the mean, it ignores a single delayed step."""
     return sorted(times_ns)[len(times_ns) // 2]

@@ -60,11 +60,7 @@ class SamplesOnDevice:
 
 
 def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Return a token for each choice, by its sampling parameters.
-
-    Args:
-        logits: [len(choices), vocab_size]. Overwritten.
-    """
+    """Return a token for each choice. Overwrites `logits` [len(choices), vocab_size]."""
     _penalise(logits, choices)
     logits = _finite(_without_forbidden(logits, choices))
     drawn = [i for i, choice in enumerate(choices) if choice.random is not None]
@@ -77,10 +73,7 @@ def _choose(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
 
 
 def _penalise(logits: torch.Tensor, choices: list[TokenChoice]) -> None:
-    """Apply the penalties of all rows in place, with one gather and one scatter.
-
-    The formulas are those of `host_sampling.penalise`.
-    """
+    """Apply the penalties of all rows in place, with one gather and one scatter."""
     penalised = [(i, c.sampling, c.counts) for i, c in enumerate(choices) if c.counts is not None]
     if not penalised:
         return
@@ -113,20 +106,14 @@ def _without_forbidden(logits: torch.Tensor, choices: list[TokenChoice]) -> torc
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits with a finite maximum. NaN becomes -inf. If all are -inf, all become 0.
-
-    As `host_sampling._finite`, but no value is read, because reading would wait for the device.
-    """
+    """Return logits with a finite maximum. NaN becomes -inf. If all are -inf, all become 0."""
     logits = torch.nan_to_num(logits, nan=float("-inf"), neginf=float("-inf"))
     impossible = logits.amax(dim=-1, keepdim=True) == float("-inf")
     return logits.masked_fill(impossible, 0.0)
 
 
 def _draw(logits: torch.Tensor, choices: list[TokenChoice]) -> torch.Tensor:
-    """Return a random token for each row, from those that min-p, top-k and top-p leave.
-
-    Draws by inverse transform of the cumulated probabilities.
-    """
+    """Return a random token for each row, from those that min-p, top-k and top-p leave."""
     params = [choice.sampling for choice in choices]
     temperature = _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
@@ -170,17 +157,13 @@ def _top_p(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
 
 
 def _from(logits: torch.Tensor, rows: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """Return the logits, with the values below `least` [len(rows), 1] set to -inf in `rows`."""
     floor = torch.full_like(logits[:, :1], float("-inf"))
     floor[rows] = least
     return logits.masked_fill(logits < floor, float("-inf"))
 
 
 def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> list[torch.Tensor]:
-    """Return tensors for the logprobs: those of `tokens`, their ranks, and the `most` best tokens.
-
-    The best tokens are given as two tensors: their logprobs and their ids.
-    """
+    """Return logprobs and ranks of `tokens`, and logprobs and ids of the `most` best tokens."""
     values = torch.log_softmax(_finite(logits), dim=-1).clamp_(min=LEAST_LOGPROB)
     chosen = values.gather(-1, tokens[:, None])
     ranks = 1 + (values > chosen).sum(dim=-1)
@@ -196,11 +179,7 @@ def _named(
     tops: list[list[float]],
     top_ids: list[list[int]],
 ) -> list[PositionLogprobs]:
-    """Convert the result of `_logprobs` to a reply for each row.
-
-    Args:
-        nums: for each row, how many of the best tokens the request asked for.
-    """
+    """Convert the result of `_logprobs` to a reply for each row."""
     found = []
     for token, logprob, rank, num, top, ids in zip(
         tokens, logprobs, ranks, nums, tops, top_ids, strict=True

@@ -13,9 +13,47 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.engine.execution.sampling.samples import UNSOUND
-from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.scheduling.request import Request
+
+
+class TokenCounts:
+    """The distinct tokens of a request, in order of first occurrence, and their counts.
+
+    Args:
+        with_prompt: whether to include the tokens of the prompt. Only output counts, so the count
+            of a prompt token is 0 until the request produces that token.
+    """
+
+    def __init__(self, request: Request, with_prompt: bool) -> None:
+        different = dict.fromkeys(request.prompt_token_ids if with_prompt else ())
+        self._place = {token_id: place for place, token_id in enumerate(different)}
+        prompt = np.fromiter(different, np.int64, len(different))
+        self._token_ids: npt.NDArray[np.int64] = np.concatenate([prompt, np.empty(64, np.int64)])
+        self._counts: npt.NDArray[np.float32] = np.zeros(len(self._token_ids), np.float32)
+        self._num_seen = request.num_prompt_tokens  # tokens of the request that are counted
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        return self._token_ids[: len(self._place)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often each of `token_ids` occurs in the output."""
+        return self._counts[: len(self._place)]
+
+    def catch_up(self, request: Request) -> None:
+        """Count the tokens that the request has produced since the last call."""
+        for token_id in request.token_ids[self._num_seen :]:
+            place = self._place.setdefault(token_id, len(self._place))
+            if place == len(self._token_ids):
+                self._token_ids = np.concatenate([self._token_ids, np.empty_like(self._token_ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._token_ids[place] = token_id
+            self._counts[place] += 1
+        self._num_seen = request.num_tokens
+
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 # Rows of logits. bf16 rows are given by their bits, as 16-bit integers.
@@ -77,10 +115,7 @@ def greedy(rows: Rows, is_bf16: bool) -> list[int]:
 
 @np.errstate(over="ignore")  # overflow to inf or -inf is harmless here
 def choose(logits: Floats, choice: TokenChoice) -> int:
-    """Return the token of one row, by its sampling parameters. Overwrites `logits` [vocab_size].
-
-    `UNSOUND` if the largest logit is NaN or infinite.
-    """
+    """Return the token of a row, or `UNSOUND`. Overwrites `logits` [vocab_size]."""
     if not np.isfinite(logits.max()):
         return UNSOUND
     sampling = choice.sampling
@@ -143,10 +178,7 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first.
-
-    Equally likely ones are in order of their ids.
-    """
+    """Return the `count` likeliest tokens, best first."""
     count = min(count, len(logits))
     if not count:
         return []
@@ -159,7 +191,6 @@ def _best(logits: Floats, count: int) -> list[int]:
 
 
 def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
-    """Set the logits of `tokens` to -inf, unless no other token is possible. In place."""
     before = logits[tokens]
     logits[tokens] = -np.inf
     if logits.max() == -np.inf:
@@ -239,11 +270,7 @@ def _top_p_floor(logits: Floats, top_p: float) -> float:
 
 
 def _draw(probs: Floats, random: float) -> int:
-    """Return a random index, drawn by inverse transform: cumulate `probs`, and find `random`.
-
-    Returns the first index at which the cumulated sum exceeds `random` times the total.
-    Probabilities are in vocabulary order, so that rounding cannot swap equal tokens.
-    """
+    """Return a random index, drawn by inverse transform: cumulate `probs`, and find `random`."""
     num_whole = len(probs) // BLOCK * BLOCK
     sums = np.append(
         probs[:num_whole].reshape(-1, BLOCK).sum(axis=1), probs[num_whole:].sum()

@@ -17,9 +17,8 @@ import torch
 
 from stepscope.engine.execution.sampling import host_sampling
 from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
-from stepscope.engine.execution.sampling.host_sampling import TokenChoice
+from stepscope.engine.execution.sampling.host_sampling import TokenChoice, TokenCounts
 from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
-from stepscope.engine.execution.sampling.token_counts import TokenCounts
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
 
@@ -27,10 +26,7 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the arguments.
-
-    Two rounds of SplitMix64 (Steele, Lea and Flood, 2014), a counter-based generator.
-    """
+    """Return a number in [0, 1) by two rounds of SplitMix64 (Steele, Lea and Flood, 2014)."""
     return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
 
 
@@ -42,10 +38,7 @@ def _mix(value: int) -> int:
 
 
 class Sampler:
-    """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request.
-
-    Rows may differ in all of these.
-    """
+    """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request."""
 
     def __init__(self, seed: int, *, on_host: bool | None = None) -> None:
         """Create a sampler.
@@ -59,24 +52,13 @@ class Sampler:
         self._counts: WeakKeyDictionary[Request, TokenCounts] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-        """Return the next token of each request.
-
-        Args:
-            logits: [rows, vocab_size], in any floating dtype, on any device. Not changed.
-            requests: the request of each row.
-        """
+        """Return the next token of each request, from logits [rows, vocab_size] of any device."""
         return self.launch(logits, requests).collect()
 
     def launch(
         self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
     ) -> SamplesInFlight:
-        """Start to sample the next token of each request.
-
-        On a GPU this does not wait for the logits.
-
-        Args:
-            depths: for each row, the number of its request's drafts before it. Empty: no drafts.
-        """
+        """Start to sample each request's next token. `depths`: the drafts before it in each row."""
         vocab_size = logits.shape[-1]
         choices = [
             self._choice(row, request, vocab_size, depths[row] if depths else 0)
@@ -90,10 +72,7 @@ class Sampler:
         return SamplesOnDevice(logits, requests, choices, asked)
 
     def seed_of(self, request: Request) -> int:
-        """Return the request's own seed.
-
-        If it has none, a seed of 63 bits derived from the sampler's.
-        """
+        """Return the request's own seed."""
         seed = request.sampling.seed
         return _mix(_mix(self._seed & _MASK) ^ request.request_id) >> 1 if seed is None else seed
 
@@ -117,8 +96,6 @@ class Sampler:
 
 
 class _OnHost:
-    """Tokens that are already on the host."""
-
     def __init__(self, sampled: Sampled, device: torch.device) -> None:
         self._sampled = sampled
         self._device = device

@@ -21,10 +21,7 @@ class SamplesInFlight(Protocol):
 
     @property
     def tokens(self) -> torch.Tensor:
-        """The tokens, [rows] int64, on the device of the logits.
-
-        The next step can use them before the host knows them.
-        """
+        """The tokens, [rows] int64, on the device of the logits."""
         ...
 
     def collect(self) -> Sampled:

@@ -19,13 +19,7 @@ _PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache
 
 
 class Exposition(Collector):
-    """Exports all metrics as one text.
-
-    Args:
-        metrics: the engine's metrics.
-        served_model_name: the model's name for clients. "": use the engine's name for the model.
-        others: further collectors to export.
-    """
+    """Exports all metrics as one text. `served_model_name` "": the engine's name for the model."""
 
     def __init__(
         self, metrics: EngineMetrics, served_model_name: str, others: Iterable[Collector] = ()
@@ -86,7 +80,6 @@ class Exposition(Collector):
         yield from _labelled(self._responses.collect(), {})
 
     def _gauges(self) -> Iterator[Metric]:
-        """Yield the current values that are known."""
         metrics = self._metrics
         text = (
             "Requests per second that finished within their service levels, over the last minute."

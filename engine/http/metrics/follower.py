@@ -13,9 +13,8 @@ import zmq
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.client.telemetry_reader import Received, ReorderBuffer
-from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.engine_client import EngineClient, SocketReader
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.sockets import SocketReader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import Replayed
@@ -89,13 +88,7 @@ class TelemetryFollower:
             self._apply(received.sequence, received.message)
 
     async def _catch_up(self) -> None:
-        """Get a snapshot if needed, then fill gaps until all held messages are applied.
-
-        A message is held if it arrived after a gap, or before the snapshot.
-
-        Raises:
-            EngineUnreachable, CommandRefused: the engine did not send what was asked for.
-        """
+        """Get a snapshot if needed, then fill gaps until all held messages are applied."""
         if self._next_sequence is None:
             snapshot = await self._engine.ask_for(Snapshot, GetSnapshot(), SNAPSHOT_S)
             self._metrics.join(snapshot)
@@ -108,10 +101,7 @@ class TelemetryFollower:
                 await self._heal()
 
     async def _heal(self) -> None:
-        """Ask the engine for the messages missing before the newest held one.
-
-        Applies the answer.
-        """
+        """Ask the engine for the messages missing before the newest held one."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._next_ask_s - loop.time())
         self._next_ask_s = loop.time() + _REST_S
@@ -123,13 +113,7 @@ class TelemetryFollower:
         self._go_on(first, num_missing, end, answer)
 
     def _go_on(self, first: int, num_asked: int, end: int, answer: Replayed | None) -> None:
-        """Apply the messages that can now be processed in order, and count those lost for good.
-
-        Args:
-            first, num_asked: sequence number and number of the messages that were asked for.
-            end: end (exclusive) of the wanted messages.
-            answer: the engine's answer. None if there is no answer and nothing more will be asked.
-        """
+        """Apply the messages that can now be processed in order, and count those lost for good."""
         num_lost_before = self._num_lost
         settled, reach = self._held.settle(first, num_asked, end, answer)
         for each in settled:
@@ -148,10 +132,7 @@ class TelemetryFollower:
             log.warning("%d messages of the engine are lost to the metrics", num_lost)
 
     def _finish(self, socket: "zmq.Socket[bytes]") -> None:
-        """Apply the messages that have arrived, without asking for missing ones.
-
-        Called at the end.
-        """
+        """Apply the messages that have arrived, without asking for missing ones."""
         if self._next_sequence is None:
             return
         self._catching_up = True
@@ -164,11 +145,7 @@ class TelemetryFollower:
             self._go_on(self._next_sequence, 0, self._held.newest + 1, None)
 
     def _apply(self, sequence: int, message: Telemetry | None) -> None:
-        """Apply the message with this sequence number. Messages skipped before it count as lost.
-
-        Args:
-            message: None for a message of an unknown kind.
-        """
+        """Apply a message (None: of an unknown kind); those skipped before it count as lost."""
         assert self._next_sequence is not None
         if sequence < self._next_sequence:
             return
@@ -178,7 +155,6 @@ class TelemetryFollower:
             self._metrics.apply(message)
 
     def _lose_up_to(self, sequence: int) -> None:
-        """Count the messages from the next one up to `sequence` (exclusive) as lost."""
         assert self._next_sequence is not None
         if (num_lost := sequence - self._next_sequence) > 0:
             self._metrics.lose(num_lost)

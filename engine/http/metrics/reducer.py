@@ -2,45 +2,21 @@
 
 Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
 client or this process. If a request was first seen after it had started, only what was seen counts.
-
-`GoodputRate`: requests per second that met their service levels, over the last minute.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 from stepscope.engine.http.metrics.meters import Meters
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    KnobsChanged,
-    KnobValue,
-    Phase,
-    Preempted,
-    Rejected,
-    RequestEvent,
-    RequestView,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
 
 _WINDOW_NS = 60_000_000_000
 
 
 class GoodputRate:
-    """Counts the requests that met their service levels. Times are on the engine's clock.
-
-    The rate covers the time since the first message after `restart`, at most one minute.
-    """
+    """Counts the requests that met their service levels. Times are on the engine's clock."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -72,19 +48,16 @@ class GoodputRate:
         return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)
 
 
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
-_FIRST_TOKEN = int(RowFlag.FIRST_TOKEN)
-_DECODE = int(Phase.DECODE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
+_FIRST_TOKEN = int(wire.RowFlag.FIRST_TOKEN)
+_DECODE = int(wire.Phase.DECODE)
 
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one unfinished request: `view`, of which the status is not kept.
+    """What is known of one unfinished request: `view`, of which the status is not kept."""
 
-    Times are engine nanoseconds, None if not known (yet).
-    """
-
-    view: RequestView
+    view: wire.RequestView
     was_scheduled: bool = False
     scheduled_ns: int | None = None
     has_kept_levels: bool = True
@@ -101,17 +74,17 @@ class EngineMetrics:
         self.ttft_s, self.itl_s = 0.5, 0.05
         self.meters = Meters()
         self.goodput = GoodputRate()
-        self.info: EngineInfo | None = None
-        self.knobs: dict[str, KnobValue] = {}
+        self.info: wire.EngineInfo | None = None
+        self.knobs: dict[str, wire.KnobValue] = {}
         # The latest message, and step; None: the engine is gone.
-        self.latest: StepRecord | EngineStatus | Snapshot | None = None
-        self.step: StepRecord | None = None
+        self.latest: wire.StepRecord | wire.EngineStatus | wire.Snapshot | None = None
+        self.step: wire.StepRecord | None = None
         self.waiting_reasons: dict[str, int] = {}
         self._lives: dict[int, _Life] = {}
         self._pauses = PauseTrail()
         self._now_ns: int | None = None  # of the last message, on the engine's clock
 
-    def join(self, snapshot: Snapshot) -> None:
+    def join(self, snapshot: wire.Snapshot) -> None:
         """Take over an engine's current state and unfinished requests from its snapshot."""
         self._set_info(snapshot.info)
         self.knobs = dict(snapshot.knobs)
@@ -143,21 +116,20 @@ class EngineMetrics:
         self.goodput.restart()
         self.latest = self.step = None
 
-    def apply(self, message: Telemetry) -> None:
-        if isinstance(message, StepRecord):
+    def apply(self, message: wire.Telemetry) -> None:
+        if isinstance(message, wire.StepRecord):
             self._go_on(message, message.tokens_ns)
             self._apply_step(message)
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._go_on(message, message.time_ns)
             self._apply_starts(message.events)
             self._apply_events(message.events, message.time_ns)
-        elif isinstance(message, EngineInfo):
+        elif isinstance(message, wire.EngineInfo):
             self._set_info(message)
-        elif isinstance(message, KnobsChanged):
+        elif isinstance(message, wire.KnobsChanged):
             self.knobs.update(message.new)
 
-    def _go_on(self, message: StepRecord | EngineStatus, now_ns: int) -> None:
-        """Go on to the time of a message, and count the operator's pauses up to it."""
+    def _go_on(self, message: wire.StepRecord | wire.EngineStatus, now_ns: int) -> None:
         was_on = self._pauses.is_on
         self._pauses = self._pauses.after(message)
         self.meters.count("stepscope_pauses", self._pauses.is_on and not was_on)
@@ -171,7 +143,7 @@ class EngineMetrics:
             self.meters.count("vllm:prefix_cache_hits", kv.hit_tokens)
             self.meters.count("stepscope_kv_blocks_evicted", kv.evicted)
 
-    def _apply_step(self, step: StepRecord) -> None:
+    def _apply_step(self, step: wire.StepRecord) -> None:
         meters = self.meters
         self.step, self.waiting_reasons = step, step.waiting_reasons or {}
         meters.count("stepscope_steps")
@@ -198,12 +170,9 @@ class EngineMetrics:
         self._apply_events(step.events, step.tokens_ns)
 
     def _apply_row(
-        self, row: BatchRow, scheduled_ns: int, tokens_ns: int, gaps: dict[int, list[_Life]]
+        self, row: wire.BatchRow, scheduled_ns: int, tokens_ns: int, gaps: dict[int, list[_Life]]
     ) -> int:
-        """Apply a row of a step. Returns how many tokens its request got.
-
-        Adds it to `gaps`, by the time of its last token.
-        """
+        """Apply a row of a step. Returns how many tokens its request got."""
         samples = row.flags & _LAST_CHUNK
         num_tokens = (row.num_tokens if row.phase == _DECODE else 1) if samples else 0
         life = self._lives.get(row.request_id)
@@ -226,16 +195,15 @@ class EngineMetrics:
         view.last_token_ns = tokens_ns
         return num_tokens
 
-    def _apply_starts(self, events: list[RequestEvent]) -> None:
-        """Apply arrivals and admissions, which the rows of the same step rest on."""
+    def _apply_starts(self, events: list[wire.RequestEvent]) -> None:
         for event in events:
-            if isinstance(event, Admitted):
+            if isinstance(event, wire.Admitted):
                 life = self._lives.get(event.request_id)
                 if life is not None and not life.was_scheduled:  # else it finds its own tokens
                     life.view.num_cached_tokens = event.num_cached_tokens
-            if not isinstance(event, Arrived):
+            if not isinstance(event, wire.Arrived):
                 continue
-            view = RequestView(
+            view = wire.RequestView(
                 request_id=event.request_id,
                 client_id=event.client_id,
                 status="waiting",
@@ -250,24 +218,23 @@ class EngineMetrics:
                 ttft_s = self._seconds(event.time_ns, origin.first_token_ns)
                 life.has_kept_levels = ttft_s <= self.ttft_s
 
-    def _apply_events(self, events: list[RequestEvent], time_ns: int) -> None:
-        """Apply all events but arrivals and admissions."""
+    def _apply_events(self, events: list[wire.RequestEvent], time_ns: int) -> None:
         for event in events:
-            if isinstance(event, Preempted):
+            if isinstance(event, wire.Preempted):
                 self.meters.count("vllm:num_preemptions")
                 if (life := self._lives.get(event.request_id)) is not None:
                     life.view.num_preemptions += 1
-            elif isinstance(event, Finished):
+            elif isinstance(event, wire.Finished):
                 self.meters.count("vllm:request_success", 1, event.reason)
                 life = self._lives.pop(event.request_id, None)
                 if life is not None and event.handed_to is None:
                     self._finish(life, event.num_output_tokens, time_ns)
-            elif isinstance(event, Aborted):
+            elif isinstance(event, wire.Aborted):
                 self.meters.count("vllm:request_success", 1, "abort")
                 if event.reason == UNSOUND_LOGITS:
                     self.meters.count("stepscope_requests_unsound_logits")
                 self._lives.pop(event.request_id, None)
-            elif isinstance(event, Rejected):
+            elif isinstance(event, wire.Rejected):
                 self.meters.count("stepscope_requests_rejected")
 
     def _finish(self, life: _Life, num_output_tokens: int, time_ns: int) -> None:
@@ -296,7 +263,6 @@ class EngineMetrics:
             self._time("vllm:request_inference_time_seconds", scheduled_ns, last_ns)
 
     def _time(self, name: str, start_ns: int, end_ns: int) -> float:
-        """Observe the seconds between two times. Returns them."""
         seconds = self._seconds(start_ns, end_ns)
         self.meters.observe(name, seconds)
         return seconds
@@ -305,7 +271,7 @@ class EngineMetrics:
         """Seconds between two times, without the operator's pauses."""
         return (end_ns - start_ns - self._pauses.within(start_ns, end_ns)) / 1e9
 
-    def _set_info(self, info: EngineInfo) -> None:
+    def _set_info(self, info: wire.EngineInfo) -> None:
         if self.info is None or self.info.max_model_len != info.max_model_len:
             self.meters.size(info.max_model_len)
         self.info = info

@@ -1,13 +1,13 @@
 """Reads a request's body. Limits the body's size and time, and the size of all bodies together."""
 
 import asyncio
-from collections import Counter
 from typing import Self
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from stepscope.engine.http.errors import ApiError, too_many
+from stepscope.engine.http.peers import PeerLimit
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
 # The decoded request must fit into one command.
@@ -27,55 +27,27 @@ class Vanished(Exception):  # noqa: N818 - reads as what happened
     """The client disconnected before its request was complete."""
 
 
-class Bodies:
-    """Counts the bytes of all bodies that the engine has not received yet.
-
-    Use it on the server's event loop only.
-    """
-
-    def __init__(self) -> None:
-        self._num_bytes: Counter[str] = Counter()  # of each peer
-        self._total = 0
-
-    def hold(self, peer: str) -> "HeldBody":
-        return HeldBody(self, peer)
-
-    def add(self, peer: str, num_bytes: int) -> None:
-        """Count more bytes of a peer (client address). Raises ApiError if a limit is exceeded."""
-        if self._total + num_bytes > MAX_HELD_BYTES:
-            raise too_many("too many long requests are under way", "too_many_bytes")
-        if self._num_bytes[peer] + num_bytes > MAX_PEER_BYTES:
-            raise too_many("you have too many long requests in progress", "too_many_bytes")
-        self._num_bytes[peer] += num_bytes
-        self._total += num_bytes
-
-    def remove(self, peer: str, num_bytes: int) -> None:
-        self._total -= num_bytes
-        self._num_bytes[peer] -= num_bytes
-        if not self._num_bytes[peer]:
-            del self._num_bytes[peer]
-
-
 class HeldBody:
-    """One body that counts in `Bodies`, until it is released."""
+    """A body that the engine has not received yet: it counts in `limit` until it is released."""
 
-    def __init__(self, bodies: Bodies, peer: str) -> None:
-        self._bodies = bodies
+    def __init__(self, limit: PeerLimit, peer: str) -> None:
+        self._limit = limit
         self._peer = peer
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Set the body's size so far.
-
-        Raises ApiError if bodies are too large in total or per peer.
-        """
-        if num_bytes > SMALL_BODY_BYTES:
-            self._bodies.add(self._peer, num_bytes - self._num_counted)
-            self._num_counted = num_bytes
+        """Set the body's size so far. Raises ApiError if a limit is exceeded."""
+        if num_bytes <= SMALL_BODY_BYTES:
+            return
+        limit = self._limit.add(self._peer, num_bytes - self._num_counted)
+        if limit is not None:
+            mine, all_of = "you have too many long requests in progress", "too many long requests"
+            raise too_many(f"{all_of} are under way" if limit == "all" else mine, "too_many_bytes")
+        self._num_counted = num_bytes
 
     def release(self) -> None:
         """Stop counting the body. May be called more than once."""
-        self._bodies.remove(self._peer, self._num_counted)
+        self._limit.remove(self._peer, self._num_counted)
         self._num_counted = 0
 
     def __enter__(self) -> Self:

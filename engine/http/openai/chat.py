@@ -1,31 +1,27 @@
 """`/v1/chat/completions`: takes a conversation, answers with the assistant's next message."""
 
-from collections.abc import Sequence
-
-import msgspec
 from msgspec import UNSET, UnsetType
 
-from stepscope.engine.http.errors import ApiError, not_supported
-from stepscope.engine.http.openai.generation import TextPiece
-from stepscope.engine.http.openai.job import Head, Job, make_job
+from stepscope.engine.http.errors import invalid, not_supported
+from stepscope.engine.http.openai.job import (
+    Head,
+    Job,
+    Writer,
+    make_job,
+    requested_tokens,
+    sampling_params,
+)
 from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn
 from stepscope.engine.http.openai.responses import (
     ChatAnswer,
     ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
     ChatDelta,
     ChatLogprobs,
     ChatTokenLogprob,
     ChatTopLogprob,
-    Usage,
 )
-from stepscope.engine.http.openai.sampling import requested_tokens, sampling_params
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-
-_encoder = msgspec.json.Encoder()
 
 
 def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
@@ -37,20 +33,14 @@ def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
     )
     # Without max_tokens, generate until the model stops or the context is full.
     prompt = Submit(messages=messages, sampling=sampling, fit_max_tokens=max_tokens is None)
-    return make_job(request, head, [prompt], ChatWriter(head))
+    kinds = "chat.completion.chunk", "chat.completion"
+    return make_job(request, head, [prompt], Writer(head, kinds, ChatChoices()))
 
 
 def _message(index: int, turn: ChatTurn) -> ChatMessage:
     where = f"messages[{index}]"
     if isinstance(turn.content, str):
         return ChatMessage(role=turn.role, content=turn.content)
-    if turn.content is None:
-        raise ApiError(
-            400,
-            f"{where}.content: expected text, got null",
-            param=f"{where}.content",
-            code="invalid_value",
-        )
     texts = []
     for number, part in enumerate(turn.content):
         if part.type != "text" or part.text is None:
@@ -61,62 +51,32 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
-    if request.logprobs:
-        return request.top_logprobs or 0
-    if request.top_logprobs:
-        raise ApiError(
-            400,
-            "top_logprobs: needs logprobs=true",
-            param="top_logprobs",
-            code="invalid_value",
-        )
-    return None
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "needs logprobs=true")
+    return request.top_logprobs if request.logprobs else None
 
 
-class ChatWriter:
-    """Writes the JSON of chat answers and their chunks. Implements `Writer`."""
+class ChatChoices:
+    """Makes the choices of one answer, or of its chunks."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head._asdict()
+    def __init__(self) -> None:
         self._begun: set[int] = set()  # choices whose role was sent
 
-    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
-        index, output = piece
-        # Send the role with the first token: clients would count a separate chunk as a token.
-        role: str | UnsetType = UNSET if index in self._begun else "assistant"
-        self._begun.add(index)
-        choice = ChatChunkChoice(
+    def __call__(self, index: int, output: Output, is_chunk: bool) -> ChatChoice:
+        delta: ChatDelta | UnsetType = UNSET
+        if is_chunk:
+            # The role comes with the first token: clients would count its own chunk as a token.
+            role: str | UnsetType = UNSET if index in self._begun else "assistant"
+            self._begun.add(index)
+            delta = ChatDelta(role=role, content=output.text or "")
+        return ChatChoice(
             index=index,
-            delta=ChatDelta(role=role, content=output.text or ""),
+            delta=delta,
+            message=UNSET if is_chunk else ChatAnswer(content=output.text or ""),
             logprobs=_logprobs(output.logprobs),
             finish_reason=output.finish_reason,
             stop_reason=output.stop,
         )
-        return self._write([choice], usage)
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._write([], usage)
-
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        return _encoder.encode(
-            ChatCompletion(
-                **self._head,
-                choices=[
-                    ChatChoice(
-                        index=index,
-                        message=ChatAnswer(content=output.text or ""),
-                        logprobs=_logprobs(output.logprobs),
-                        finish_reason=output.finish_reason,
-                        stop_reason=output.stop,
-                    )
-                    for index, output in enumerate(outputs)
-                ],
-                usage=usage,
-            )
-        )
-
-    def _write(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-        return _encoder.encode(ChatChunk(**self._head, choices=choices, usage=usage))
 
 
 def _logprobs(positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:

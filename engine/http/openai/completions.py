@@ -1,27 +1,20 @@
 """`/v1/completions`: takes prompts as text or token ids, answers with text."""
 
-from collections.abc import Sequence
-
-import msgspec
-from msgspec import UnsetType
-
-from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai.generation import TextPiece
-from stepscope.engine.http.openai.job import Head, Job, make_job
-from stepscope.engine.http.openai.requests import CompletionRequest, TokenId
-from stepscope.engine.http.openai.responses import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    Usage,
+from stepscope.engine.http.errors import invalid
+from stepscope.engine.http.openai.job import (
+    Head,
+    Job,
+    Writer,
+    make_job,
+    requested_tokens,
+    sampling_params,
 )
-from stepscope.engine.http.openai.sampling import requested_tokens, sampling_params
+from stepscope.engine.http.openai.requests import CompletionRequest, TokenId
+from stepscope.engine.http.openai.responses import CompletionChoice, CompletionLogprobs
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
-
-_encoder = msgspec.json.Encoder()
 
 
 def completion_job(request: CompletionRequest, head: Head) -> Job:
@@ -33,17 +26,17 @@ def completion_job(request: CompletionRequest, head: Head) -> Job:
         Submit(prompt=text, prompt_token_ids=token_ids, sampling=sampling)
         for text, token_ids in prompts
     ]
-    return make_job(request, head, submits, CompletionWriter(head))
+    kinds = "text_completion", "text_completion"
+    return make_job(request, head, submits, Writer(head, kinds, CompletionChoices()))
 
 
 def _prompts(
     prompt: str | list[str | TokenId | list[TokenId]],
 ) -> list[tuple[str | None, list[int] | None]]:
-    """Return the prompts as pairs of text and token ids. One of the two is None."""
     if isinstance(prompt, str):
         return [(prompt, None)]
     if not prompt:
-        raise ApiError(400, "prompt: the list is empty", param="prompt", code="invalid_value")
+        raise invalid("prompt", "the list is empty")
     texts = [each for each in prompt if isinstance(each, str)]
     if len(texts) == len(prompt):
         return [(text, None) for text in texts]
@@ -53,36 +46,20 @@ def _prompts(
     token_ids = [each for each in prompt if isinstance(each, int)]
     if len(token_ids) == len(prompt):
         return [(None, token_ids)]
-    raise ApiError(
-        400,
-        "prompt: expected a text, token ids, a list of texts or a list of lists of token ids, "
+    raise invalid(
+        "prompt",
+        "expected a text, token ids, a list of texts or a list of lists of token ids, "
         "got a mixture",
-        param="prompt",
-        code="invalid_value",
     )
 
 
-class CompletionWriter:
-    """Writes the JSON of completions and their chunks. Implements `Writer`."""
+class CompletionChoices:
+    """Makes the choices of one answer, or of its chunks."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head._asdict()
+    def __init__(self) -> None:
         self._num_chars: dict[int, int] = {}  # sent so far, by choice; only with logprobs
 
-    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
-        return self._write([self._choice(piece.choice, piece.output)], usage)
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._write([], usage)
-
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return self._write(choices, usage)
-
-    def _write(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
-        return _encoder.encode(Completion(**self._head, choices=choices, usage=usage))
-
-    def _choice(self, index: int, output: Output) -> CompletionChoice:
+    def __call__(self, index: int, output: Output, _: bool) -> CompletionChoice:
         logprobs = None
         if output.logprobs is not None:
             logprobs = self._logprobs(index, output.logprobs)

@@ -32,8 +32,6 @@ class ClientGone(Exception):  # noqa: N818 - reads as what happened
 
 
 class _JoinedText:
-    """Several outputs of one choice, joined because the client reads too slowly."""
-
     def __init__(self, first: Output) -> None:
         self._last = first
         self._token_ids = list(first.token_ids)
@@ -58,10 +56,7 @@ class _JoinedText:
 class Generation:
     """Submits the choices of one HTTP request, collects their outputs, and can abort them.
 
-    Implements `Waiter`.
-
     Args:
-        engine: the connection to the engine.
         submits: one command for each choice. The list is emptied once they are sent, because
             prompts may be long.
         on_taken: called once the engine has accepted all commands.
@@ -102,15 +97,7 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """Wait for new outputs and return them, in order for each choice.
-
-        Empty once all choices have ended.
-
-        Raises:
-            CommandRefused: the engine answered with an error.
-            EngineUnreachable: the engine was lost.
-            ClientGone: `abandon` was called.
-        """
+        """Wait for new outputs and return them, in order for each choice."""
         while not self._pending and not self._joined:
             if not self._indices and self._failure is None:
                 return []

@@ -1,17 +1,28 @@
 """`Job`: one HTTP request as commands for the engine, with the `Writer` of its answer."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from stepscope.engine.http.errors import invalid
 from stepscope.engine.http.openai.generation import TextPiece
-from stepscope.engine.http.openai.requests import GenerationRequest
-from stepscope.engine.http.openai.responses import PromptTokensDetails, Usage
-from stepscope.engine.http.openai.sampling import check_choices, sampling_of_choice
+from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
+from stepscope.engine.http.openai.responses import (
+    ChatChoice,
+    CompletionChoice,
+    OpenAIAnswer,
+    PromptTokensDetails,
+    Usage,
+)
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+
+_LARGEST_SEED = 2**63 - 1
+_SAME_NAMES = set(SamplingParams.__struct_fields__) - {"logprobs"}
+_encoder = msgspec.json.Encoder()
 
 
 class Head(NamedTuple):
@@ -23,22 +34,46 @@ class Head(NamedTuple):
     system_fingerprint: str | None
 
 
-class Writer(Protocol):
-    """Writes the JSON of one kind of answer: chat or completion."""
+class Writer:
+    """Writes the JSON of answers and of the chunks of streamed ones.
 
-    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes: ...
+    Args:
+        kinds: `object` of a chunk, and of a whole answer.
+        choice: makes a choice from its index and an output; the last argument is True in a chunk.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        kinds: tuple[str, str],
+        choice: Callable[[int, Output, bool], ChatChoice | CompletionChoice],
+    ) -> None:
+        self._head = head._asdict()
+        self._kinds = kinds
+        self._choice = choice
+
+    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
+        choice = self._choice(piece.choice, piece.output, True)
+        return self._write(self._kinds[0], [choice], usage)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """Return the last chunk of a stream. It has the usage and no choices."""
-        ...
+        return self._write(self._kinds[0], [], usage)
 
     def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """Return the answer to a request that does not stream.
+        """Return the answer to a request that does not stream. `outputs`: one for each choice."""
+        choices = [self._choice(index, output, False) for index, output in enumerate(outputs)]
+        return self._write(self._kinds[1], choices, usage)
 
-        Args:
-            outputs: one per choice, in order.
-        """
-        ...
+    def _write(
+        self,
+        kind: str,
+        choices: Sequence[ChatChoice | CompletionChoice],
+        usage: Usage | UnsetType | None,
+    ) -> bytes:
+        return _encoder.encode(
+            OpenAIAnswer(**self._head, object=kind, choices=choices, usage=usage)
+        )
 
 
 class Job(NamedTuple):
@@ -54,30 +89,73 @@ def make_job(
     request: GenerationRequest, head: Head, prompts: Sequence[Submit], writer: Writer
 ) -> Job:
     """Return the job of a request. Raises ApiError if it asks for too many choices."""
-    num_choices = check_choices(request, len(prompts))
+    check_choices(request, len(prompts))
     submits = [
         msgspec.structs.replace(
             prompt,
             client_id=request.user or head.id,
-            sampling=sampling_of_choice(prompt.sampling, choice),
-            priority=request.priority or 0,
-            stream=bool(request.stream),
+            sampling=_of_choice(prompt.sampling, choice),
+            priority=request.priority,
+            stream=request.stream,
         )
         for prompt in prompts
-        for choice in range(num_choices)
+        for choice in range(request.n)
     ]
-    options = request.stream_options
-    include_usage = options is not None and bool(options.include_usage)
+    usage = request.stream_options
     return Job(
         submits=submits,
-        num_choices=num_choices,
-        stream=bool(request.stream),
-        include_usage=include_usage,
-        continuous_usage=include_usage
-        and options is not None
-        and bool(options.continuous_usage_stats),
+        num_choices=request.n,
+        stream=request.stream,
+        include_usage=usage.include_usage,
+        continuous_usage=usage.include_usage and usage.continuous_usage_stats,
         writer=writer,
     )
+
+
+def check_choices(request: GenerationRequest, num_prompts: int) -> None:
+    """Raise ApiError for too many choices in total, or for stream options without a stream."""
+    if num_prompts * request.n > MAX_CHOICES:
+        raise invalid(
+            "n",
+            f"{num_prompts} prompts times n={request.n} are more than the {MAX_CHOICES} choices "
+            "that one request may have; send several requests",
+        )
+    if request.stream_options.include_usage and not request.stream:
+        raise invalid("stream_options", "they belong to stream=true")
+
+
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    stop = request.stop
+    fields = msgspec.structs.asdict(request)
+    return SamplingParams(
+        **{name: value for name, value in fields.items() if name in _SAME_NAMES}
+        | {
+            "max_tokens": max_tokens,
+            "top_k": max(0, request.top_k),
+            "seed": None if request.seed is None else request.seed & _LARGEST_SEED,
+            "stop": (stop,) if isinstance(stop, str) else stop,
+            "include_stop": request.include_stop_str_in_output,
+            "logprobs": logprobs,
+        }
+    )
+
+
+def requested_tokens(request: GenerationRequest) -> int | None:
+    """Return the requested limit of output tokens. None if there is none."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        what = f"{old} contradicts max_completion_tokens={new}; send one of them"
+        raise invalid("max_tokens", what)
+    return old if new is None else new
+
+
+def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Return the parameters of one choice: choices of a request get different seeds."""
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) & _LARGEST_SEED)
 
 
 class UsageMeter:

@@ -2,11 +2,6 @@
 
 A field declared here is used. `unused_fields` says what becomes of all others that are known. For
 any other field, the request is refused with an error that names the field.
-
-The fields of OpenAI's, vLLM's and llama.cpp's requests that this server does not use, and why.
-
-`requests.py` declares those that it uses. Each of these here is accepted with the values that ask
-for nothing, and refused with the reason if it has another one. Null is as if absent, in any field.
 """
 
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -121,34 +116,34 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """Fields that chat and completion requests share. `None`: the client did not send the field."""
+    """Fields that chat and completion requests share, with OpenAI's defaults."""
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     max_tokens: AtLeastOne | None = None
     max_completion_tokens: AtLeastOne | None = None
-    min_tokens: Count | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    min_tokens: Count = 0
+    stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=16)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0  # 0, -1: all
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    user: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    user: Annotated[str, Meta(max_length=256)] = ""
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -167,13 +162,13 @@ class ChatTurn(Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: Annotated[str, Meta(min_length=1, max_length=256)]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart]
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     messages: Annotated[list[ChatTurn], Meta(min_length=1, max_length=10_000)]
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
@@ -185,7 +180,6 @@ def decode_chat(body: bytes) -> ChatRequest:
 
 
 def _decode(body: bytes, kind: type[_T]) -> _T:
-    """Decode a request. Raises ApiError, which names the field, if one cannot be honoured."""
     try:
         fields = _decoder.decode(body)
         return msgspec.convert(_used(fields, kind, ""), kind)
@@ -199,20 +193,19 @@ def _used(value: Any, kind: type[Struct], where: str) -> Any:
     Args:
         where: the object's path, with a dot at its end.
 
-    Raises:
-        ApiError: another field asks for something.
+    Raises ApiError: another field asks for something.
     """
     if not isinstance(value, dict):
         return value
     used: dict[str, Any] = {}
     for name, each in value.items():
+        if each is None:
+            continue
         if name in kind.__struct_fields__:
             inner = _NESTED.get(name)
             if inner is not None and isinstance(each, list):
                 each = [_used(one, inner, f"{where}{name}[{at}].") for at, one in enumerate(each)]
             used[name] = each if inner is None else _used(each, inner, f"{where}{name}.")
-        elif each is None:
-            continue
         elif name == "add_special_tokens" and each is (kind is CompletionRequest):
             continue  # a chat template writes them itself
         elif (unused := UNUSED_FIELDS.get(name)) is None:

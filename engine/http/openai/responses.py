@@ -1,5 +1,7 @@
 """OpenAI's responses as structs, with vLLM's additions."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, Struct, UnsetType
 
 
@@ -29,18 +31,6 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
 
 
-class Completion(Struct, frozen=True, kw_only=True):
-    """A whole completion, or a chunk of a streamed completion. Both have the same fields."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
 class ChatTopLogprob(Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
@@ -64,24 +54,6 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     content: str = ""
 
 
-class ChatChunkChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class ChatChunk(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
 class ChatAnswer(Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str
@@ -90,20 +62,23 @@ class ChatAnswer(Struct, frozen=True, kw_only=True):
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
     index: int
-    message: ChatAnswer
+    delta: ChatDelta | UnsetType = UNSET  # in a chunk
+    message: ChatAnswer | UnsetType = UNSET  # in a whole answer
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
-class ChatCompletion(Struct, frozen=True, kw_only=True):
+class OpenAIAnswer(Struct, frozen=True, kw_only=True):
+    """A whole answer, or a chunk of a streamed one."""
+
     id: str
-    object: str = "chat.completion"
+    object: str
     created: int
     model: str
     system_fingerprint: str | None = None
-    choices: list[ChatChoice]
-    usage: Usage
+    choices: Sequence[CompletionChoice | ChatChoice]
+    usage: Usage | UnsetType | None = UNSET
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -29,11 +29,7 @@ _STREAM_HEADERS = [
 
 
 async def answer(job: Job, generation: Generation, receive: Receive, send: Send) -> None:
-    """Run a job and send its answer.
-
-    Raises:
-        ApiError: the job failed before anything was sent.
-    """
+    """Run a job and send its answer. Raises ApiError: the job failed before anything was sent."""
     watch = asyncio.create_task(_watch(receive, generation))
     try:
         await generation.start()
@@ -53,7 +49,6 @@ async def answer(job: Job, generation: Generation, receive: Receive, send: Send)
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:
-    """Abort the request as soon as the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         continue
     generation.abandon()

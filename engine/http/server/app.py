@@ -24,7 +24,14 @@ from stepscope.engine.http.errors import (
     unavailable,
 )
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
-from stepscope.engine.http.openai.body import MAX_BODY_BYTES, Bodies, Vanished, read_body
+from stepscope.engine.http.openai.body import (
+    MAX_BODY_BYTES,
+    MAX_HELD_BYTES,
+    MAX_PEER_BYTES,
+    HeldBody,
+    Vanished,
+    read_body,
+)
 from stepscope.engine.http.openai.chat import chat_job
 from stepscope.engine.http.openai.completions import completion_job
 from stepscope.engine.http.openai.generation import Generation
@@ -32,8 +39,8 @@ from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
 from stepscope.engine.http.openai.responses import ModelCard, ModelList
 from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.http.peers import PeerLimit, peer_of
 from stepscope.engine.http.server.guard import Guard
-from stepscope.engine.http.server.peers import peer_of
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
@@ -44,13 +51,7 @@ ANY_LENGTH = 10_000_000
 
 
 class Api:
-    """The handlers of the routes, and their shared state.
-
-    Args:
-        settings: this server's settings.
-        engine: the connection to the engine.
-        exposition: exports the metrics.
-    """
+    """The handlers of the routes, and their shared state."""
 
     def __init__(
         self, settings: HttpSettings, engine: EngineClient, exposition: Exposition
@@ -59,24 +60,17 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
-        self._bodies = Bodies()
+        self._bodies = PeerLimit(MAX_HELD_BYTES, MAX_PEER_BYTES)
 
     # Requests that generate
 
     async def generate(
         self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
     ) -> None:
-        """Read a request that generates tokens, run it, and send the answer.
-
-        Args:
-            make_job: converts the body and the request id to a job.
-
-        Raises:
-            ApiError: the request failed before anything was sent.
-        """
+        """Read a request that generates tokens, run it, and send the answer, unless ApiError."""
         self._check_room()
         client = scope.get("client")
-        with self._bodies.hold(peer_of(client[0] if client else None)) as held:
+        with HeldBody(self._bodies, peer_of(client[0] if client else None)) as held:
             try:
                 body = await read_body(receive, Headers(scope=scope), held)
             except Vanished:
@@ -230,19 +224,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:
-    """Return the response to an unexpected exception.
-
-    Starlette then raises the exception again, and `Guard` logs it.
-    """
+    """Return the response to an unexpected exception."""
     error = internal_error()
     return Response(error.body, error.status, media_type="application/json")
 
 
 def _check_copies(job: Job) -> None:
-    """Raise ApiError if the prompts of all choices together are too long.
-
-    The engine gets a copy of the prompt for each choice.
-    """
+    """Raise ApiError if the prompts of all choices together are too long."""
     if len(job.submits) == 1:
         return
     total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from stepscope.engine.http.errors import ApiError, unavailable
-from stepscope.engine.http.server.peers import Peers, peer_of
+from stepscope.engine.http.peers import PeerLimit, peer_of
 
 MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
 MAX_HEAD_LINES = 128
@@ -36,16 +36,11 @@ class _TooMuch(Exception):  # noqa: N818 - the parser turns it into an error of 
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits.
-
-    Args:
-        peers: counts connections per client address.
-        config, server_state, app_state: as in uvicorn's protocol.
-    """
+    """uvicorn's protocol with limits."""
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerLimit,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -70,13 +65,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer = peer_of(self.client[0] if self.client else None)
-        refusal = self._peers.enter(peer)
-        if refusal is None:
+        limit = self._peers.add(peer)
+        if limit is None:
             self._peer = peer
             self._look()
-        else:
-            self._refuse(unavailable(refusal, "too_many_connections"))
-            transport.close()  # at once, because there are already too many connections
+            return
+        whose, most, then = "you have", self._peers.most_each, "close some"
+        if limit == "all":
+            whose, most, then = "this server has", self._peers.most, "try again later"
+        message = f"{whose} {most} connections already; {then}"
+        self._refuse(unavailable(message, "too_many_connections"))
+        transport.close()  # at once, because there are already too many connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -84,7 +83,7 @@ class Connection(HttpToolsProtocol):
         self._enter("refused")
         self._stop_timer()
         if self._peer is not None:
-            self._peers.leave(self._peer)
+            self._peers.remove(self._peer)
             self._peer = None
 
     def data_received(self, data: bytes) -> None:
@@ -202,18 +201,12 @@ class Connection(HttpToolsProtocol):
     # Refusing
 
     def _end_after_answer(self) -> None:
-        """Stop reading. Disconnect once the response in progress is complete."""
         self._enter("refused")
         if not self._is_answering:
             self._hang_up()
 
     def _refuse(self, error: ApiError) -> None:
-        """Stop reading, send the error and disconnect.
-
-        The error is not sent if the client would take it for the answer to another request, or if
-        the answer to the refused request has begun. Then the connection ends after the answer in
-        progress.
-        """
+        """Stop reading, send the error and disconnect."""
         if self._is_answering:
             is_its_own = self._has_head and not self._is_whole and not self.pipeline
             if not is_its_own or self.cycle.response_started:
@@ -226,11 +219,7 @@ class Connection(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the connection after a delay.
-
-        Closing at once with unread data would reset the connection, and the client could lose
-        answers.
-        """
+        """Close the connection after a delay: at once, unread data would reset it."""
         self._enter("refused")
         self._unset_keepalive_if_required()
         if self.transport.is_closing():

@@ -24,13 +24,7 @@ _GUARDED = ("/v1/", "/reset_prefix_cache")
 
 
 class Guard:
-    """An ASGI application that wraps another one. No exception of a request gets past it.
-
-    Args:
-        app: answers the requests that pass the checks.
-        api_key: the key that requests must send. "" for none.
-        exposition: counts the responses.
-    """
+    """An ASGI application that wraps another one. No exception of a request gets past it."""
 
     def __init__(self, app: ASGIApp, api_key: str, exposition: Exposition) -> None:
         self._app = app
@@ -73,7 +67,6 @@ class Guard:
             self._exposition.count_request(scope["path"], status)
 
     def _check_key(self, scope: Scope) -> None:
-        """Raise ApiError if the request must send the API key and does not."""
         if self._key_hash is None or not scope["path"].startswith(_GUARDED):
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -111,10 +104,7 @@ class Guard:
         )
 
     def _check_origin(self, scope: Scope) -> None:
-        """Raise ApiError if a browser sent the request for a page of another site.
-
-        Otherwise, every page that the user visits could use a server on the loopback address.
-        """
+        """Refuse requests that a browser sends for pages of other sites the user visits."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope["method"] != "POST" or origin is None:
@@ -126,7 +116,6 @@ class Guard:
 
 
 def _request_id(scope: Scope) -> str:
-    """Return the client's request id if it is valid, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -1,7 +1,4 @@
-"""The HTTP process.
-
-One event loop runs the server, the connection to the engine and the metrics.
-"""
+"""The HTTP process."""
 
 import asyncio
 import contextlib
@@ -22,9 +19,9 @@ from stepscope.engine.http.engine_client import HELLO_S, EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.peers import PeerLimit
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.server.connection import IDLE_S, Connection
-from stepscope.engine.http.server.peers import Peers
 from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
@@ -46,11 +43,7 @@ _SPARE_FILES = 64  # open files for other uses than connections
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Return a listening socket. Raises ConfigError: the address cannot be bound."""
     try:
         family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -93,11 +86,9 @@ def serve_http(
     Args:
         parent_gone: set when the engine that started this process is gone. The server then frees
             its port, ends open requests with an error, and exits.
-        found: called with the engine's info, each time this process has connected to the engine.
-        collectors: further metrics for /metrics.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
-    peers = Peers(max_connections, settings.max_connections_per_peer)
+    peers = PeerLimit(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
         _loop_factory().run(
@@ -109,7 +100,7 @@ async def _main(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
-    peers: Peers,
+    peers: PeerLimit,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
     collectors: Iterable[Collector],
@@ -152,10 +143,7 @@ async def _main(
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM)
-    tasks = [
-        asyncio.create_task(engine.run()),
-        asyncio.create_task(_end_streams(server, api)),
-    ]
+    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(_end_streams(server, api))]
     if parent_gone is not None:
         tasks.append(asyncio.create_task(_follow_parent(server, engine, parent_gone)))
     for task in tasks:
@@ -174,10 +162,7 @@ async def _main(
 
 
 async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """Wait until the server shuts down and the grace period is over. Then end all open requests.
-
-    The requests end with an error.
-    """
+    """Wait until the server shuts down and the grace period is over. Then end all open requests."""
     while not server.should_exit:
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):

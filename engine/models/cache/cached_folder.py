@@ -23,13 +23,11 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
     the first one wins.
 
     Args:
-        what: what the folder holds, for the error message.
         write: makes the folder at a path that does not exist yet. It may also use the parent
             folder, which is removed afterwards.
         check: raises ConfigError if a folder is not a complete checkpoint.
 
-    Raises:
-        ConfigError: the user's cache folder cannot be written.
+    Raises ConfigError: the user's cache folder cannot be written.
     """
     folder = Path(platformdirs.user_cache_dir("stepscope")) / name
     if _is_whole(folder, check):
@@ -53,7 +51,6 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the unfinished folders of processes that were killed while they wrote them."""
     for scratch in folder.parent.glob(f".{folder.name}-*"):
         with contextlib.suppress(OSError):
             if time.time() - scratch.stat().st_mtime > ABANDONED_S:
@@ -71,7 +68,6 @@ def _is_whole(folder: Path, check: Check) -> bool:
 
 
 def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
-    """Rename the written folder to `folder`, unless another process has already put one there."""
     for attempt in range(3):
         try:
             (scratch / folder.name).rename(folder)

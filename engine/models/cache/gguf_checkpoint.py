@@ -55,14 +55,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 def checkpoint_of(file: Path, progress: Callable[[str, float], None], check: Check) -> Path:
-    """Return the folder of the checkpoint made from `file`; convert it unless that was done before.
-
-    Args:
-        check: raises ConfigError if a folder is not a complete checkpoint.
-
-    Raises:
-        ConfigError: there is no such file, it cannot be converted, or the cache cannot be written.
-    """
+    """Return the folder of the checkpoint made from `file`, converted if it is not there yet."""
     try:
         stat = file.stat()
     except OSError as error:
@@ -116,7 +109,6 @@ def write(file: Path, folder: Path, progress: Callable[[str, float], None]) -> N
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    """Raise a ConfigError for an error of the `gguf` package, on one line."""
     detail = " ".join(str(error).split()) or type(error).__name__
     raise ConfigError("bad_gguf", f"{what}: {detail}") from error
 
@@ -132,7 +124,6 @@ def package() -> Any:
 
 
 def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
-    """Make the content of `config.json`."""
     architecture = fields["general.architecture"]
     if architecture != "llama":
         raise ConfigError(
@@ -186,10 +177,7 @@ def _of_all_layers(fields: Mapping[str, Any], key: str, default: int | None = No
 
 
 def _scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how positions are scaled. Files from before `rope.scaling` have `rope.scale_linear`.
-
-    The context length of a GGUF file counts the scaled positions.
-    """
+    """Return how positions are scaled; old files have `rope.scale_linear` for `rope.scaling`."""
     kind = fields.get("llama.rope.scaling.type", "linear")
     factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
@@ -234,10 +222,7 @@ def _write_weights(
 
 
 def _name_of(tensor: str) -> tuple[str, str]:
-    """Return a GGUF tensor's name in a transformers checkpoint, and its name within its layer.
-
-    The second is "" for a tensor of no layer.
-    """
+    """Return a GGUF tensor's name in a transformers checkpoint, and its name within its layer."""
     if tensor in _NAMES:
         return _NAMES[tensor], ""
     found = _LAYER_TENSOR.fullmatch(tensor)
@@ -247,10 +232,6 @@ def _name_of(tensor: str) -> tuple[str, str]:
 
 
 def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order.
-
-    In each head, the first rows of all neighbouring pairs become the first half of the head, the
-    second rows its second half.
-    """
+    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order."""
     pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

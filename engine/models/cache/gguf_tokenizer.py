@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
@@ -12,17 +12,12 @@ _END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|
 
 
 class _TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type` for special tokens; all others are normal tokens."""
-
     CONTROL = 3
     USER_DEFINED = 4
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     """Write the tokenizer and its chat template, if there is one, to `folder`.
-
-    Args:
-        fields: the metadata of the GGUF file, by key.
 
     Raises:
         ConfigError: the tokenizer is not one that we can convert.
@@ -33,9 +28,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
     kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre")
     if kind != "gpt2":
-        raise ConfigError(
-            "gguf_tokenizer", f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted"
-        )
+        _refuse(f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted")
     tokens: list[str] = fields[f"{_PREFIX}tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{_PREFIX}merges"]]
     tokenizer = Tokenizer(
@@ -69,10 +62,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
 
 def end_tokens(fields: Mapping[str, Any]) -> list[int]:
-    """Return every token that ends a text or a turn, as llama.cpp does.
-
-    Those that the file names, and control tokens whose text says so.
-    """
+    """Return every token that ends a text or a turn: named ones, and control tokens by text."""
     named = (fields.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom"))
     found = {token_id for token_id in named if token_id is not None}
     for token_id, text in enumerate(fields[f"{_PREFIX}tokens"]):
@@ -83,24 +73,23 @@ def end_tokens(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _pre_tokenizer(splits: str | None) -> Any:
-    """Return the pre-tokenizer, which cuts text into words, for a value of `tokenizer.ggml.pre`."""
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if splits is None:
-        raise ConfigError(
-            "gguf_tokenizer",
+        _refuse(
             f"it does not say how its tokenizer splits text ({_PREFIX}pre): convert the model "
-            "again with a newer llama.cpp",
+            "again with a newer llama.cpp"
         )
     if splits == "gpt-2":
         return words
-    if splits == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    raise ConfigError(
-        "gguf_tokenizer",
-        f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted",
-    )
+    if splits != "smollm":
+        _refuse(f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted")
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError("gguf_tokenizer", reason)
 
 
 def _begin_with(tokenizer: Any, token: str, token_id: int) -> None:

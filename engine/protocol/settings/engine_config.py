@@ -192,8 +192,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Args:
             launch_blocks: whether launching a step takes until the device has run it, as on a CPU.
 
-        Raises:
-            ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
+        Raises ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """
         if self.overlap == "on" and launch_blocks:
             raise ConfigError(

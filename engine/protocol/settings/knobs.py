@@ -2,8 +2,6 @@
 
 The command-line options, the config file, the `KnobSpec`s on the wire and the documentation are
 made from its fields.
-
-`ConfigError`: raised when a setting is refused; says why.
 """
 
 from collections.abc import Mapping
@@ -17,10 +15,7 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
 class ConfigError(ValueError):
-    """Raised when a setting is refused.
-
-    `code` is for programs, the message tells people what to do.
-    """
+    """Raised when a setting is refused."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,10 +42,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings that an operator may change between two steps.
-
-    Named as in vLLM where vLLM has the setting.
-    """
+    """All settings that may change between two steps; named as in vLLM where it has them."""
 
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="token budget of one step")] = (
         2048

@@ -25,10 +25,7 @@ _MIN_STRETCH = 3  # steps; a shorter stretch is not worth its preparation
 
 
 class EndedRequest(Protocol):
-    """The fields of a finished request from which metrics such as latency are computed.
-
-    Recorded requests have these fields, too.
-    """
+    """The fields of a finished request from which metrics such as latency are computed."""
 
     @property
     def arrival_ns(self) -> int: ...
@@ -62,8 +59,6 @@ class FigureSink(Protocol):
 
 
 class _Launched(NamedTuple):
-    """A scheduled step, and the time of its end."""
-
     rows: list[ScheduledRow]
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -72,10 +67,6 @@ class _Launched(NamedTuple):
 
 class Replica:
     """A simulated engine; runs steps until a given time, or until all requests have finished.
-
-    Attributes:
-        now_ns: virtual time since the start.
-        scheduler: the real scheduler, with the real KV cache.
 
     Args:
         overlap: schedule a step while the one before it runs, if it does not need that one's
@@ -176,7 +167,6 @@ class Replica:
         return _Launched(rows, scheduler.num_prefill_tokens, scheduler.num_decode_tokens, end_ns)
 
     def _time_launched(self, shape: StepShape) -> int:
-        """Launch a step: advance the clock by the host's time; return the time at which it ends."""
         device_s, host_s, _, _ = self._model.step_time(shape)
         self.now_ns += round(host_s * 1e9)
         self._device_free_ns = max(self.now_ns, self._device_free_ns) + round(device_s * 1e9)
@@ -196,7 +186,6 @@ class Replica:
         )
 
     def _runs_decodes_ahead(self) -> bool:
-        """Whether the step in flight decodes every running request; True without overlap."""
         if not self._overlap:
             return True
         ahead = self._ahead

@@ -2,10 +2,6 @@
 
 It has no tokens. The ids of the prompt's blocks say which prompts begin with the same tokens, as in
 a Mooncake trace; a prompt without ids shares no prefix.
-
-`DrawnStepTimes`: adds random spread to a model's step times, from a seed.
-
-`MadeUpCodec`: turns prompts into token ids for a simulated engine, which has no tokenizer.
 """
 
 import math

@@ -25,11 +25,7 @@ _WHO = "the recording"  # the client's name for changes of knobs that are repeat
 
 
 class SimulatedSession:
-    """An `Engine` of a cluster that publishes its steps; has the same methods as `Replica`.
-
-    Args:
-        sink: gets the messages.
-    """
+    """An `Engine` of a cluster that publishes its steps; has the same methods as `Replica`."""
 
     def __init__(self, setup: SimulatedSetup, seed: int, sink: TelemetrySink) -> None:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)

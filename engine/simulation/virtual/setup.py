@@ -30,11 +30,7 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
     slo_itl_ms: float | None = None
 
     def scheduler(self) -> Scheduler:
-        """Make a new scheduler, with an empty KV cache.
-
-        Raises:
-            ConfigError: the knobs do not go together, or the cache is too small.
-        """
+        """Make a new scheduler, with an empty KV cache. Raises ConfigError if it does not fit."""
         self.knobs.check(self.limits)
         kv = KVCacheManager(self.num_blocks, self.block_size)
         return Scheduler(kv, self.knobs, self.limits)

@@ -155,6 +155,17 @@ def _threshold(seen: _Evidence) -> tuple[str, str] | None:
     )
 
 
+def _lora(seen: _Evidence) -> tuple[str, str] | None:
+    budget_used = seen.steps.budget_used
+    if budget_used is None or budget_used > _HALF:
+        return None
+    return (
+        f"requests waited for a LoRA slot in {seen.share:.0%} of the steps, while "
+        f"{1 - budget_used:.0%} of their token budget was free",
+        "start the engine with a larger max_loras",
+    )
+
+
 def _work(seen: _Evidence) -> tuple[str, str] | None:
     is_whole = seen.knobs.get("enable_chunked_prefill") is False
     if not is_whole or (share_late := seen.share_late()) < MIN_LATE_SHARE:
@@ -172,5 +183,6 @@ _RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
     "kv": _kv,
     "mode": _mode,
     "threshold": _threshold,
+    "lora": _lora,
     "work": _work,
 }

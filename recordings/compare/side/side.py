@@ -26,7 +26,7 @@ from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
-from stepscope.recordings.compare.side.slices import RunSlices
+from stepscope.recordings.compare.side.slices import WaitSlices
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.session.totals import RunTotals
@@ -108,7 +108,7 @@ class Side:
         self._wait_sums = WaitSums(levels)
         self.waits = self._wait_sums.of
         self.kept = KeptLevels(0, 0)
-        self.sliced = RunSlices()
+        self.sliced = WaitSlices()
         self.requests: dict[int, RequestRun] = {}
         self._explainer = follower_of(slo, past) if isinstance(past, SessionState) else past
         self._explainer.late.clear()  # those waits ended before this run
@@ -213,7 +213,7 @@ class Side:
         num_rows = None if record.batch is None else len(record.batch)
         applied = AppliedStep(0, record, outcome, num_rows, is_one_step)
         self.totals.append(applied, end_ns, finished)
-        self.sliced.take(record, outcome, max(start_ns, end_ns))
+        self.sliced.take(record, outcome, max(start_ns, end_ns), is_one_step=is_one_step)
         self.points.append(
             record.step,
             start_ns,

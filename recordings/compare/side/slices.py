@@ -1,99 +1,79 @@
-"""`RunSlices`: the latencies of a run and some of its counts, in equal slices of its time.
+"""`WaitSlices`: the latencies of a run in equal slices of its time; `Waits`: one of them."""
 
-Waits close in time are alike: one long prompt delays all decodes beside it. So the error of a
-figure is estimated from its variation between slices. Within a slice, waits are divided into strata
-by kind of work.
-"""
-
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple, TypeAlias, get_args
+from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.totals import TimeSlices
+from stepscope.recordings.session.waits import waits_in
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.latency import LatencyKind
 
-NUM_STRETCHES = 10  # of a run, for its waits
+# ITL is also counted apart, by whether the engine computed prompt tokens during the wait.
+DECODE_ONLY, BESIDE_PREFILL = "itl_decode", "itl_prefill"
 _BINS_PER_OCTAVE = 64  # about 1 % wide
 _NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
 
-Stratum: TypeAlias = Hashable
-Slice: TypeAlias = Counter[tuple[Stratum, int]]  # kind of work, bin of a wait -> number of waits
-Stretches: TypeAlias = dict[LatencyKind, list[Slice]]  # of a whole run, at most `NUM_STRETCHES`
 
-
-class GapWork(NamedTuple):
-    """What the engine did while a request waited for its next token.
-
-    Attributes:
-        has_prefill: whether it computed prompt tokens, in the last step of the wait or before.
-        decodes: size class of the number of tokens decoded in the step that ended the wait.
-    """
-
-    has_prefill: bool
-    decodes: int
-
-
-class WorkClass(NamedTuple):
-    """How many prompt and decode tokens a step computed, as size classes."""
-
-    prefill: int
-    decodes: int
-
-
-class WaitSlices(TimeSlices[tuple[Stratum, int]]):
-    """One latency by the time each wait ended and by kind of work."""
-
-    def add(self, time_ns: int, wait_ns: int, weight: int = 1, stratum: Stratum = 0) -> None:
-        """Add a wait that ended `time_ns` after the run began. Call it in order of time."""
-        self.at(time_ns)[stratum, bin_of(wait_ns)] += weight
-
-
-class RunSlices:
-    """All latencies of one run in slices. Only one thread may write."""
+class WaitSlices(TimeSlices[tuple[str, int]]):
+    """For each slice of a run: kind and bin of a wait -> number of waits that ended in it."""
 
     def __init__(self) -> None:
-        self._waits = {kind: WaitSlices() for kind in get_args(LatencyKind)}
+        super().__init__()
         self._prefill_ns: int | None = None  # when the last step with prefill ended
 
-    def take(self, record: StepRecord, outcome: Outcome, end_ns: int) -> None:
-        """Add the latencies of a step that ended `end_ns` after the beginning of the run."""
+    def take(self, record: StepRecord, outcome: Outcome, end_ns: int, *, is_one_step: bool) -> None:
+        """Add the waits of a step that ended `end_ns` after the beginning of the run."""
         now_ns = record.tokens_ns
         if record.num_prefill_tokens:
             self._prefill_ns = now_ns
-        prefill_ns = self._prefill_ns
-        decodes = size_class(record.num_decode_tokens)
-        work = WorkClass(size_class(record.num_prefill_tokens), decodes)
-        self._waits["step"].add(end_ns, now_ns - record.schedule_start_ns, stratum=work)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            has_prefill = prefill_ns is not None and prefill_ns > now_ns - gap_ns
-            self._waits["itl"].add(end_ns, gap_ns, weight, GapWork(has_prefill, decodes))
-        waits: tuple[tuple[LatencyKind, Iterable[tuple[int, int]]], ...] = (
-            ("ttft", outcome.ttft_ns), ("tpot", outcome.tpot_ns), ("e2e", outcome.e2e_ns)
-        )  # fmt: skip
-        for kind, samples in waits:
-            for _, wait_ns in samples:
-                self._waits[kind].add(end_ns, wait_ns)
-
-    def stretches(self) -> Stretches:
-        """The waits so far, by latency, merged into at most `NUM_STRETCHES` slices of time."""
-        return {kind: waits.grouped(NUM_STRETCHES) for kind, waits in self._waits.items()}
+        counts, prefill_ns = self.at(end_ns), self._prefill_ns
+        for kind, wait_ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
+            at = bin_of(wait_ns)
+            counts[kind, at] += weight
+            if kind == "itl":
+                is_beside = prefill_ns is not None and prefill_ns > now_ns - wait_ns
+                counts[BESIDE_PREFILL if is_beside else DECODE_ONLY, at] += weight
 
 
-def in_strata(slices: Iterable[Slice], is_meant: Callable[[Stratum], bool]) -> list[Slice]:
-    """Copy slices, with only the strata (kinds of work) for which `is_meant` returns true."""
-    return [Counter({key: n for key, n in each.items() if is_meant(key[0])}) for each in slices]
+class Waits:
+    """One kind of waits, in slices of the run in which they ended.
 
+    Attributes:
+        bins: the bins of all waits, in order.
+        upto: shape [slices, bins]: number of waits up to the end of each bin.
+        totals, count: number of waits in each slice, and in all.
+    """
 
-def as_one(slices: Iterable[Slice]) -> list[Slice]:
-    """Copy slices, with all strata of a slice merged into one."""
-    found: list[Slice] = []
-    for each in slices:
-        found.append(Counter())
-        for (_, at), number in each.items():
-            found[-1][0, at] += number
-    return found
+    def __init__(self, slices: Sequence[Counter[tuple[str, int]]], kind: str) -> None:
+        import numpy as np  # not at the start of the program
+
+        self.bins = sorted({at for each in slices for name, at in each if name == kind})
+        places = {at: place for place, at in enumerate(self.bins)}
+        counts = np.zeros((len(slices), len(self.bins)))
+        for row, each in zip(counts, slices, strict=True):
+            for (name, at), number in each.items():
+                if name == kind:
+                    row[places[at]] = number
+        self.upto = counts.cumsum(1)
+        self.totals: list[float] = counts.sum(1).tolist()
+        self.count = int(counts.sum())
+
+    def percentile(self, rank: int) -> int | None:
+        """The bin of the nearest-rank percentile; None without waits."""
+        place = int((self.upto.sum(0) < self.count * rank / 100 - 1e-9).sum())
+        return self.bins[place] if self.bins else None
+
+    def percentile_ms(self, rank: int) -> float | None:
+        """A percentile, exact to about 1 %; None without waits."""
+        at = self.percentile(rank)
+        return None if at is None else middle_of(at) / 1e6
+
+    def within(self, at: int) -> list[float]:
+        """For each slice, the number of waits up to the end of a bin."""
+        place = bisect_right(self.bins, at)
+        found: list[float] = self.upto[:, place - 1].tolist() if place else [0.0] * len(self.upto)
+        return found
 
 
 def bin_of(wait_ns: int) -> int:
@@ -104,15 +84,12 @@ def bin_of(wait_ns: int) -> int:
     return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
 
 
+def middle_of(at: int) -> float:
+    """The middle of a bin, in nanoseconds; at least 1."""
+    return max(1.0, (start_of(at) + start_of(at + 1)) / 2)
+
+
 def start_of(at: int) -> int:
     """The shortest wait that belongs to a bin, in nanoseconds."""
     octave = max(0, at // _BINS_PER_OCTAVE - 1)
     return (at - octave * _BINS_PER_OCTAVE) << octave
-
-
-def size_class(number: int) -> int:
-    """The size class of a number of tokens or rows: exact up to 8, then at most a fifth wide."""
-    if number <= 8:
-        return number
-    octave = number.bit_length() - 3
-    return octave * 4 + (number >> octave) + 1

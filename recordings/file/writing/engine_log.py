@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.session.index import Indexer
+from stepscope.recordings.session.indexer import Indexer
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.session import SessionState
 

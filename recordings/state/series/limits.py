@@ -12,19 +12,30 @@ from stepscope.recordings.state.outcome import Outcome
 
 # In order: the token budget; max_num_seqs; KV blocks; a batching mode that admits no request or
 # leaves out running ones; long_prefill_token_threshold; a pause by the operator; nothing, as all
-# requests got all the tokens they could use.
-Limit: TypeAlias = Literal["budget", "seats", "kv", "mode", "threshold", "paused", "work"]
+# requests got all the tokens they could use; LoRA slots; grammars that are being compiled; keys and
+# values from elsewhere; the encoder budget.
+Limit: TypeAlias = Literal[
+    "budget", "seats", "kv", "mode", "threshold", "paused", "work",
+    "lora", "grammar", "remote_kv", "encoder",
+]  # fmt: skip
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 UNKNOWN = -1
-_BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(len(LIMITS))
+_BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(7)
+_LORA, _GRAMMAR, _REMOTE_KV, _ENCODER = range(7, len(LIMITS))
 _OF_REASON: Mapping[str, int] = {
     "budget": _BUDGET,
     "seats": _SEATS,
     "kv_blocks": _KV,
     "preemption": _KV,
     "batch": _MODE,
+    "cadence": _MODE,
     "paused": _PAUSED,
+    "lora": _LORA,
+    "grammar": _GRAMMAR,
+    "remote_kv": _REMOTE_KV,
+    "deferred": UNKNOWN,
+    "encoder": _ENCODER,
     # The requests wait for another engine, which is no limit of this one.
     "transfer": UNKNOWN,
     "decode_engine": UNKNOWN,

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.simulation.simulated import VOCAB_SIZE
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
@@ -28,6 +28,7 @@ from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import Gate, local_key
 from tests.support.engines.core_ends import GivenWorkload
 from tests.support.engines.paced_runner import PacedRunner
+from tests.support.engines.simulated_run import simulated_info
 
 
 class ByteCodec:
@@ -67,7 +68,7 @@ class LiveEngine:
                 done.set()
 
         core.inbox.put(Call(GetAudit(), OnItsThread()))
-        assert done.wait(10), "the engine does not answer"
+        assert done.wait(60), "the engine does not answer"
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def running_engine(
         thread.start()
         yield LiveEngine(endpoint, core, publisher, control, workload, changes)
         core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive(), "the engine did not stop"
         control.close()
         publisher.close()

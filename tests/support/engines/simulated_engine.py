@@ -12,6 +12,8 @@ from pathlib import Path
 
 from paced_runner import PacedRunner
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop import dispatch
@@ -21,12 +23,13 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import VOCAB_SIZE, simulated_info
+from stepscope.engine.simulation.simulated import VOCAB_SIZE
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key
+from tests.support.engines.simulated_run import simulated_info
 
 
 class HangingRunner(PacedRunner):

@@ -11,10 +11,11 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner
-from stepscope.engine.simulation.simulated import SimulatedRunner, simulated_info
+from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.text.stop_strings import StopText
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.simulated_run import simulated_info
 
 
 class WholeCore:

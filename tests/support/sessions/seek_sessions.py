@@ -6,11 +6,11 @@ from pathlib import Path
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.seek import state_at
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 
 def busy(seed: int, num_steps: int) -> list[Telemetry]:

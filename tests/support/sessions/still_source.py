@@ -1,13 +1,12 @@
 """`StillSource`: a source that receives nothing more, and a busy session for it."""
 
-from functools import lru_cache
-
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.simulation.simulated import SimulatedWorkload, simulate
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.copied import copied
 
 
 class StillSource:
@@ -29,10 +28,11 @@ class StillSource:
         return
 
 
-@lru_cache(maxsize=4)
-def busy_session(num_steps: int) -> list[tuple[int, Telemetry]]:
+@copied
+def busy_history(num_steps: int) -> History:
     """A session with preemptions, prefix hits, and a smaller budget 60 steps before its end."""
-    return simulate(
+    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+    for sequence, message in simulate(
         seed=3,
         num_steps=num_steps,
         knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
@@ -42,4 +42,6 @@ def busy_session(num_steps: int) -> list[tuple[int, Telemetry]]:
         ),
         cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
         num_blocks=512,
-    )
+    ):
+        history.append(sequence, message)
+    return history

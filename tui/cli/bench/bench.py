@@ -12,9 +12,10 @@ import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.cli.engines.engine import engine_packages, prepare_process
+from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
 from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
 from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
@@ -83,7 +84,7 @@ def throughput(
     check_at_least("--warmup", warmup, 0)
     if not 0 <= temperature <= 100:
         raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
-    file = _writable(json_file)
+    file = None if json_file is None else output_path(json_file)
     prepare_process()
     with engine_packages():
         from stepscope.engine.bench import throughput as engine
@@ -127,10 +128,9 @@ def throughput(
 def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
     from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
 
-    parts = (info.dtype, info.device, info.implementation, info.attention_backend)
     num_prompt, num_output = num_tokens(spec, num_requests)
     yield (
-        f"{info.model} ({', '.join(filter(None, parts))}): {num_requests:,} requests, "
+        f"{model_on_text(info)}: {num_requests:,} requests, "
         f"{num_prompt:,} prompt and {num_output:,} output tokens; Ctrl-C ends it"
     )
     if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:
@@ -220,19 +220,6 @@ def _lengths(option: str, text: str) -> tuple[int, int]:
             f"{option}: expected LOW:HIGH, as in 100:1024, or one length, got {text!r}"
         )
     return bounds
-
-
-def _writable(name: str | None) -> Path | None:
-    """Return the path of the output file. Raises CommandFailed if it cannot be written.
-
-    The check comes first, so that an error does not come after minutes of measuring.
-    """
-    if name is None:
-        return None
-    file = Path(name)
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise CommandFailed(f"{name} cannot be written: there is no such folder, or no permission")
-    return file
 
 
 def _percentiles(sample: "Percentiles | None") -> str:

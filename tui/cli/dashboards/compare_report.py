@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.recordings.compare.bootstrap import CONFIDENCE
 from stepscope.recordings.compare.comparison import Comparison, SideWork
-from stepscope.recordings.compare.estimate import CONFIDENCE
 from stepscope.recordings.compare.figures import ComparedFigure
-from stepscope.recordings.compare.load_difference import LoadDifference
+from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.requests import Pair, RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
@@ -88,7 +88,6 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
                 "num_a": figure.num_a or None,
                 "num_b": figure.num_b or None,
                 "interval": _interval(figure),
-                "covered": figure.covered,
             }
             for figure in found.figures
         },

@@ -1,16 +1,14 @@
 """`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.client.client import ControlClient
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.capacity import in_words
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES
@@ -20,19 +18,22 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
+    KNOBS,
     SERVICE_LEVELS,
+    WORKLOAD,
     engine_arguments,
     simulated_gpu,
     speaks,
     workload_of,
     workload_text,
 )
+from stepscope.tui.cli.dashboards.demo_stage import WHO, Act, DemoStage, first_minute
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say
-from stepscope.tui.cli.shared.paths import check_suffix
+from stepscope.tui.cli.shared.paths import output_path, picture_path
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
@@ -78,9 +79,9 @@ def demo(
     """Start a real engine and watch it at work, or simulate one.
 
     The engine runs with a budget of 64 tokens, at most 16 running requests and, for the demo model,
-    a 64 MB KV cache. 12 requests are under way all the time, or fewer with --rate. With --simulate
-    it is another demo: 10 requests a second at a budget of 2,048 tokens, with service levels of
-    500 ms (TTFT) and 50 ms (ITL).
+    a 60 MB KV cache. At first 2 requests are under way, soon 12, or fewer with --rate; one long
+    prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
+    2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
     """
     simulated = simulated_gpu(gpu, speed)
     workload = workload_of(rate, model, simulated)
@@ -91,21 +92,18 @@ def demo(
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
-        check_suffix("--screenshot", screenshot)
-        _check_writable("--screenshot", screenshot)
+        picture_path(str(screenshot), option="--screenshot")
     if simulated is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
-        _check_writable("--record", record)
+        output_path(str(record), "--record", is_new=True)
     cut_short: str | None = None
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
-        progress("starting the engine", None)
-        told, levels = (lambda line: progress(line, None)), own_levels(settings)
-        with EngineProcess(
-            *engine_arguments(model, with_tokens, simulated, told, levels)
-        ) as engine:
-            costs = engine.wait_until_ready().step_costs
+        levels = own_levels(settings)
+        options, runs = engine_arguments(model, with_tokens, simulated, levels)
+        with EngineProcess(options, progress, runs) as engine:
+            costs = engine.info.step_costs
             about = [f"workload   {workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
             if speaks(model, simulated):
@@ -116,20 +114,30 @@ def demo(
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
             if headless:
                 until_the_engine_ended.enter_context(stop)
+            acts = [Act(0.0, SetWorkload(workload=workload, who=WHO))]
+            if workload == WORKLOAD and model == EngineConfig().model:
+                acts = first_minute(workload, KNOBS, costs)
+            stage = DemoStage(engine.endpoint, acts, history)
             source.start()
             try:
                 wait_until_live(engine, source, stop)
-                with ControlClient(engine.endpoint) as client:
-                    client.ask(SetWorkload(workload=workload, who="stepscope demo"))
                 if headless:
+                    stage.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
                 else:
                     progress.close()
                     say(*about)
-                    news = EngineNews(engine)
-                    run_live(source, settings, recorder, keeps_levels=False, news=news)
+                    ended = EngineNews(engine)
+                    run_live(
+                        source,
+                        settings,
+                        recorder,
+                        keeps_levels=False,
+                        news=lambda: ended() or stage.news(),
+                    )
             finally:
+                stage.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()
@@ -146,17 +154,6 @@ def demo(
         _finish(source, settings, screenshot)
     if cut_short is not None:
         raise Interrupted(cut_short)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Check, before the session runs, that the file at its end can be written."""
-    if not path.parent.is_dir():
-        raise WrongUsage(f"{option}: {path} cannot be written: {path.parent} is not a folder")
-    if option == "--record" and path.is_file():
-        raise CommandFailed(f"{path} is there already; remove it or choose another name")
-    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    if path.is_dir() or not is_writable:
-        raise WrongUsage(f"{option}: {path} cannot be written")
 
 
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:

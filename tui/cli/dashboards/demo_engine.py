@@ -1,6 +1,6 @@
 """The engine of `stepscope demo`: its options and its workload, which depend on the model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec import structs
@@ -16,11 +16,11 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
 
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
-# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so nearly every second
-# step has a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon
-# one of them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
+# machine, only faster or slower. Prompts are 2.2 times as long as outputs, so every third step has
+# a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon one of
+# them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
 KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
-KV_MEMORY = "64MB"
+KV_MEMORY = "60MB"
 WORKLOAD = WorkloadSpec(
     rate=100.0,
     document_share=0.7,
@@ -95,18 +95,17 @@ def engine_arguments(
     model: str,
     with_tokens: bool,
     simulated: SimulatedGpu | None,
-    on_progress: Callable[[str], None],
     levels: Levels,
-) -> tuple[Mapping[str, KnobValue], Callable[[str], None], str]:
-    """Return the arguments of `EngineProcess`: options, the callback for progress, the command."""
+) -> tuple[Mapping[str, KnobValue], str]:
+    """Return the command that runs the engine, and its options before it."""
     if simulated is None:
-        return {**_options(model, with_tokens), **levels}, on_progress, "serve"
+        return {**_options(model, with_tokens), **levels}, "serve"
     if with_tokens:
         raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
     options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed, **levels}
     if model != EngineConfig().model:
         options["model"] = model
-    return options, on_progress, "simulated-engine"
+    return options, "simulated-engine"
 
 
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:

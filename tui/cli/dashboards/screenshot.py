@@ -6,8 +6,8 @@ from typing import Any
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.levels import judged_as, level_flags
-from stepscope.tui.cli.shared.options import RecordingFile, SloItl, SloTtft, command, flag, option
+from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import (
     find_recording,
@@ -34,6 +34,7 @@ _PAGE_NAMES: Mapping[str, Page] = {
     "stepscope screenshot session.mcap --at 1200 -o stall.svg",
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
     "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
+    sections=("levels",),
 )
 def screenshot_file(
     file: RecordingFile,
@@ -53,8 +54,7 @@ def screenshot_file(
     zoom: int = option("N", "steps in a column; on the time axis N x 10 ms", default=1),
     theme: str | None = option("dark|light", "colours  [default: dark]"),
     ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
+    flags: dict[str, Any],
 ) -> None:
     """Draw the dashboard at a step of a recording.
 
@@ -62,9 +62,8 @@ def screenshot_file(
     override [dashboard] in the config file. Service levels come from the options, else from the
     recording, else from the config file.
     """
-    flags: dict[str, Any] = {"theme": theme, "ascii": ascii, "axis": axis}
-    given = {name: value for name, value in flags.items() if value is not None}
-    given |= level_flags(slo_itl, slo_ttft)
+    given = {"theme": theme, "ascii": ascii, "axis": axis, **flags}
+    given = {name: value for name, value in given.items() if value is not None}
     settings = resolve(DashboardSettings, "dashboard", given)
     path = picture_path(output)
     request_id = None if request is None else request_number(request)

@@ -2,14 +2,12 @@
 
 import signal
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
-from stepscope.tui.cli.dashboards.demo_engine import KV_MEMORY
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
@@ -27,9 +25,9 @@ from stepscope.tui.settings.settings import DashboardSettings
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 _KNOBS: Mapping[str, KnobValue] = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
-_ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": KV_MEMORY, **_KNOBS}
+_ENGINE: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": "64MB", **_KNOBS}
 # The same engine simulated: the step times of a sample that ran the demo model, and as many blocks
-# as `KV_MEMORY` holds of that model.
+# as 64 MB hold of that model.
 _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682, **_KNOBS}
 
 
@@ -64,11 +62,8 @@ def tour(
         simulate = not has_torch()
     options, command = (_SIMULATED, "simulated-engine") if simulate else (_ENGINE, "serve")
     with ending_on_signals(), Progress() as progress:
-        progress("starting the engine", None)
-        told = partial(progress, share=None)
         options = {**options, **own_levels(settings)}
-        with EngineProcess(options, told, command, name="tour") as engine:
-            engine.wait_until_ready()
+        with EngineProcess(options, progress, command, name="tour") as engine:
             source = Subscriber(engine.endpoint, new_history(settings))
             source.start()
             try:

@@ -26,7 +26,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import EngineName, command, option
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, ms, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
@@ -87,13 +87,10 @@ def _engine(endpoint: str | None, model: str | None) -> Iterator[Endpoint]:
     if model is None and (endpoint is not None or find_local()):
         yield choose(endpoint, "stepscope chat {}")
         return
-    with Progress() as progress:
-        progress("starting the engine", None)
-        options = {"model": model or MODEL, "http": ""}
-        with EngineProcess(options, lambda line: progress(line, None)) as engine:
-            engine.wait_until_ready()
-            progress.close()
-            yield engine.endpoint
+    options = {"model": model or MODEL, "http": ""}
+    with Progress() as progress, EngineProcess(options, progress) as engine:
+        progress.close()
+        yield engine.endpoint
 
 
 class _Conversation:
@@ -195,15 +192,11 @@ class _Conversation:
 def figures_line(life: Life, room: int) -> str:
     """Return an answer's TTFT, ITL and slowest token, and why it was late, in `room` characters."""
     first, *later = life.waits
-    parts = [f"TTFT {_ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
+    parts = [f"TTFT {ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
     slowest = first
     if later:
-        parts.append(f"ITL {_ms(median(late.gap_ns for late in later))}")
+        parts.append(f"ITL {ms(median(late.gap_ns for late in later))}")
         slowest = max(later, key=lambda late: late.gap_ns)
-        parts.append(f"slowest token {slowest.token_idx + 1} after {_ms(slowest.gap_ns)}")
+        parts.append(f"slowest token {slowest.token_idx + 1} after {ms(slowest.gap_ns)}")
     text = "  ".join(parts) + ": "
     return text + late_text.of_wait(slowest, room - len(text))
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.1f} ms"

@@ -17,8 +17,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
-from stepscope.engine.transport.leftovers import stale_files
-from stepscope.engine.transport.local_engines import starting_pid
+from stepscope.engine.transport.local_engines import stale_files, starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.shared.output import say

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 _GRACE_S = 5.0
@@ -48,6 +49,13 @@ def engine_packages() -> Iterator[None]:
         if missing not in _EXTRAS:
             raise
         raise CommandFailed(missing_text(missing)) from error
+
+
+def model_on_text(info: EngineInfo, *more: str) -> str:
+    """Return the model, its dtype, the device, who computes attention, and more."""
+    by = f"attention by {info.attention_backend}" if info.attention_backend else None
+    parts = (info.dtype, info.device, info.implementation, by, *more)
+    return f"{info.model} ({', '.join(filter(None, parts))})"
 
 
 def has_torch() -> bool:

@@ -5,8 +5,6 @@ connections wait meanwhile. Settings are passed in the environment, because othe
 arguments of a process, and the API key is secret.
 """
 
-import http.client
-import json
 import os
 import signal
 import socket
@@ -21,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
+from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint, find_local
@@ -126,9 +124,7 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 _GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
 _STOP_S = 8.0
-_PROBE_S = 2.0
 _LEAVING_S = 3.0  # how long the HTTP server of a killed engine may hold the port
-_UNAWARE_S = 1.0  # how long that server may answer as if its engine still ran
 _POLL_S = 0.1
 
 
@@ -142,9 +138,8 @@ class HttpProcess:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        address = parse_address(settings.bind)
-        check_private(address, settings.api_key)
-        self._listener, self.address = _listener_of(address, settings.bind)
+        check_private(parse_address(settings.bind), settings.api_key)
+        self._listener, self.address = _listener_of(settings.bind)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
         """Start the child process for an engine that is ready.
@@ -212,35 +207,16 @@ class HttpProcess:
         return f"the HTTP server (pid {self._process.pid}) ended {how}"
 
 
-def _listener_of(address: Address, bind: str) -> tuple[socket.socket, str]:
+def _listener_of(bind: str) -> tuple[socket.socket, str]:
     """Bind the listening socket, and return it with its address.
 
-    Retries for some seconds if the HTTP server of an engine that was just killed has the port.
+    Tries again for a while: the HTTP server of an engine that was just killed may still have it.
     """
     began_s = time.monotonic()
     while True:
         try:
             return _open_listener(bind)
         except ConfigError:
-            waited_s = time.monotonic() - began_s
-            if waited_s > _LEAVING_S:
-                raise
-            if not _waits_for_an_engine(address) and waited_s > _UNAWARE_S:
+            if time.monotonic() - began_s > _LEAVING_S:
                 raise
         time.sleep(_POLL_S)
-
-
-def _waits_for_an_engine(address: Address) -> bool:
-    """Whether nothing listens there any more, or a server of ours that says its engine is gone."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=_PROBE_S)
-    try:
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        answer = json.loads(response.read(65536))
-        return response.status == 503 and answer["error"]["code"] == "engine_unavailable"
-    except ConnectionError:
-        return True
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return False
-    finally:
-        connection.close()

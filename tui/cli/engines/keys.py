@@ -3,13 +3,11 @@
 import shlex
 from pathlib import Path
 
-import msgspec
-
 from stepscope.engine.protocol.asker import LOCAL
 from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
-from stepscope.tui.cli.shared.output import say
+from stepscope.tui.cli.shared.output import say, write_json
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _FOLDER = option(
@@ -78,7 +76,7 @@ def list_keys(
     holders = list(keys.holders().values()) if keys.path.exists() else []
     if as_json:
         document = [holder._asdict() for holder in holders]
-        say(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        write_json(document)
         return
     if not holders:
         say(f"no key is authorised in {keys.path}")

@@ -15,6 +15,7 @@ from stepscope.engine.workload.capacity import in_words
 from stepscope.tui.cli.engines.engine import (
     end_process,
     engine_packages,
+    model_on_text,
     prepare_process,
     when_parent_ends,
 )
@@ -69,15 +70,15 @@ def serve(
 
     def ready(info: EngineInfo) -> None:
         progress.close()
-        parts = [info.dtype, info.device, info.attention_backend]
+        more = []
         if info.kv_cache_dtype != info.dtype:
-            parts.append(f"KV cache in {info.kv_cache_dtype}")
+            more.append(f"KV cache in {info.kv_cache_dtype}")
         if info.role is not None:
-            parts.append(f"prefill, then {info.decode_engine}" if info.decode_engine else info.role)
-        what = ", ".join(filter(None, parts))
+            more.append(f"prefill, then {info.decode_engine}" if info.decode_engine else info.role)
         if info.model == smollm2.NAME:
             print(smollm2.NOTICE, flush=True)
-        print(f"{info.name} serves {info.model} ({what}) on {info.control_endpoint}", flush=True)
+        serves = f"{info.name} serves {model_on_text(info, *more)}"
+        print(f"{serves} on {info.control_endpoint}", flush=True)
         if info.step_costs is not None:
             print(in_words(info.step_costs), flush=True)
         endpoint = Endpoint.parse(info.control_endpoint)

@@ -1,8 +1,8 @@
 """`stepscope watch`: checks alert rules about an engine, without a screen."""
 
-import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from stepscope.engine.http.settings import parse_address
 from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
@@ -11,6 +11,7 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.alert_metrics import (
     MAX_BYTES,
@@ -19,7 +20,7 @@ from stepscope.tui.cli.engines.alert_metrics import (
     serve_alert_metrics,
 )
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, level_flags, note_own
+from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
 from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -31,6 +32,7 @@ _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 @command(
     "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
     "stepscope watch engine-0 --once --json",
+    sections=("levels",),
     takes_key=True,
 )
 def watch(
@@ -43,11 +45,10 @@ def watch(
     ),
     once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
     seconds: float | None = option("NUMBER", "how long (default: until Ctrl-C)"),
-    slo_itl: str | None = option("TIME", "ITL level, for figures that judge by it"),
-    slo_ttft: str | None = option("TIME", "TTFT level, for figures that judge by it"),
     metrics: str | None = option("HOST:PORT", "answer Prometheus here with how the rules stand"),
     wait: Wait = True,
     as_json: bool = flag("a JSON document a line", "--json"),
+    flags: dict[str, Any],
 ) -> int:
     """Watch an engine by rules: a line when one fires or ends.
 
@@ -61,17 +62,17 @@ def watch(
             "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
         )
     served_at = None if metrics is None else parse_address(metrics)
-    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
+    levels = chosen_levels(flags)
     chosen = choose(endpoint, "stepscope watch {}")
     wait_for_any(lambda: [chosen], wait and not once)
     with connect(chosen) as client:
         note_own(levels, levels_said(client.info()))
     source = Subscriber(chosen, History(levels, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
-    out = _MessagePrinter(source.name, as_json)
+    out = _MessagePrinter(source, as_json)
     has_fired = False
     start_s = time.monotonic()
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     with stop, serve_alert_metrics(served_at, source.name, judge.watches):
         source.start()
         try:
@@ -105,8 +106,8 @@ def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
 
 
 class _MessagePrinter:
-    def __init__(self, name: str, as_json: bool) -> None:
-        self._name = name
+    def __init__(self, source: Subscriber, as_json: bool) -> None:
+        self._source = source
         self._as_json = as_json
 
     def changes(self, changes: Sequence[RuleChange]) -> None:
@@ -119,16 +120,20 @@ class _MessagePrinter:
             self._line(each.rule, each.state, each.value, each.rule.said(each.value))
 
     def _line(self, rule: Rule, state: str, value: float | None, text: str) -> None:
+        verdict = verdict_of(self._source.history)
         if not self._as_json:
+            if state == "firing" and verdict.trouble:
+                text += f"; {verdict.trouble}"
             say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
             return
         figure = rule.bound.figure
         write_json_line(
-            engine=self._name,
+            engine=self._source.name,
             rule=rule.text,
             state=state,
             figure=figure.name,
             value=value,
             unit=figure.unit,
             shown=value_text(figure, value),
+            verdict=verdict.text,
         )

@@ -18,7 +18,6 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.history.source import Source
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.lab.arm_run import LEVELS, ArmRun, Refused
@@ -64,29 +63,28 @@ class LabBench:
     def run(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
         """Run an arm and record it. An arm that has run already is not run again."""
         if id(arm) not in self._done:
-            self._done[id(arm)] = self._record(f"{name}-{arm.name}", arm, progress)
+            with ExitStack() as stack:
+                endpoints, clients = [self._endpoint], [self._client]
+                if arm.is_apart:
+                    assert self._pair is not None, "can_try was asked"
+                    endpoints = list(stack.enter_context(self._pair()))
+                    clients = [
+                        stack.enter_context(ControlClient(each, timeout_s=20.0))
+                        for each in endpoints
+                    ]
+                stem = f"{name}-{arm.name}".replace(" ", "-")
+                self._done[id(arm)] = self._record(endpoints, clients, stem, arm, progress)
         return self._done[id(arm)]
 
     def can_try(self, arms: Sequence[Arm]) -> bool:
         """Whether the engines that these arms need are available."""
         return self._pair is not None or not any(arm.is_apart for arm in arms)
 
-    def _record(self, name: str, arm: Arm, progress: Callable[[float], None]) -> ArmRun:
-        if not arm.is_apart:
-            return self._record_on([self._endpoint], [self._client], name, arm, progress)
-        assert self._pair is not None, "can_try was asked"
-        with ExitStack() as stack:
-            endpoints = stack.enter_context(self._pair())
-            clients = [
-                stack.enter_context(ControlClient(each, timeout_s=20.0)) for each in endpoints
-            ]
-            return self._record_on(endpoints, clients, name, arm, progress)
-
-    def _record_on(
+    def _record(
         self,
         endpoints: Sequence[Endpoint],
         clients: Sequence[ControlClient],
-        name: str,
+        stem: str,
         arm: Arm,
         progress: Callable[[float], None],
     ) -> ArmRun:
@@ -95,7 +93,6 @@ class LabBench:
             client.set_knobs(BASE | dict(arm.knobs), _WHO)
             if not arm.is_warm:
                 client.ask(ResetPrefixCache(who=_WHO))
-        stem = name.replace(" ", "-")
         paths = [self._folder / f"{stem}{end}.mcap" for end in ("", "-decode")[: len(endpoints)]]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -108,10 +105,10 @@ class LabBench:
             source.start()
         try:
             for source in sources:
-                _wait_for_info(source)
+                _wait_for(source, None)
             outputs, refused = self._drive(clients[0], arm, progress)
             for source, client in zip(sources, clients, strict=True):
-                _wait_for_step(source, client.snapshot().step)
+                _wait_for(source, client.snapshot().step)
         finally:
             for recorder, source in zip(recorders, sources, strict=True):
                 recorder.stop()
@@ -184,17 +181,13 @@ def _submit(work: Work) -> Submit:
     )
 
 
-def _wait_for_info(source: Source) -> None:
-    _wait(lambda: source.history.info is not None, "the engine publishes nothing")
-
-
-def _wait_for_step(source: Source, step: int) -> None:
-    _wait(lambda: (source.history.last_step or 0) >= step, "steps were not received")
-
-
-def _wait(condition: Callable[[], bool], failure: str) -> None:
+def _wait_for(source: Subscriber, step: int | None) -> None:
+    """Wait until a step was received; None: until anything was."""
     deadline_s = time.monotonic() + _START_S
-    while not condition():
+    while source.history.info is None or (step and (source.history.last_step or 0) < step):
         if time.monotonic() > deadline_s:
-            raise CommandFailed(failure)
+            is_silent = source.history.info is None
+            raise CommandFailed(
+                "the engine publishes nothing" if is_silent else "steps were not received"
+            )
         time.sleep(0.01)

@@ -1,12 +1,10 @@
 """Defines an experiment: a claim and its source, the runs to make (arms), and how to judge them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.tui.cli.lab.arm_run import ArmRun
-
-Verdict: TypeAlias = Literal["reproduced", "not here", "cannot be tried here"]
 
 
 class Work(NamedTuple):
@@ -32,21 +30,14 @@ class ArmChange(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """One run of the engine, with these knobs and these requests.
-
-    Attributes:
-        knobs: the knobs that differ from `bench.BASE`.
-        work: the requests.
-        is_warm: whether the prefix cache keeps its blocks from the previous arm.
-        is_apart: whether to run on a prefill and a decode engine, with half of the cores each.
-    """
+    """One run of the engine, with these knobs (that differ from `bench.BASE`) and requests."""
 
     name: str
     knobs: Mapping[str, KnobValue]
     work: tuple[Work, ...]
     changes: tuple[ArmChange, ...] = ()
-    is_warm: bool = False
-    is_apart: bool = False
+    is_warm: bool = False  # the prefix cache keeps its blocks from the previous arm
+    is_apart: bool = False  # on a prefill and a decode engine, with half of the cores each
 
 
 class ArmFigure(NamedTuple):
@@ -55,62 +46,47 @@ class ArmFigure(NamedTuple):
     name: str
     of: Callable[[Sequence[ArmRun]], Sequence[float]]
     form: str = ",.0f"
-    is_drawn: bool = False
-
-
-class ClaimJudgement(NamedTuple):
-    """What a judge says of the runs of all arms.
-
-    Attributes:
-        holds: whether the claim was reproduced; None if it cannot be tried here.
-        measured: what was measured, in one sentence.
-        why: why the claim was not reproduced, or what is missing to try it.
-        marked: (name of an arm to mark in the picture, text of the mark).
-    """
-
-    holds: bool | None
-    measured: str
-    why: str
-    marked: tuple[str, str] | None = None
+    is_drawn: bool = False  # the picture of the experiment shows it too
 
 
 class LabFinding(NamedTuple):
-    """The result of an experiment; a row has the name of an arm and a value for each column."""
+    """The result of an experiment. A judge leaves out the rows."""
 
-    verdict: Verdict
-    measured: str
-    why: str = ""
-    rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()
-    marked: tuple[str, str] | None = None
+    holds: bool | None  # whether the claim was reproduced; None if it cannot be tried here
+    measured: str  # in one sentence
+    why: str  # it was not reproduced, or what is missing to try it; else empty
+    marked: tuple[str, str] | None = None  # an arm to mark in the picture, and the text there
+    rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()  # an arm, and a value for each column
+
+    @property
+    def verdict(self) -> str:
+        named = {True: "reproduced", False: "not here", None: "cannot be tried here"}
+        return named[self.holds]
+
+    @property
+    def text(self) -> str:
+        return self.verdict + (f": {self.why}" if self.why else "")
 
 
 class Experiment(NamedTuple):
-    """A claim, and how to try it.
-
-    Attributes:
-        differ: what the arms differ in, such as "budget": heading of the table's first column.
-        judge: gets the runs of all arms in their order, and the values of each column by its name.
-        rows: names of the table's rows, if they are not the arms.
-    """
+    """A claim, and how to try it."""
 
     name: str
     claim: str
     source: str
-    differ: str
+    differ: str  # what the arms differ in, such as "budget": heading of the table's first column
     arms: tuple[Arm, ...]
     columns: tuple[ArmFigure, ...]
-    judge: Callable[[Sequence[ArmRun], Mapping[str, Sequence[float]]], ClaimJudgement]
-    rows: tuple[str, ...] = ()
+    # Gets the runs of all arms in their order, and the values of each column by its name.
+    judge: Callable[[Sequence[ArmRun], Mapping[str, Sequence[float]]], LabFinding]
+    rows: tuple[str, ...] = ()  # names of the table's rows, if they are not the arms
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
         """Return what the runs of all arms say of the claim."""
         columns = {each.name: each.of(runs) for each in self.columns}
-        holds, measured, why, marked = self.judge(runs, columns)
-        verdict: Verdict = "reproduced" if holds else "not here"
-        if holds is None:
-            verdict = "cannot be tried here"
+        found = self.judge(runs, columns)
         rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)
-        return LabFinding(verdict, measured, "" if holds else why, tuple(rows), marked)
+        return found._replace(why="" if found.holds else found.why, rows=tuple(rows))
 
     def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Return the table of arms as text: (heading, rows)."""

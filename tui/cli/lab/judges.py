@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import ClaimJudgement
+from stepscope.tui.cli.lab.experiment import LabFinding
 
 Runs: TypeAlias = Sequence[ArmRun]
 Columns: TypeAlias = Mapping[str, Sequence[float]]
 
 
-def tokens(runs: Runs, of: Columns) -> ClaimJudgement:
+def tokens(runs: Runs, of: Columns) -> LabFinding:
     num_whole = len(runs[0].outputs["one"])
     num_same = sum(num == num_whole for num in of["equal tokens of 32"])
     missed = "" if of["preempted"][-1] else "; nothing was preempted here"
-    return ClaimJudgement(
+    return LabFinding(
         num_same == len(runs),
         f"{num_same} of {len(runs)} arms gave the same {num_whole} greedy tokens{missed}",
         "sums in another order round differently, and a near tie between two tokens then falls "
@@ -26,10 +26,10 @@ def tokens(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def freeze(runs: Runs, of: Columns) -> ClaimJudgement:
+def freeze(runs: Runs, of: Columns) -> LabFinding:
     longest = of["longest ITL, ms"]
     spikes = [most / median for most, median in zip(longest, of["ITL p50, ms"], strict=True)]
-    return ClaimJudgement(
+    return LabFinding(
         spikes[0] >= 10 and spikes[1] <= spikes[0] / 3,
         f"longest ITL {longest[0]:,.0f} ms whole ({spikes[0]:.0f} times the "
         f"median), {longest[1]:,.0f} ms in chunks ({spikes[1]:.0f} times)",
@@ -37,10 +37,10 @@ def freeze(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def p99(runs: Runs, of: Columns) -> ClaimJudgement:
+def p99(runs: Runs, of: Columns) -> LabFinding:
     itl, output = of["ITL p99, ms"], of["output tokens/s"]
     falls, change = itl[0] / (itl[1] or 1), output[1] / (output[0] or 1) - 1
-    return ClaimJudgement(
+    return LabFinding(
         falls >= 2 and change >= -0.05,
         f"ITL p99 {itl[0]:,.0f} to {itl[1]:,.0f} ms ({falls:.1f} times less), output "
         f"{output[0]:,.0f} to {output[1]:,.0f} tokens/s ({change:+.1%})",
@@ -48,10 +48,10 @@ def p99(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def mixed(runs: Runs, of: Columns) -> ClaimJudgement:
+def mixed(runs: Runs, of: Columns) -> LabFinding:
     alone, mixed = of["tokens a second of step time"]
     change = mixed / alone - 1 if alone else float("nan")
-    return ClaimJudgement(
+    return LabFinding(
         change >= -0.05,
         f"{alone:,.0f} tokens/s in steps of prefill alone, {mixed:,.0f} in mixed steps "
         f"({change:+.1%})",
@@ -59,13 +59,13 @@ def mixed(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def knee(runs: Runs, of: Columns) -> ClaimJudgement:
+def knee(runs: Runs, of: Columns) -> LabFinding:
     ttft, itl = of["TTFT of documents, ms"], of["ITL p99, ms"]
     rates = of["tokens/s in steps with a chunk"]
     # At this share of the best rate larger steps gain little: the knee.
     knee = runs[next(n for n, rate in enumerate(rates) if rate >= 0.8 * max(rates))].name
     falls, rises = ttft[0] > ttft[-1], itl[-1] > itl[0]
-    return ClaimJudgement(
+    return LabFinding(
         falls and rises,
         f"from a budget of {runs[0].name} to {runs[-1].name} TTFT goes from {ttft[0]:,.0f} to "
         f"{ttft[-1]:,.0f} ms, p99 ITL from {itl[0]:,.0f} to {itl[-1]:,.0f} ms; steps are bound "
@@ -77,10 +77,10 @@ def knee(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def chunk_cost(runs: Runs, of: Columns) -> ClaimJudgement:
+def chunk_cost(runs: Runs, of: Columns) -> LabFinding:
     times, reread = of["seconds of prefill"], of["tokens of K/V read again"]
     computed = {sum(row.num_tokens for _, row in run.rows_of("document")) for run in runs}
-    return ClaimJudgement(
+    return LabFinding(
         len(computed) == 1 and list(reread) == sorted(reread, reverse=True) and reread[-1] == 0,
         f"{', '.join(f'{each:,}' for each in sorted(computed))} tokens are computed in every arm "
         f"(the same products); {reread[0]:,} cached tokens are read again a layer at chunks of "
@@ -90,10 +90,10 @@ def chunk_cost(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def prefix(runs: Runs, of: Columns) -> ClaimJudgement:
+def prefix(runs: Runs, of: Columns) -> LabFinding:
     chunks, cached = of["chunks"], of["cached tokens"]
     [warm] = runs[1].requests("prompt")
-    return ClaimJudgement(
+    return LabFinding(
         list(chunks) == [4, 2],
         f"{chunks[0]} chunks cold, {chunks[1]} with {cached[1]} of {warm.num_prompt_tokens:,} "
         "tokens cached",
@@ -101,14 +101,14 @@ def prefix(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def paged(runs: Runs, of: Columns) -> ClaimJudgement:
+def paged(runs: Runs, of: Columns) -> LabFinding:
     [empty] = of.values()
     info = runs[0].side.info
     if info is None or not empty:
-        return ClaimJudgement(None, "", "the engine does not publish its block size")
+        return LabFinding(None, "", "the engine does not publish its block size")
     rows = [row for step in runs[0].steps for row in step.batch or ()]
     mean = sum(row.start + row.num_tokens for row in rows) / max(1, len(rows))
-    return ClaimJudgement(
+    return LabFinding(
         empty[0] < 0.04 and empty[1] >= 0.6,
         f"{empty[0]:.1%} of the tokens in blocks of {info.block_size} are empty, "
         f"{empty[1]:.0%} where each request reserves {info.max_model_len:,} "
@@ -117,8 +117,8 @@ def paged(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def long_prompt(runs: Runs, of: Columns) -> ClaimJudgement:
-    return ClaimJudgement(
+def long_prompt(runs: Runs, of: Columns) -> LabFinding:
+    return LabFinding(
         None,
         "nothing",
         "a recording has no figure of a step's peak memory, and the demo model takes 8K tokens; "
@@ -126,12 +126,12 @@ def long_prompt(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def modes(runs: Runs, of: Columns) -> ClaimJudgement:
+def modes(runs: Runs, of: Columns) -> LabFinding:
     longest, rates = of["longest ITL, ms"], of["output tokens/s"]
     names = [run.name for run in runs]
     first, last = names.index("naive"), names.index("chunked")
     behind = [names[n] for n in range(1, len(runs)) if rates[n] < 0.95 * rates[n - 1]]
-    return ClaimJudgement(
+    return LabFinding(
         rates[last] > rates[first] and not behind,
         f"output {rates[first]:,.0f} tokens/s naive, {rates[last]:,.0f} chunked; longest ITL "
         f"{longest[first]:,.0f} and {longest[last]:,.0f} ms",
@@ -140,9 +140,9 @@ def modes(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def order(runs: Runs, of: Columns) -> ClaimJudgement:
+def order(runs: Runs, of: Columns) -> LabFinding:
     urgent, output = of["TTFT of urgent requests, ms"], of["output tokens/s"]
-    return ClaimJudgement(
+    return LabFinding(
         urgent[3] < urgent[2] and output[2] < output[0],
         f"with 4 seats urgent requests wait {urgent[2]:,.0f} ms by arrival and {urgent[3]:,.0f} ms "
         f"by priority; 4 seats in place of 16 take output from {output[0]:,.0f} to "
@@ -151,7 +151,7 @@ def order(runs: Runs, of: Columns) -> ClaimJudgement:
     )
 
 
-def apart(runs: Runs, of: Columns) -> ClaimJudgement:
+def apart(runs: Runs, of: Columns) -> LabFinding:
     itl, ttft = of["ITL p99, ms"], of["TTFT of documents, ms"]
     large, small, apart = runs
     missed = []
@@ -159,7 +159,7 @@ def apart(runs: Runs, of: Columns) -> ClaimJudgement:
         missed.append(f"ITL: {apart.decoding.main_cause()}")
     if not ttft[2] <= 1.1 * ttft[0]:
         missed.append("TTFT: a prompt has half of the cores, also while nothing is decoded")
-    return ClaimJudgement(
+    return LabFinding(
         not missed,
         f"p99 ITL {itl[0]:,.0f} ms in {large.name}, {itl[1]:,.0f} in {small.name}, {itl[2]:,.0f} "
         f"apart; TTFT of documents {ttft[0]:,.0f}, {ttft[1]:,.0f} and {ttft[2]:,.0f} ms",

@@ -1,4 +1,4 @@
-"""`stepscope lab`: lists the experiments, and runs them."""
+"""`stepscope lab`: lists the experiments, runs them, and reports what was found."""
 
 import os
 import platform
@@ -14,13 +14,15 @@ import typer
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.export.output import missing
+from stepscope.tui.cli.engines.engine import model_on_text
+from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Experiment, LabFinding
+from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
-from stepscope.tui.cli.lab.report import draw, lines, markdown
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # The largest prompts must fit into one step.
@@ -90,21 +92,20 @@ def _try(
     experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
 ) -> LabFinding:
     if not bench.can_try(experiment.arms):
-        finding = LabFinding(
-            "cannot be tried here", "nothing", "it starts engines of its own: leave out --engine"
-        )
+        why = "it starts engines of its own: leave out --engine"
+        finding = LabFinding(None, "nothing", why)
         say(*lines(experiment, finding, []), "")
         return finding
-    runs = []
-    for number, arm in enumerate(experiment.arms):
-        what = f"{experiment.name}: {arm.name}"
 
-        def on_share(share: float, number: int = number, what: str = what) -> None:
-            part = (number + share) / len(experiment.arms)
-            progress(what, (place[0] + part) / place[1])
+    def run(number: int, arm: Arm) -> ArmRun:
+        def on_share(share: float) -> None:
+            done = place[0] + (number + share) / len(experiment.arms)
+            progress(f"{experiment.name}: {arm.name}", done / place[1])
 
         on_share(0.0)
-        runs.append(bench.run(experiment.name, arm, on_share))
+        return bench.run(experiment.name, arm, on_share)
+
+    runs = [run(number, arm) for number, arm in enumerate(experiment.arms)]
     finding = experiment.finding(runs)
     progress.close()
     say(*lines(experiment, finding, runs), "")
@@ -122,24 +123,17 @@ def _engine(
             info = client.info()
         yield endpoint, info
         return
-    progress("starting the engine", None)
-    with EngineProcess(_options(model), lambda line: progress(line, None)) as process:
-        yield process.endpoint, process.wait_until_ready()
+    with EngineProcess(_options(model), progress) as process:
+        yield process.endpoint, process.info
 
 
 @contextmanager
 def _pair(model: str, progress: Progress) -> Iterator[tuple[Endpoint, Endpoint]]:
     """Start a prefill and a decode engine, with half of the cores each."""
-
-    def on_line(line: str) -> None:
-        progress(line, None)
-
     half: Mapping[str, KnobValue] = {**_options(model), "threads": max(1, _num_cores() // 2)}
-    with EngineProcess({**half, "role": "decode"}, on_line, name="decode") as decode:
-        decode.wait_until_ready()
+    with EngineProcess({**half, "role": "decode"}, progress, name="decode") as decode:
         roles = {"role": "prefill", "decode_to": decode.endpoint.control}
-        with EngineProcess({**half, **roles}, on_line, name="prefill") as prefill:
-            prefill.wait_until_ready()
+        with EngineProcess({**half, **roles}, progress, name="prefill") as prefill:
             yield prefill.endpoint, decode.endpoint
 
 
@@ -154,9 +148,76 @@ def _num_cores() -> int:
 
 def _machine(info: EngineInfo) -> str:
     day = datetime.now(UTC).date()
-    what: Sequence[str | None] = (info.model, info.dtype, info.device, info.attention_backend)
-    known = ", ".join(each for each in what if each)
-    return f"Measured on {day}: {known}; {platform.machine()}, {_num_cores()} cores."
+    return f"Measured on {day}: {model_on_text(info)}; {platform.machine()}, {_num_cores()} cores."
+
+
+# The report
+
+
+def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -> Iterator[str]:
+    """Yield the report of one experiment as lines for a terminal."""
+    yield f"{experiment.name}: {experiment.claim}"
+    yield f"  source    {experiment.source}"
+    yield f"  measured  {finding.measured}"
+    for run in runs:
+        yield f"  by        {run.path.name} ({run.name}: {run.side.points.num_steps:,} steps)"
+    yield f"  verdict   {finding.text}"
+    if finding.rows:
+        yield from (f"  {line}" for line in text_table(*experiment.table(finding)))
+
+
+def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
+    """Return a Markdown report: a table of all claims, then the measurements of each experiment."""
+    text = ["# What the lab measured\n", f"{machine}\n"]
+    text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
+    for experiment, finding in found:
+        text.append(
+            f"| `{experiment.name}`: {experiment.claim} | {experiment.source} "
+            f"| {finding.measured} | {finding.text} |"
+        )
+    for experiment, finding in found:
+        if finding.rows:
+            head, rows = experiment.table(finding)
+            text += [f"\n### {experiment.name}\n", f"| {' | '.join(head)} |"]
+            text.append("|---" + "|---:" * len(experiment.columns) + "|")
+            text += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(text) + "\n"
+
+
+def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
+    """Draw an SVG with a bar for each arm, for every figure of the finding that is `is_drawn`.
+
+    Draws nothing if no figure is.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing("matplotlib", "the pictures of the lab") from error
+    drawn = [n for n, column in enumerate(experiment.columns, 1) if column.is_drawn]
+    if not drawn:
+        return
+    names = [row[0] for row in finding.rows]
+    height = 0.9 + 0.34 * len(names)
+    figure = Figure(figsize=(2.0 + 2.4 * len(drawn), height), layout="constrained")
+    panels = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    for panel, place in zip(panels, drawn, strict=True):
+        column = experiment.columns[place - 1]
+        bars = panel.barh(names, [row[place] for row in finding.rows], color="#4c8fbd")
+        panel.bar_label(bars, fmt=f"{{:{column.form}}}", padding=3)
+        panel.margins(x=0.3)
+        panel.set_xlabel(column.name)
+        panel.tick_params(bottom=False, labelbottom=False)
+        if finding.marked is not None:
+            panel.axhline(names.index(finding.marked[0]) - 0.5, color="#c0504d", lw=1, ls="--")
+    panels[0].invert_yaxis()
+    panels[0].set_ylabel(experiment.differ)
+    title = f"{experiment.name}: {finding.verdict}"
+    if finding.marked is not None:
+        title += f" ({finding.marked[0]}: {finding.marked[1]})"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    with matplotlib.rc_context({"svg.hashsalt": experiment.name}):  # the same file each time
+        figure.savefig(path, metadata={"Date": None})
 
 
 def lab(context: typer.Context) -> None:

@@ -7,7 +7,7 @@ allowed.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
 from stepscope.recordings.compare.comparison import Comparison, compare
@@ -18,12 +18,9 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.options import (
     AsJson,
     LastSeconds,
-    SloItl,
-    SloTtft,
     Target,
     command,
     option,
@@ -66,6 +63,7 @@ class _TooLittleData(CommandFailed):
 @command(
     "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
     "stepscope check run.mcap --baseline main.mcap --junit check.xml",
+    sections=("levels",),
     takes_key=True,
 )
 def check(
@@ -82,10 +80,9 @@ def check(
     max_regression: str | None = option(
         "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"
     ),
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
     as_json: AsJson = False,
     junit: str | None = option("FILE", "also write a JUnit report"),
+    flags: dict[str, Any],
 ) -> int:
     """Check that a session keeps its bounds, for CI.
 
@@ -101,7 +98,6 @@ def check(
         raise WrongUsage("--max-regression: only with --baseline FILE")
     allowed = _share(max_regression or DEFAULT_REGRESSION)
     report = None if junit is None else output_path(junit)
-    flags = level_flags(slo_itl, slo_ttft)
     try:
         compares = baseline is not None
         found = measure(target, seconds, flags, "check", for_comparison=compares)

@@ -1,12 +1,13 @@
 """`stepscope explain`: prints why tokens of a recording were late, as a table or as JSON."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import Levels, levels_of, levels_said
+from stepscope.recordings.file.service_levels import levels_of, levels_said
 from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import request_name
@@ -15,7 +16,6 @@ from stepscope.tui.cli.recordings.measured import recorded
 from stepscope.tui.cli.shared.connect import is_recording
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
-    level_flags,
     level_of,
     limits_document,
     limits_text,
@@ -64,7 +64,7 @@ def explain(
 ) -> None:
     """Say which tokens came late, and why; with --queue, who waits."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
-    given = level_flags(*(None if text == _MEDIAN else text for text in (slo_itl, slo_ttft)))
+    given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     check_seconds(seconds)
@@ -116,7 +116,7 @@ def _run(recording: Recording, found: Explanation) -> FileRun:
 # Text output
 
 
-def _summary(file: str, found: Explanation, own: list[str], given: Levels) -> list[str]:
+def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, Any]) -> list[str]:
     def said(option: str, name: str) -> str:
         if name in given:
             return option

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import signal
 import subprocess
 import threading
 import time
@@ -62,7 +61,7 @@ def keep_incidents(
     keeper = IncidentKeeper(source, rules, folder, before_s, after_s)
     reporter = _Reporter(options.on_incident)
     start_s = time.monotonic()
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     with stop:
         source.start()
         try:

@@ -128,7 +128,7 @@ def read_side(feed: Feed) -> Side:
 
 @contextmanager
 def recorded(
-    target: str | None, seconds: float | None, levels: Levels, usage: str
+    target: str | None, seconds: float | None, flags: Mapping[str, Any], usage: str
 ) -> Iterator[tuple[str, Recording]]:
     """Yield the name and the recording of a target: of an engine, one of its last seconds."""
     chosen = recording_or_engine(target, usage)
@@ -137,7 +137,7 @@ def recorded(
             yield target or "", recording
         return
     seconds = seconds or LIVE_S
-    history = last_seconds(chosen, seconds, chosen_levels(levels))
+    history = last_seconds(chosen, seconds, chosen_levels(flags))
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{chosen.name}.mcap"
         write_memory(history, path, lambda share: None, first=_first_of(history, seconds))

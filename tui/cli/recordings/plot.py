@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import Any
 
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
@@ -10,20 +11,18 @@ from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.origin import model_text
-from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,
     LastStep,
     RecordingFile,
-    SloItl,
-    SloTtft,
     command,
     option,
 )
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.views.format import file_size
+from stepscope.tui.views.format import file_size, span
 
 _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 
@@ -31,6 +30,7 @@ _MIN_INCHES, _MAX_INCHES = 7.0, 60.0
 @command(
     "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
     "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
+    sections=("levels",),
 )
 def plot_file(
     file: RecordingFile,
@@ -40,11 +40,10 @@ def plot_file(
     ),
     first: FirstStep = None,
     last: LastStep = None,
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
     size: str = option("WIDTHxHEIGHT", "in inches", default="9x9"),
     theme: str = option("light|dark", "for paper, or for slides", default="light"),
     title: str | None = option("TEXT", "heading  [default: the recording's name]"),
+    flags: dict[str, Any],
 ) -> None:
     """Draw a figure of a recording for a report.
 
@@ -58,7 +57,6 @@ def plot_file(
     steps = step_range(first, last)
     path = picture_path(output, (".svg", ".png", ".pdf"))
     inches = _inches(size)
-    flags = level_flags(slo_itl, slo_ttft)
     with Recording(find_recording(file)) as recording:
         slo = level_of(flags, recording)
         with Progress() as progress:
@@ -92,16 +90,9 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     ]
     about = (
         f"{model_text(info)} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
-        f"{_duration(series.duration_ns / 1e9)} from {begun}"
+        f"{span(series.duration_ns / 1e9)} from {begun}"
     )
     return [about, " ".join(knobs)] if knobs else [about]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
 def _inches(text: str) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """`stepscope record`: records a session to a file or a series of files, without a screen."""
 
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
@@ -13,7 +13,7 @@ from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
 from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags
+from stepscope.tui.cli.shared.levels import chosen_levels
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
@@ -32,6 +32,7 @@ _GONE_S = 10.0  # an engine that is silent for longer counts as gone
     "stepscope record -o incident.mcap --past 300 --seconds 1",
     "stepscope record engine-0 -o week.mcap --rotate 1GB --keep 48h",
     "stepscope record engine-0 --incidents kept --keep 2GB",
+    sections=("levels",),
     takes_key=True,
 )
 def record(
@@ -71,13 +72,8 @@ def record(
         "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
         "standard input",
     ),
-    slo_itl: str | None = option(
-        "TIME", "service level to store in the file: a longer gap between two tokens is a breach"
-    ),
-    slo_ttft: str | None = option(
-        "TIME", "service level to store in the file: a later first token is a breach"
-    ),
     wait: Wait = True,
+    flags: dict[str, Any],
 ) -> None:
     """Record every step of an engine to a file, without a screen.
 
@@ -92,14 +88,14 @@ def record(
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
         options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
-        keep_incidents(chosen, options, chosen_levels(level_flags(slo_itl, slo_ttft)), seconds)
+        keep_incidents(chosen, options, chosen_levels(flags), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate or --incidents")
     check_past(past)
-    levels = chosen_levels(level_flags(slo_itl, slo_ttft))
+    levels = chosen_levels(flags)
     limits, kept = series_limits("--rotate", rotate), series_limits("--keep", keep)
     if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
         raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")
@@ -110,16 +106,16 @@ def record(
     engines = _engines(endpoint, wait)
     outputs = [output_path(each, is_new=limits is None) for each in _files(output, len(engines))]
     sources = [_source(each, past) for each in engines]
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopSignals()
     # Catch signals before a file exists, so that none can leave it unfinished.
     with stop:
-        sessions: list[_RecordedEngine] = []
+        sessions: list[RecordedEngine] = []
         try:
             for source, path in zip(sources, outputs, strict=True):
                 target = path if limits is None else FileSeries(path, limits, kept)
-                sessions.append(_RecordedEngine(source, target, levels))
+                sessions.append(RecordedEngine(source, target, levels))
             with Progress() as progress:
-                _watch(sessions, stop, seconds, limits is not None, progress)
+                watch_recordings(sessions, stop, seconds, limits is not None, progress)
         finally:
             for session in sessions:
                 session.stop()
@@ -142,7 +138,7 @@ def _files(file: str, num_engines: int) -> list[str]:
     return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in ranks] or [file]
 
 
-class _RecordedEngine:
+class RecordedEngine:
     """Records one engine, and notices when its recording is over."""
 
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
@@ -201,8 +197,8 @@ def _source(address: Address, past_s: float) -> LiveSource:
     return receive(address, Journal(), past_s)
 
 
-def _watch(
-    sessions: Sequence[_RecordedEngine],
+def watch_recordings(
+    sessions: Sequence[RecordedEngine],
     stop: StopSignals,
     seconds: float | None,
     is_series: bool,

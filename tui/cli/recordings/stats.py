@@ -1,11 +1,13 @@
 """`stepscope stats`: prints all figures of a recording or an engine, as a table or as JSON."""
 
+from typing import Any
+
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import measure
-from stepscope.tui.cli.shared.levels import advice_lines, level_flags, limits_document
-from stepscope.tui.cli.shared.options import AsJson, LastSeconds, SloItl, SloTtft, Target, command
+from stepscope.tui.cli.shared.levels import advice_lines, limits_document
+from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.views import format as fmt
 
@@ -13,18 +15,18 @@ from stepscope.tui.views import format as fmt
 @command(
     "stepscope stats freeze",
     "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
+    sections=("levels",),
     takes_key=True,
 )
 def stats(
     target: Target = None,
     *,
     seconds: LastSeconds = None,
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
     as_json: AsJson = False,
+    flags: dict[str, Any],
 ) -> None:
     """Print all figures of a recording, an engine or /metrics."""
-    found = measure(target, seconds, level_flags(slo_itl, slo_ttft), "stats")
+    found = measure(target, seconds, flags, "stats")
     if as_json:
         write_json({**found.document(), "advice": limits_document(found.run)["advice"]})
         return

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO
 
 from stepscope.engine.client.client import ControlClient
@@ -18,6 +18,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 _ERROR = "stepscope: error: "
@@ -26,37 +27,45 @@ _STOP_S = 5.0
 
 
 class EngineProcess:
-    """A context manager that starts an engine at the beginning of its block and ends it after it.
+    """A context manager: the engine answers when its block begins, and is gone after it.
 
     Args:
         options: options of the command, by field name.
-        on_progress: called with each line that the engine prints while it loads.
+        progress: shows what the engine prints while it loads, not afterwards: a dashboard may then
+            use the terminal.
         command: the stepscope command that runs the engine.
         name: start of the engine's name; our process id follows it.
+
+    Raises:
+        CommandFailed: the engine ended instead; the message has the last line that it printed.
     """
+
+    info: EngineInfo
 
     def __init__(
         self,
         options: Mapping[str, KnobValue],
-        on_progress: Callable[[str], None],
+        progress: Progress,
         command: str = "serve",
         name: str = "demo",
     ) -> None:
         self.endpoint = Endpoint.parse(f"{name}-{os.getpid()}")
-        self._options = options
-        self._command = command
-        self._on_progress = on_progress
-        self._last_lines: deque[str] = deque(maxlen=20)
-        self._process: subprocess.Popen[str] | None = None
+        self._progress = progress
         self._is_loading = True
+        self._last_lines: deque[str] = deque(maxlen=20)
+        self._command = [sys.executable, "-m", "stepscope.tui.cli", command, "--exit-with-stdin"]
+        self._command += ["--endpoint", self.endpoint.control]
+        for option, value in options.items():
+            flag = option.replace("_", "-")
+            if isinstance(value, bool):
+                self._command.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                self._command += [f"--{flag}", str(value)]
 
     def __enter__(self) -> "EngineProcess":
-        command = [sys.executable, "-m", "stepscope.tui.cli", self._command, "--exit-with-stdin"]
-        fixed: dict[str, KnobValue] = {"endpoint": self.endpoint.control}
-        for name, value in {**fixed, **self._options}.items():
-            command += _as_flags(name, value)
+        self._progress("starting the engine", None)
         self._process = subprocess.Popen(
-            command,
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,46 +74,43 @@ class EngineProcess:
         )
         assert self._process.stderr is not None
         threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True).start()
+        try:
+            while self._is_loading:
+                self.check()
+                try:
+                    with ControlClient(self.endpoint, timeout_s=_POLL_S) as client:
+                        self.info = client.info()
+                    self._is_loading = False
+                except (EngineUnreachable, CommandRefused):
+                    time.sleep(_POLL_S)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait_until_ready(self) -> EngineInfo:
-        """Wait until the engine answers. What the engine prints afterwards is ignored."""
-        while True:
-            self.check()
-            try:
-                with ControlClient(self.endpoint, timeout_s=_POLL_S) as client:
-                    info = client.info()
-            except (EngineUnreachable, CommandRefused):
-                time.sleep(_POLL_S)
-            else:
-                self._is_loading = False  # from now on a dashboard may use the terminal
-                return info
-
     @property
     def exit_code(self) -> int | None:
         """The engine's exit code; None while it runs."""
-        return None if self._process is None else self._process.poll()
+        return self._process.poll()
 
     def check(self) -> None:
         """Raise CommandFailed if the engine has ended."""
-        assert self._process is not None
-        exit_code = self._process.poll()
-        if exit_code is None:
+        if self.exit_code is None:
             return
         time.sleep(_POLL_S)  # its last lines may not have been read yet
         said = [line for line in self._last_lines if line.startswith(_ERROR)] or [
             line for line in self._last_lines if line
         ]
         last = said[-1].removeprefix(_ERROR) if said else "it said nothing"
-        raise CommandFailed(f"the engine ended with exit code {exit_code}: {last}")
+        raise CommandFailed(f"the engine ended with exit code {self.exit_code}: {last}")
 
     def stop(self) -> None:
         """End the engine by a command, else by SIGTERM; kill it if it does not end in time."""
         process = self._process
-        if process is None or process.poll() is not None:
+        if process.poll() is not None:
             return
         try:
             with ControlClient(self.endpoint, timeout_s=1.0) as client:
@@ -121,11 +127,4 @@ class EngineProcess:
         for line in stream:
             self._last_lines.append(line.strip())
             if self._is_loading and not line.startswith(_ERROR):  # `check` raises errors
-                self._on_progress(line.strip())
-
-
-def _as_flags(name: str, value: KnobValue) -> list[str]:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", str(value)]
+                self._progress(line.strip(), None)

@@ -20,22 +20,11 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, from_environment, load_alerts
 
 if TYPE_CHECKING:
     from stepscope.recordings.alerts.rule import Rule
-
-
-def level_flags(slo_itl: str | None, slo_ttft: str | None) -> dict[str, float]:
-    """Return the service levels given as options, in ms, under the names of their settings."""
-    given = {}
-    if slo_itl is not None:
-        given["slo_itl_ms"] = milliseconds("--slo-itl", slo_itl)
-    if slo_ttft is not None:
-        given["slo_ttft_ms"] = milliseconds("--slo-ttft", slo_ttft)
-    return given
 
 
 def chosen_levels(flags: Mapping[str, Any]) -> Levels:
@@ -100,6 +89,10 @@ _NAMES: dict[Limit, str] = {
     "threshold": "long-prefill threshold",
     "paused": "paused by the operator",
     "work": "no setting",
+    "lora": "LoRA slots",
+    "grammar": "grammars being compiled",
+    "remote_kv": "KV from elsewhere",
+    "encoder": "encoder budget",
 }
 _SHOWN = 0.005  # smaller shares are left out
 

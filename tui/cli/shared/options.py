@@ -29,8 +29,8 @@ class CliCommand:
     Args:
         examples: command lines for the end of its help.
         name: if it is not named after the function.
-        sections: config sections; their settings become options, and those that were given arrive
-            as the keyword argument `flags`.
+        sections: config sections, or the service levels of [dashboard]; their settings become
+            options, and those that were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
         names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
@@ -42,19 +42,14 @@ class CliCommand:
         body: Callable[..., Any],
         examples: Sequence[str],
         name: str | None = None,
-        sections: Sequence[Section] = (),
+        sections: Sequence[Section | Literal["levels"]] = (),
         defaults: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
         takes_key: bool = False,
         **rest: Any,
     ) -> None:
         self.body = body
-        self._fields = [
-            field
-            for section in sections
-            for field in msgspec.structs.fields(SECTIONS[section])
-            if get_origin(base_and_meta(field)[0]) is not dict
-        ]
+        self._fields = [field for section in sections for field in _fields(section)]
         self._defaults, self._names = defaults or {}, names or {}
         self._takes_key = takes_key
         self._rest = {"name": name, "epilog": example(*examples) if examples else None, **rest}
@@ -64,6 +59,8 @@ class CliCommand:
         for name, each in given.signature.parameters.items():
             if isinstance(each.default, OptionInfo | ArgumentInfo):
                 given.arguments.setdefault(name, each.default.default)
+            elif name == "flags":
+                given.arguments.setdefault(name, {})
         return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
@@ -121,7 +118,7 @@ class CliCommand:
         metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
         help = meta.description or ""
         if field.name in DURATIONS:
-            metavar, help = "TIME", help.removesuffix(", in ms")
+            metavar, help = "TIME", help.replace(", in ms", "")
         if field.name in self._defaults:
             help = re.sub(r" \(default: [^)]*\)", "", help)
         if "default:" not in help and default not in ("", None):
@@ -136,6 +133,14 @@ class CliCommand:
             parser=None,
         )
         return _parameter(field.name, bool if is_bool else str, option)
+
+
+def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
+    """Return the settings of a section that can be options."""
+    found = msgspec.structs.fields(SECTIONS["dashboard" if section == "levels" else section])
+    if section == "levels":
+        return [field for field in found if field.name in DURATIONS]
+    return [field for field in found if get_origin(base_and_meta(field)[0]) is not dict]
 
 
 def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
@@ -271,15 +276,6 @@ LastSeconds = Annotated[
         "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
     ),
 ]
-SloItl = Annotated[
-    str | None,
-    _option(
-        "TIME",
-        "a longer gap between two tokens is late (default: the recording's, else [dashboard] "
-        "in the config file)",
-    ),
-]
-SloTtft = Annotated[str | None, _option("TIME", "a later first token is late")]
 AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
 
 _KEY_OPTIONS = {

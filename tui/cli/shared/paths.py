@@ -77,13 +77,12 @@ def request_number(text: str) -> int:
 
 
 _MAX_COLUMNS, _MAX_ROWS = 1000, 500
-PICTURE_SUFFIXES = (".svg", ".txt")
 
 
-def output_path(text: str, *, is_new: bool = False) -> Path:
+def output_path(text: str, option: str = "--output", *, is_new: bool = False) -> Path:
     """Return the path to write to, after a check that it can be written, and `is_new`."""
     if text.strip() in ("", "-"):  # '-' is refused: it would be a file, not standard output
-        raise WrongUsage(f"--output: expected the name of a file, got {text!r}")
+        raise WrongUsage(f"{option}: expected the name of a file, got {text!r}")
     path = Path(text)
     if text.endswith(os.sep) or path.is_dir():
         raise CommandFailed(f"{text} is a folder; name the file to write in it")
@@ -91,23 +90,21 @@ def output_path(text: str, *, is_new: bool = False) -> Path:
         raise CommandFailed(f"{text} cannot be written: {path.parent} is not a folder")
     if is_new and path.exists():
         raise CommandFailed(f"{text} is there already; remove it or choose another name")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CommandFailed(f"{text} cannot be written: no permission")
     return path
 
 
-def picture_path(output: str, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> Path:
+def picture_path(
+    output: str, suffixes: tuple[str, ...] = (".svg", ".txt"), option: str = "--output"
+) -> Path:
     """Return the path to write to, after a check of its suffix and that it can be written."""
-    path = output_path(output)
-    check_suffix("--output", path, suffixes)
-    return path
-
-
-def check_suffix(option: str, path: Path, suffixes: tuple[str, ...] = PICTURE_SUFFIXES) -> None:
-    """Raise WrongUsage unless the file has one of the suffixes."""
-    suffix = path.suffix.lower()
-    if suffix not in suffixes:
+    path = output_path(output, option)
+    if (suffix := path.suffix.lower()) not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
         instead = "; a screen is no PNG any more: take SVG" if suffix == ".png" else ""
         raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}{instead}")
+    return path
 
 
 def picture_size(text: str) -> tuple[int, int]:

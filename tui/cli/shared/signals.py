@@ -15,7 +15,7 @@ class StopSignals:
     """A context in which the first signal is only noted; a second signal has its default effect."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
-        self._numbers = numbers
+        self._numbers = numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         self._before: list[Any] = []
         self.received: int | None = None  # the first signal
 

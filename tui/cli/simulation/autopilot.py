@@ -1,6 +1,5 @@
 """`stepscope tune --hold`: holds an ITL level by changing the token budget of a running engine."""
 
-import signal
 import time
 from collections.abc import Mapping
 
@@ -9,7 +8,7 @@ from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.levels import chosen_levels, level_flags, note_own
+from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.cli.shared.signals import StopSignals
@@ -39,7 +38,7 @@ def hold(
     """
     call_me(name)
     check_seconds(seconds)
-    levels = chosen_levels(level_flags(itl, None))
+    levels = chosen_levels({} if itl is None else {"slo_itl_ms": itl})
     chosen = choose(target, "stepscope tune {} --hold itl")
     with connect(chosen) as client:
         said = levels_said(client.info())
@@ -47,7 +46,7 @@ def hold(
     itl_ms = slo_of(levels, said).itl_ms
     out = _MovePrinter(chosen.name, as_json)
     begun_s = time.monotonic()
-    with StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as stop:
+    with StopSignals() as stop:
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:

@@ -15,10 +15,9 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.fitted import FittedModel
-from stepscope.engine.simulation.gpus import gpu_named
 from stepscope.engine.simulation.measured import MeasuredModel, read_points
 from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.engine.simulation.roofline import RooflineModel, num_kv_tokens
+from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.cluster import Routing, run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica

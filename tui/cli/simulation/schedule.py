@@ -23,7 +23,7 @@ from stepscope.recordings.simulation.figures import flat
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import variants_of
-from stepscope.tui.cli.shared.output import Progress, say, text_table, writing_output
+from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json, writing_output
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, sample_named
 from stepscope.tui.cli.simulation.runs import (
     MIX,
@@ -150,7 +150,7 @@ def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
             }
             for name, each in found.items()
         }
-        say(msgspec.json.encode(plain).decode())
+        write_json(plain)
         return
     names = [name for name in _SHOWN if name in next(iter(found.values()))]
     rows = [[mode, *(_number(each[name]) for name in names)] for mode, each in found.items()]

@@ -1,11 +1,8 @@
 """`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-
-import msgspec
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.virtual.cluster import run_cluster
@@ -15,7 +12,7 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, say, write_json
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import (
@@ -156,7 +153,7 @@ def _run(
     runs = []
     num_extrapolated = 0
     written = ""
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with stop, Progress() as progress:
 
         def watch(what: str) -> Callable[[int], bool]:
@@ -193,7 +190,7 @@ def _run(
             "runs": runs,
             "figures": {name: each._asdict() for name, each in intervals(runs).items()},
         }
-        say(msgspec.json.encode(document).decode())
+        write_json(document)
     else:
         engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
         say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(runs, levels))

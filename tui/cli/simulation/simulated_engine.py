@@ -8,17 +8,18 @@ from stepscope.engine.process.simulated import serve_simulated
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.simulation.virtual.setup import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.tui.cli.engines.engine import end_process, prepare_process, when_parent_ends
-from stepscope.tui.cli.shared.levels import level_flags
 from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.simulation.runs import choose_step_times
 from stepscope.tui.settings.setting_values import convert_flags
+from stepscope.tui.settings.settings import DashboardSettings
 
 BLOCK_SIZE = 16
 _MAX_LEN = 32_768
 
 
-@command(sections=("knobs",), hidden=True)
+@command(sections=("knobs", "levels"), hidden=True)
 def run(
     endpoint: Annotated[str, typer.Option()],
     gpu: Annotated[str | None, typer.Option()] = None,
@@ -27,14 +28,14 @@ def run(
     num_blocks: Annotated[int | None, typer.Option()] = None,
     speed: Annotated[float, typer.Option()] = 1.0,
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
-    slo_ttft: Annotated[str | None, typer.Option("--slo-ttft-ms")] = None,
-    slo_itl: Annotated[str | None, typer.Option("--slo-itl-ms")] = None,
     *,
     flags: dict[str, Any],
 ) -> None:
     """The engine of 'stepscope demo --simulate' and 'stepscope tour --simulate'."""
-    levels = level_flags(slo_itl, slo_ttft)
     prepare_process()
+    knobs = {name: text for name, text in flags.items() if name not in LEVEL_NAMES}
+    levels = {name: text for name, text in flags.items() if name in LEVEL_NAMES}
+    levels = convert_flags(DashboardSettings, levels)
     if exit_with_stdin:
         when_parent_ends(end_process)
     chosen = choose_step_times(gpu, model, step_time, 1)
@@ -47,13 +48,12 @@ def run(
         simulated=chosen.simulated,
         model_name=chosen.model_name,
         device=chosen.device,
-        knobs=Knobs(**convert_flags(Knobs, flags)),
+        knobs=Knobs(**convert_flags(Knobs, knobs)),
         limits=Limits(
             max_num_batched_tokens=max(8192, longest), max_num_seqs=256, max_model_len=longest
         ),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        slo_ttft_ms=levels.get("slo_ttft_ms"),
-        slo_itl_ms=levels.get("slo_itl_ms"),
+        **levels,
     )
     serve_simulated(setup, Endpoint.parse(endpoint), speed, 0, lambda info: None)

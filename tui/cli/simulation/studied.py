@@ -1,33 +1,29 @@
 """`studied`: reads what forecasts need, from a recording or from the next seconds of an engine."""
 
-import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.journal import Journal
-from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.suspects import Seen, seen_of
 from stepscope.recordings.simulation.what_if import ForecastStopped
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
+from stepscope.tui.cli.recordings.record import RecordedEngine, watch_recordings
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
-from stepscope.tui.cli.shared.levels import level_flags, level_of
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 
 WATCH_S = 60.0
-_JOIN_S = 30.0
-_TICK_S = 0.1
 
 
 class Studied(NamedTuple):
@@ -49,12 +45,10 @@ def studied(
     target: str | None,
     seconds: float | None,
     command: str,
-    slo_itl: str | None,
-    slo_ttft: str | None,
+    flags: Mapping[str, Any],
 ) -> Iterator[Studied]:
     """Read what forecasts need from a recording, or first record a running engine for a while."""
-    flags = level_flags(slo_itl, slo_ttft)
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with (
         stop,
         Progress() as progress,
@@ -89,36 +83,16 @@ def _watched(
     connect(endpoint).close()
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{endpoint.name}.mcap"
-        _record(Subscriber(endpoint, Journal()), path, seconds or WATCH_S, progress, stop)
+        engine = RecordedEngine(Subscriber(endpoint, Journal()), path, {})
+        try:
+            watch_recordings([engine], stop, seconds or WATCH_S, False, progress)
+        finally:
+            engine.stop()
+        if engine.problem is not None:
+            raise engine.problem
         try:
             with Recording(path) as recording:
                 yield recording
         except RecordingError as error:  # name the engine: its temporary file is gone soon
             text = str(error).replace(str(path), endpoint.name)
             raise RecordingError(f"{text} (--seconds)") from error
-
-
-def _record(
-    source: Subscriber, path: Path, seconds: float, progress: Progress, stop: StopSignals
-) -> None:
-    recorder = Recorder(source, path)
-    source.start()
-    begun_s = time.monotonic()
-    live_s: float | None = None  # when the telemetry began to arrive
-    try:
-        while live_s is None or time.monotonic() - live_s < seconds:
-            if stop.wait(_TICK_S):
-                raise Interrupted("interrupted while it watched the engine")
-            now_s = time.monotonic()
-            if live_s is None and source.status == "live":
-                live_s = now_s
-            is_late = live_s is None and now_s - begun_s > _JOIN_S
-            if is_late or (live_s is not None and source.status == "down"):
-                raise CommandFailed(f"{source.name} does not answer ({source.error})")
-            share = 0.0 if live_s is None else min(1.0, (now_s - live_s) / seconds)
-            progress(f"watching {source.name}", share, f"{recorder.num_steps:,} steps")
-    finally:
-        source.stop()
-        recorder.stop()
-    if recorder.state == "failed":
-        raise CommandFailed(recorder.error or f"{path} could not be written")

@@ -19,7 +19,7 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.options import As, SloItl, SloTtft, Target, command, flag, option
+from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.cli.simulation.studied import studied
@@ -29,6 +29,8 @@ from stepscope.tui.settings.service_levels import said
 _LIMIT_NAMES = {
     "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
     "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
+    "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
+    "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
 }  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
@@ -42,6 +44,7 @@ _SHOWN = (
     "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
     "stepscope tune freeze --bottleneck",
     "stepscope tune engine-0 --hold itl=50ms --as night-shift",
+    sections=("levels",),
     takes_key=True,
 )
 def tune(
@@ -50,8 +53,6 @@ def tune(
     seconds: float | None = option(
         "NUMBER", "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)"
     ),
-    slo_itl: SloItl = None,
-    slo_ttft: SloTtft = None,
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     held: str | None = option(
         "itl[=TIME]",
@@ -62,6 +63,7 @@ def tune(
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     name: As = None,
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
+    flags: dict[str, Any],
 ) -> int:
     """Find the knobs that keep the service levels best.
 
@@ -81,11 +83,11 @@ def tune(
             raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {held!r}")
         if bottleneck or (target is not None and _is_file(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        itl = level_text or slo_itl
+        itl = level_text or flags.get("slo_itl_ms")
         return hold(target, itl, seconds, name, is_shadow=shadow, as_json=as_json)
     if shadow or name is not None:
         raise WrongUsage("--shadow and --as: only with --hold")
-    with studied(target, seconds, "tune", slo_itl, slo_ttft) as work:
+    with studied(target, seconds, "tune", flags) as work:
         level, basis, seen = work.level, work.basis, work.seen()
         diagnosis = diagnose(seen, level, work.on_run)
         found = None if bottleneck else Tuning(basis, level, work.on_run).run()
@@ -268,6 +270,13 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
         )
     if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
+        for limit, share in found.held.items():
+            yield (
+                f"{begin} {_LIMIT_NAMES[limit]} limited {share:.0%} of the recorded steps, which "
+                "no simulation lifts"
+            )
+        if found.held:
+            return
         yield (
             f"{begin} the machine is too slow for this load at these levels ('stepscope tune' "
             "finds the load that would do)"

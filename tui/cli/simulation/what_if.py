@@ -1,13 +1,10 @@
 """`stepscope what-if`: predicts what a recorded session would have been with other knobs."""
 
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import msgspec
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.recordings.export.output import writing
@@ -23,12 +20,13 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
-from stepscope.tui.cli.shared.output import Progress, note, say, text_table
+from stepscope.tui.cli.shared.output import Progress, note, say, text_table, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
+from stepscope.tui.views.format import three_digits
 
 _SHOWN = (
     ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
@@ -85,7 +83,7 @@ def what_if(
         if any("," in word for word in words or ()):
             raise WrongUsage("--output: a figure shows one sweep; give one value of other knobs")
         picture = picture_path(output, (".svg", ".png", ".pdf"))
-    stop = StopSignals(signal.SIGINT, signal.SIGTERM)
+    stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slo or ()) or [level_of({}, recording)]
         basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
@@ -108,7 +106,7 @@ def what_if(
     if found is None:
         raise Interrupted("interrupted before the runs were done")
     if as_json:
-        say(document(found, basis, levels))
+        write_json(document(found, basis, levels))
     else:
         say(*report(found, basis, levels))
     if picture is not None and sweep is not None:
@@ -267,19 +265,17 @@ def _cell(predicted: Predicted | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    return "-" if value is None else three_digits(value)
 
 
-def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
-    """Return the forecast as a JSON document."""
+def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> dict[str, Any]:
+    """Return the forecast for JSON."""
 
     def case(each: Forecast) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
         return {**each._asdict(), "figures": figures}
 
-    document = {
+    return {
         "recorded": found.recorded,
         "simulated": case(found.again),
         "variants": [case(each) for each in found.variants],
@@ -289,4 +285,3 @@ def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> str:
         "num_requests": len(basis.work.requests),
         "num_unknown_hits": basis.work.num_unknown_hits,
     }
-    return msgspec.json.encode(document).decode()

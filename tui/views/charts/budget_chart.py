@@ -120,7 +120,8 @@ def _decodes(frame: Frame, room: int) -> str:
     name = "output" if frame.is_summed_up else "decodes"
     if frame.summary is None:
         return name
-    number = fmt.count(frame.summary.num_decode_tokens)
+    rows, tokens = frame.summary.num_decode_rows, frame.summary.num_decode_tokens
+    number = fmt.count(tokens if rows is None else rows)  # of tokens, drafts would count, too
     names = (f"{name} {number}", f"dec {number}", number)
     return next((name for name in names if len(name) <= room), number)
 
@@ -264,8 +265,7 @@ def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: i
             continue
         before = column.last
         step = -(-column.first // interval) * interval
-        label = f"{step:,}"
-        if step <= column.last and x + 1 + len(label) <= len(cells):
+        if step <= column.last and x + 1 + len(label := f"{step:,}") <= len(cells):
             _put_label(cells, x, label)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
-from stepscope.recordings.compare.latencies import BESIDE_PREFILL, DECODE_ONLY
+from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.recordings.figures.table import KINDS
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.lines import Line, Run, clean
@@ -21,7 +21,7 @@ _RANKS: tuple[tuple[int | None, str], ...] = (
     (100, "max"),
     (None, "in SLO"),
 )
-_LIKE = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
+_PARTS = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
 _BY_NEED = (99, 50, 100, None, 95)  # without room, the last of these is left out first
 MARKS: dict[Verdict, tuple[str, str]] = {
     "a": ("A", "caution"),
@@ -46,14 +46,14 @@ def key(found: Comparison) -> Line:
     )  # fmt: skip
 
 
-def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
+def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
     """Return the table of latencies: a line per kind (TTFT, ITL, ...), a column per percentile.
 
     Percentiles that do not fit into `width` are left out.
 
     Args:
-        with_like: add two lines below ITL, for gaps between tokens in steps without a prefill and
-            in steps with one. They compare only steps that had as many decodes in both runs.
+        with_parts: add two lines below ITL, for gaps between tokens without a prefill beside them
+            and with one.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
@@ -68,10 +68,10 @@ def matrix(found: Comparison, width: int, *, with_like: bool) -> list[Line]:
             continue  # the sum of the others; the table has it
         of_kind = [figure for figure in found.figures if figure.kind == kind]
         rows.append((" " + label.removesuffix(" time"), of_kind))
-        if kind == "itl" and with_like:
+        if kind == "itl" and with_parts:
             rows += [
-                (label, [figure for figure in found.figures if figure.like == like])
-                for like, label in _LIKE.items()
+                (label, [figure for figure in found.figures if figure.kind == part])
+                for part, label in _PARTS.items()
             ]
     for label, of_row in rows:
         figures = {figure.rank: figure for figure in of_row}
@@ -110,7 +110,7 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
     """Return the figures that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
     room = width // num
-    figures = [each for each in found.figures if each.kind is None and each.like not in _LIKE]
+    figures = [each for each in found.figures if each.kind is None]
     figures = _by_need(figures)
     figures = figures[: num * height]
     lines: list[Line] = []

@@ -8,7 +8,6 @@ axis of steps: in one column nobody would see that everything stood still.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from stepscope.recordings.history.history import History
@@ -32,13 +31,13 @@ class ChartColumn(NamedTuple):
     num_prefill_tokens: int
     num_decode_rows: int
     token_budget: int | None
-    max_num_seqs: int | None
-    has_preemption: bool
-    has_knob_change: bool
-    has_mark: bool
-    has_breach: bool  # a request waited for a token longer than the ITL bound
-    is_slow: bool  # a step took longer than that, so all that decoded in it waited
-    is_lost: bool  # none of its steps was received
+    max_num_seqs: int | None = None
+    has_preemption: bool = False
+    has_knob_change: bool = False
+    has_mark: bool = False
+    has_breach: bool = False  # a request waited for a token longer than the ITL bound
+    is_slow: bool = False  # a step took longer than that, so all that decoded in it waited
+    is_lost: bool = False  # none of its steps was received
     is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
     longest_ns: int = 0  # of its steps
     max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
@@ -139,9 +138,7 @@ class ChartColumns:
     def _merge_now(self, first: int, last: int) -> ChartColumn:
         span = self._history.span(first, last)
         if span is None:
-            return ChartColumn(
-                first, last, None, 0, 0, None, None, False, False, False, False, False, is_lost=True
-            )
+            return ChartColumn(first, last, None, 0, 0, None, is_lost=True)
         bound_ns = self._history.slo.itl_ms * 1e6
         return ChartColumn(
             first,
@@ -173,12 +170,8 @@ class ChartColumns:
 
 def usual_ns(columns: Sequence[ChartColumn | None]) -> int:
     """Return the median of the steps on the screen; 0 without steps."""
-    took = sorted(
-        each.longest_ns
-        for each, _ in groupby(columns)
-        if each is not None and not (each.is_lost or each.is_pending)
-    )
-    return took[len(took) // 2] if took else 0
+    took = {each.last: each.longest_ns for each in columns if each is not None and each.longest_ns}
+    return sorted(took.values())[len(took) // 2] if took else 0
 
 
 def cells_of(took_ns: int, usual: int, most: int) -> int:
@@ -191,15 +184,21 @@ def cells_of(took_ns: int, usual: int, most: int) -> int:
     return max(2, min(most, 2 * (took_ns // usual).bit_length() - 4))
 
 
-def _is_wide(column: ChartColumn | None, usual: int) -> bool:
-    return column is not None and column.is_slow and column.longest_ns >= _WIDE * usual > 0
+def _wide(columns: Sequence[ChartColumn | None]) -> set[int]:
+    """Return the last steps of the columns in which everything stood still."""
+    least_ns = max(1, _WIDE * usual_ns(columns))
+    return {
+        each.last
+        for each in columns
+        if each is not None and each.longest_ns >= least_ns and each.is_slow
+    }
 
 
 def _told(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
     """Return the columns of the time axis; those in which everything stood still say so."""
-    usual = usual_ns(columns)
+    wide = _wide(columns)
     return [
-        column._replace(is_wide=True) if column is not None and _is_wide(column, usual) else column
+        column if column is None or column.last not in wide else column._replace(is_wide=True)
         for column in columns
     ]
 
@@ -210,18 +209,17 @@ def _widened(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
     All of them but the last are pending, as its tokens came at its end. The columns at the left
     make room.
     """
-    usual, width = usual_ns(columns), len(columns)
-    wide = [column for column in columns if _is_wide(column, usual)]
+    wide = _wide(columns)
     if not wide:
         return columns
+    usual, width = usual_ns(columns), len(columns)
     most = min(width // 8, width // 2 // len(wide))
     found: list[ChartColumn | None] = []
     for column in reversed(columns):
-        if column is not None and _is_wide(column, usual):
-            column = column._replace(is_wide=True)
-            found += [column]
-            num_more = cells_of(column.longest_ns, usual, most) - 1
-            found += [column._replace(is_pending=True)] * num_more
-        else:
+        if column is None or column.last not in wide:
             found.append(column)
+            continue
+        column = column._replace(is_wide=True)
+        num_more = cells_of(column.longest_ns, usual, most) - 1
+        found += [column, *[column._replace(is_pending=True)] * num_more]
     return found[width - 1 :: -1]

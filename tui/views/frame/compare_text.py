@@ -11,11 +11,10 @@ from typing import Literal
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
-from stepscope.recordings.compare.figures import ComparedFigure, Verdict
+from stepscope.recordings.compare.figures import COMPARED_KINDS, PARTS, ComparedFigure, Verdict
 from stepscope.recordings.compare.settings import SettingDifference
-from stepscope.recordings.figures.table import KINDS, RANKS
+from stepscope.recordings.figures.table import RANKS
 from stepscope.recordings.state.audit_text import value_text
-from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.tui.views import format as fmt
 
 VERDICTS: dict[Verdict, str] = {
@@ -31,8 +30,7 @@ NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
 _LARGE = 1.5  # from this factor on, an unclear difference is called "too few", not chance
 SAME_SETTINGS = "no difference found"
-# The order in which a reader wants to know them. Step times only explain the waits.
-_TOLD: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot")
+_TOLD = ("itl", "ttft", "tpot")  # step times only explain these
 
 
 def value(figure: ComparedFigure, number: float | None) -> str:
@@ -95,8 +93,6 @@ def verdict(figure: ComparedFigure) -> str:
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
-    if figure.like is not None and figure.verdict == "unknown":
-        return "too little in common"
     return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
 
 
@@ -132,12 +128,10 @@ def load(found: Comparison) -> str | None:
     if difference is None:
         return None
     if not found.load.is_known:
-        return f"loads unknown; only like waits count: {difference}"
+        return f"loads unknown, so nothing is judged: {difference}"
     if found.load.is_chance:
-        return f"loads differ, maybe by chance; only larger differences count: {difference}"
-    if any(figure.kind is not None for figure in (*found.better("a"), *found.better("b"))):
-        return f"loads differ; only like waits and wins with more count: {difference}"
-    return f"loads differ; only like waits count: {difference}"
+        return f"loads differ, maybe by chance: {difference}"
+    return f"loads differ; only more work may win: {difference}"
 
 
 def headline(found: Comparison) -> str:
@@ -211,36 +205,23 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
-    """Return one phrase for each kind of figure, such as ITL, with the largest difference first."""
-    phrases: list[tuple[float, str]] = []
-    for kind in _TOLD:
+    """Return one phrase for each kind of figure, such as ITL, with the largest difference first.
+
+    The parts of ITL come last: they explain the others.
+    """
+    phrases: list[tuple[bool, float, str]] = []
+    for kind in (*_TOLD, *PARTS):
         of_kind = [figure for figure in figures if figure.kind == kind]
         if of_kind:
             parts = [_part(figure) for figure in _outstanding(of_kind)]
             weight = max(min(figure.weight, 10) for figure in of_kind)
-            phrases.append((weight, f"{KINDS[kind]} {', '.join(parts)}"))
+            text = f"{COMPARED_KINDS[kind]} {', '.join(parts)}"
+            phrases.append((kind in PARTS, -weight, text))
     for figure in figures:
-        if figure.kind is None and figure.like is None:
-            phrases.append((figure.weight, f"{figure.label} {change(figure)}{_times(figure)}"))
-    phrases.sort(key=lambda phrase: -phrase[0])
-    return [text for _, text in phrases] + _like_phrases(figures)
-
-
-def _like_phrases(figures: Sequence[ComparedFigure]) -> list[str]:
-    """Return a phrase for each kind of like work, such as "ITL decode only".
-
-    Like work means that only waits are compared in which both engines did as much work. These
-    phrases explain the other phrases, so they come last.
-    """
-    alike: dict[str, list[ComparedFigure]] = {}
-    for figure in figures:
-        if figure.like is not None:
-            alike.setdefault(figure.like, []).append(figure)
-    groups = sorted(alike.items(), key=lambda group: -max(each.weight for each in group[1]))
-    return [
-        f"{like} {', '.join(_part(figure) for figure in _outstanding(found))}"
-        for like, found in groups
-    ]
+        if figure.kind is None:
+            text = f"{figure.label} {change(figure)}{_times(figure)}"
+            phrases.append((False, -figure.weight, text))
+    return [text for *_, text in sorted(phrases, key=lambda phrase: phrase[:2])]
 
 
 def _outstanding(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
@@ -279,7 +260,7 @@ def unclear(found: Comparison) -> list[str]:
     """
     judges = found.different_work is None  # with different work, longer runs would not decide it
     phrases = []
-    for kind, label in KINDS.items():
+    for kind, label in COMPARED_KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
         figures = [f for f in figures if f.rank != 90]  # p95 stands for it
         if figures:
@@ -289,13 +270,7 @@ def unclear(found: Comparison) -> list[str]:
             notes = [f"of {number}"] if found.load.is_same else []
             notes += [TOO_FEW] if judges and any(is_large(f) for f in figures) else []
             phrases.append(f"{label} {ranks}" + (f" ({', '.join(notes)})" if notes else ""))
-    ranks_of: dict[str, list[str]] = {}
-    for figure in found.figures:
-        if figure.kind is None and figure.verdict == "unclear":
-            rank_names = ranks_of.setdefault(figure.like or figure.label, [])
-            if figure.rank is not None:
-                rank_names.append(RANKS[figure.rank])
-    others = [f"{label} {', '.join(rank_names)}".rstrip() for label, rank_names in ranks_of.items()]
+    others = [f.label for f in found.figures if f.kind is None and f.verdict == "unclear"]
     return phrases + others
 
 

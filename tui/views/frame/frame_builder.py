@@ -264,7 +264,7 @@ class FrameBuilder:
             )
             self._figures_mode, self._figures_at = mode, cursor
             spent_s, now_s = spent_s + self._cpu_clock(), self._clock()
-            pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 150 * spent_s))
+            pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 50 * spent_s))
             self._figures_due_s = now_s + (pause_s if view.live else now_s - start_s)
             self._figures_taken = _Cached(self._built_of, self._figures_due_s)
         return self._figures
@@ -367,13 +367,8 @@ class FrameBuilder:
             step.num_prefill_tokens,
             step.num_decodes,
             step.token_budget,
-            None,
-            has_preemption=False,
-            has_knob_change=False,
-            has_mark=False,
             has_breach=is_slow,
             is_slow=is_slow,
-            is_lost=False,
             is_open=True,
             longest_ns=took_ns,
             is_wide=is_slow and num > 1,

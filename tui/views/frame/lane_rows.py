@@ -79,7 +79,7 @@ def _culprits(history: History, request_ids: list[int], columns: list[ChartColum
     """Return requests whose prefill made others late, in the last visible columns."""
     found: list[int] = []
     for column in reversed(columns):
-        if column.has_breach and column.num_prefill_tokens:
+        if column.has_breach and column.num_prefill_tokens and not column.is_pending:
             lanes = history.lane_cells(request_ids, column.first, column.last)
             for request_id, cells in zip(request_ids, lanes, strict=True):
                 if request_id not in found and any(each in cells for each in _PREFILLS):
@@ -123,6 +123,11 @@ def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], 
     Args:
         first: the step of the first cell.
     """
+    steps = [None if each is None else each.last for each in columns]
+    blank = sum(step is None for step in steps)
+    if steps == [None] * blank + list(range(first, first + len(steps) - blank)):
+        padding = bytes(blank)  # most often: a step a column
+        return lambda cells: padding + cells[: len(steps) - blank]
     pieces: list[tuple[int, int, int, bool]] = []  # begin, end, columns (0: one a step), pending
     for column, group in groupby(columns):
         num = sum(1 for _ in group)

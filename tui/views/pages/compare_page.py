@@ -16,7 +16,7 @@ from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_o
 
 _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
-_WITH_LIKE = 18  # least lines to show also the waits of like work
+_WITH_PARTS = 18  # least lines to show also the parts of ITL
 _ROOMY = 50  # least lines of a page with all figures
 _LEAST_ROOM = 4  # lines for sentences, to begin with the result in one
 _HEAD = 10  # cells left of a sentence
@@ -137,11 +137,11 @@ def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> l
     """Return the panel above the charts: sentences on which run is better, and its figures."""
     room = height - _charts_min(height)
     inner = width - 2
-    with_like = room >= _WITH_LIKE
-    figures = compare_figures.matrix(found, inner, with_like=with_like)
+    with_parts = room >= _WITH_PARTS
+    figures = compare_figures.matrix(found, inner, with_parts=with_parts)
     room -= 2 + len(figures)
     num_others = 4 if inner >= 114 else 6
-    if with_like and height < _ROOMY:
+    if with_parts and height < _ROOMY:
         num_others -= 2
     num_others = max(0, min(num_others, room - 8))
     sentences = _sentences(found, inner, room - num_others)

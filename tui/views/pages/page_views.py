@@ -83,9 +83,8 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         compare_page.targets,
         "Two runs, A and B. A figure reads A→B, then the better run and by what factor; = is "
         "alike, ? is an uncertain difference. 'At least' is the near end of the 99 % interval of "
-        "the factor. Under ITL stand the waits without and beside a prefill, compared between "
-        "steps that decode equally many requests. If the loads differ, only those waits have a "
-        "winner, and the run that did better with more work; elsewhere ▼ is lower in B, ▲ higher. "
+        "the factor. Under ITL stand the waits without and beside a prefill. If the loads differ, "
+        "only the run that did better with more work wins; elsewhere ▼ is lower in B, ▲ higher. "
         "In the charts A grows up and B down from one axis: prefill tokens against each run's own "
         "budget, events next to the axis, and the longest wait for a token in each column.",
     ),

@@ -19,5 +19,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         return [((clean(f" figures are {fmt.span(old_s)} old: {why}", width), "caution"),)]
     verdict = frame.verdict
     hint = f" ({frame.key(verdict.look)})" if verdict.look else ""
-    text = clean(f" {verdict.text}", max(1, width - len(hint)))
+    said, room = f" {verdict.text}", max(1, width - len(hint))
+    if len(said) > room:  # how often it was comes last
+        said = said.rpartition("; ")[0] or said
+    text = clean(said, room)
     return [((text, verdict.tone), (hint, "muted"))]

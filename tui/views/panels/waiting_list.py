@@ -45,7 +45,7 @@ def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[L
             ("—" if waits_s is None else f"{max(0.0, waits_s):,.1f} s", "text"),
             (f"{view.num_prompt_tokens:,}", "muted"),
             (f"{len(queue) - 1 - place:,}", "text"),
-            (_reason(record, queue, place), "text" if not place else "muted"),
+            (_reason(frame, record, queue, place), "text" if not place else "muted"),
         ]
 
     # Remove the marks for clicks: only the batch rows of the step can be selected.
@@ -66,8 +66,12 @@ def _preempted_ns(frame: Frame) -> dict[int, int | None]:
     return {each.request_id: each.time_ns for each in events if each.request_id is not None}
 
 
-def _reason(record: StepRecord, queue: list[RequestView], place: int) -> str:
-    if place and record.waiting_reasons and "kv_blocks" in record.waiting_reasons:
-        return f"behind {request_name(queue[0].request_id)}"
-    text = reason_text(blocking_reason(record))
-    return f"{text}; was preempted" if queue[place].status == "preempted" else text
+def _reason(frame: Frame, record: StepRecord, queue: list[RequestView], place: int) -> str:
+    view = queue[place]
+    is_paused = frame.state.state == "paused"
+    if not (is_paused or view.held) and "kv_blocks" in (record.waiting_reasons or {}):
+        first = next(each for each in queue if not each.held)
+        if first is not view:
+            return f"behind {request_name(first.request_id)}"
+    text = reason_text("paused" if is_paused else view.held or blocking_reason(record))
+    return f"{text}; was preempted" if view.status == "preempted" else text

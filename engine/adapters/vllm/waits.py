@@ -1,0 +1,112 @@
+"""What vLLM's waiting requests wait for, as it shows right after it has scheduled a step.
+
+A request may be held back for a reason of its own: vLLM then passes over it. All others wait for
+the same, which stopped vLLM's look into the queue.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+
+from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
+
+_MOST_HELD = 256  # requests whose reason is looked for in a step
+_OF_STATUS = {
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar",
+    "WAITING_FOR_FSM": "grammar",  # until 0.16
+    "WAITING_FOR_REMOTE_KVS": "remote_kv",
+    "WAITING_FOR_STREAMING_REQ": "input",
+}
+
+
+def held(scheduler: VllmScheduler) -> dict[str, str]:
+    """Return the waiting requests that vLLM passes over, with the reason as in `HeldRow`.
+
+    Before 0.20 it does not say which they are.
+    """
+    found: dict[str, str] = {}
+    skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
+        scheduler, "skipped_waiting", None
+    )
+    if not skipped:
+        return found
+    adapters: dict[int, str] | None = None
+    for request in islice(skipped, _MOST_HELD):
+        reason = _OF_STATUS.get(request.status.name)
+        if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
+            if adapters is None:
+                adapters = _adapters(scheduler.running)
+            has_room = len(adapters) < scheduler.lora_config.max_loras
+            if adapter.lora_int_id not in adapters and not has_room:
+                reason = f"lora: {', '.join(adapters.values())}"
+        if reason is None:
+            is_remote = getattr(scheduler, "connector", None) is not None
+            reason = "remote_kv" if is_remote else "deferred"
+        found[request.request_id] = reason
+    return found
+
+
+def leaves_out_prefills(scheduler: VllmScheduler) -> bool:
+    """Whether a step that vLLM was asked to keep free of prefills (`throttle_prefills`) is so."""
+    if getattr(scheduler, "prefill_capacity_bound", False):
+        return False
+    return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
+
+
+def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
+    """Whether the first request that vLLM did not pass over waits for its encoder, not for blocks.
+
+    Args:
+        held: those that it passed over.
+    """
+    if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
+        return False
+    waiting = (request for request in scheduler.waiting if request.request_id not in held)
+    first = next(waiting, None)
+    if first is None or not getattr(first, "has_encoder_inputs", False):
+        return False
+    num_free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    num_tokens: int = first.num_tokens
+    return num_free * scheduler.block_size >= num_tokens
+
+
+def _adapters(running: Sequence[VllmRequest]) -> dict[int, str]:
+    """Return the names of the LoRA adapters that running requests use, by vLLM's number."""
+    used = [request.lora_request for request in running if request.lora_request is not None]
+    return {adapter.lora_int_id: adapter.lora_name for adapter in used}
+
+
+def common_reason(
+    scheduler: VllmScheduler,
+    out: SchedulerOutput,
+    num_seats: int,
+    budget: int,
+    held: Collection[str],
+    *,
+    is_throttled: bool,
+) -> str:
+    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody.
+
+    Args:
+        is_throttled: whether vLLM was asked to leave prefills out of this step.
+    """
+    if len(scheduler.running) >= num_seats:
+        return "seats"
+    if out.total_num_scheduled_tokens >= budget:
+        return "budget"
+    if is_throttled and leaves_out_prefills(scheduler):
+        return "cadence"
+    return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
+
+
+_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
+
+
+def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
+    """Return how many requests wait for what; those held back for a reason of their own last."""
+    rest = max(0, num_waiting - len(held))
+    num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
+    reasons = {common: rest - num_behind, "queued": num_behind}
+    for reason in held.values():
+        kind = reason.partition(":")[0]
+        reasons[kind] = reasons.get(kind, 0) + 1
+    return {reason: count for reason, count in reasons.items() if count}

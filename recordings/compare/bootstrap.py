@@ -1,0 +1,171 @@
+"""The one test behind every verdict: a block bootstrap over slices of time.
+
+A run is cut into at most 20 equal slices, and each figure is a ratio of sums over them. Drawing
+pairs of neighbouring slices with replacement, again and again, gives other runs that might as well
+have been measured (Künsch, Annals of Statistics 1989; in a circle: Politis and Romano 1992). A
+difference is sure if nearly all pairs of such runs show it. Slices are drawn, not waits, because
+waits close in time are alike: one long prompt delays every decode beside it.
+
+A percentile differs if the share of waits beyond it does. Its own draws would jump between the few
+lengths that waits have: a decode alone, and one beside a prefill.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from stepscope.recordings.compare.side.slices import Waits, bin_of, middle_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    _Values: TypeAlias = NDArray[np.float64]
+
+CONFIDENCE = 0.99  # a comparison tests a dozen figures: of equal runs, few pairs get a winner
+MIN_SLICES = 5  # with fewer, no difference is sure
+_NUM_DRAWS = 4000
+_MOST = 100.0  # the largest factor that is tried
+_FINE = 1.01
+
+_Test: TypeAlias = Callable[[float], bool]
+
+
+class Interval(NamedTuple):
+    """A confidence interval of B / A; 0 to infinity if the data tells nothing."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it excludes that A and B are equal."""
+        return not self.low <= 1 <= self.high
+
+
+class Drawn(NamedTuple):
+    """A figure of each drawn run, NaN without a value, and how many slices it was drawn from."""
+
+    values: "_Values"
+    num_slices: int
+
+
+def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Drawn:
+    """The sum of `parts` divided by the sum of `wholes`, with one of each per slice.
+
+    Args:
+        seed: if two runs had the same requests in the same slices, draw the same slices of both.
+            The effect of the requests then cancels out.
+    """
+    import numpy as np  # not at the start of the program
+
+    if not any(wholes):
+        return Drawn(np.full(_NUM_DRAWS, math.nan), 0)
+    sums = _times(len(wholes), seed) @ np.array([parts, wholes], dtype=float).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Drawn(sums[:, 0] / sums[:, 1], int(np.count_nonzero(wholes)))
+
+
+def ratio_of(a: Drawn, b: Drawn) -> Interval:
+    """The interval of B / A."""
+    import numpy as np
+
+    rank = _rank(a, b)
+    if rank is None:
+        return Interval()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = np.where(a.values == b.values, 1.0, b.values / a.values)
+    ratios = ratios[~np.isnan(ratios)]
+    ratios.sort()
+    return Interval(float(ratios[rank]), float(ratios[-1 - rank]))
+
+
+def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> Interval:
+    """The interval of B / A for a percentile: the factors that the test does not rule out.
+
+    It multiplies the waits of A by a factor, and tests whether equal shares of the waits of both
+    are longer than the middle of the two percentiles.
+    """
+    bin_a, bin_b = a.percentile(rank), b.percentile(rank)
+    if bin_a is None or bin_b is None:
+        return Interval()
+    a_ns, b_ns = middle_of(bin_a), middle_of(bin_b)
+
+    def differs(factor: float) -> bool:
+        middle_ns = math.sqrt(a_ns * factor * b_ns)
+        within_a = a.within(bin_of(round(middle_ns / factor)))
+        return _differ(
+            draw(within_a, a.totals, seeds[0]),
+            draw(b.within(bin_of(round(middle_ns))), b.totals, seeds[1]),
+        )
+
+    ratio = b_ns / a_ns
+    is_sure = bin_a != bin_b and differs(1.0)
+    low, high = (_edge(differs, ratio, is_sure, direction) for direction in (-1, 1))
+    return Interval(low, high)
+
+
+def _differ(a: Drawn, b: Drawn) -> bool:
+    rank, apart = _rank(a, b), b.values - a.values
+    return rank is not None and min((~(apart > 0)).sum(), (~(apart < 0)).sum()) <= rank
+
+
+def _rank(a: Drawn, b: Drawn) -> int | None:
+    """How many draws lie beyond each end of an interval; None with too few slices.
+
+    As many as make it as wide as few blocks need: Hesterberg, What teachers should know about the
+    bootstrap (The American Statistician 2015).
+    """
+    num_slices = min(a.num_slices, b.num_slices)
+    if num_slices < MIN_SLICES:
+        return None
+    number = _num_blocks(num_slices)
+    z, freedom = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2), number - 1
+    # Student's t instead of z: Abramowitz and Stegun, 26.7.5.
+    t = z + (z**3 + z) / 4 / freedom + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2
+    return int(NormalDist().cdf(-t * math.sqrt(number / freedom)) * _NUM_DRAWS)
+
+
+def _num_blocks(num_slices: int) -> int:
+    return -(-num_slices // 2)
+
+
+@lru_cache(maxsize=16)
+def _times(num_slices: int, seed: int) -> "_Values":
+    """How often each slice was drawn, in each drawn run: always with the one after it."""
+    import numpy as np
+
+    shares = np.full(num_slices, 1 / num_slices)
+    firsts = np.random.default_rng(seed).multinomial(_num_blocks(num_slices), shares, _NUM_DRAWS)
+    drawn: _Values = (firsts + np.roll(firsts, 1, axis=1)).astype(float)
+    return drawn
+
+
+def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
+    """The factor below (-1) or above (1) `ratio` from which on the test finds a difference.
+
+    1 is beyond it exactly if the difference is sure.
+    """
+    is_between = ratio * direction < direction  # whether 1 lies in this direction
+    if is_sure and is_between:
+        return _border(differs, ratio, 1.0)
+    known = 1.0 if is_between else ratio
+    step = 1.02
+    while 1 / _MOST < (tried := known * step**direction) < _MOST:
+        if differs(tried):
+            return _border(differs, known, tried)
+        known, step = tried, step * step
+    return 0.0 if direction < 0 else math.inf
+
+
+def _border(differs: _Test, same: float, other: float) -> float:
+    """Bisect the border between `same`, where there is no difference, and `other`, with one."""
+    while max(same / other, other / same) > _FINE:
+        middle = math.sqrt(same * other)
+        if differs(middle):
+            other = middle
+        else:
+            same = middle
+    return same

@@ -1,0 +1,243 @@
+"""`Indexer`: makes indexes from the messages of one engine, and knows its state on the way."""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    Mark,
+    Preempted,
+    Rejected,
+    RequestEvent,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.session.index import (
+    FINISHED_COLUMNS,
+    KINDS,
+    STORED_COLUMNS,
+    WAIT_COLUMNS,
+    Index,
+    Lost,
+    Open,
+    intervals,
+)
+from stepscope.recordings.session.packed import pack
+from stepscope.recordings.session.steps import UNKNOWN, StepTable
+from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
+from stepscope.recordings.state.series.finished import RequestWatch
+from stepscope.recordings.state.series.latency import estimates_in
+from stepscope.recordings.state.series.latency_samples import bounded
+from stepscope.recordings.state.session import SessionState
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Columns, and those that each is likely to be close to.
+_NEAR: Mapping[str, tuple[str, ...]] = {
+    "sequence": ("step",),
+    "schedule_end_ns": ("schedule_start_ns",),
+    "launch_ns": ("schedule_end_ns", "schedule_start_ns"),
+    "tokens_ns": ("launch_ns", "schedule_start_ns"),
+    "num_output_tokens": ("num_decode_tokens",),
+    "num_rows": ("num_decode_tokens",),
+    "num_decode_rows": ("num_decode_tokens",),
+    "num_running": ("num_rows",),
+}
+_NOTED = Preempted | Aborted | Rejected
+
+
+class Indexer:
+    """Follows the messages of one engine, and makes indexes of what they tell.
+
+    Belongs to one thread.
+
+    Args:
+        state: the state before the first message.
+        sequence: the number of the message that led to this state; None if there was none.
+        since_ns: engine time since when pauses are known; None: since the first snapshot.
+        open: the requests of which all is known, from the index before.
+
+    Attributes:
+        state: the state after the last message. Only the indexer may change it.
+        sequence: the number of the last message; None before the first.
+    """
+
+    def __init__(
+        self,
+        state: SessionState | None = None,
+        sequence: int | None = None,
+        since_ns: int | None = None,
+        open: Iterable[Open] = (),
+    ) -> None:
+        self.state = state or SessionState()
+        self.sequence = sequence
+        self._since_ns = since_ns
+        self._needs_snapshot = False
+        self._last_step, self._last_ns = self.state.step, 0
+        self._trail = self.state.pauses
+        self._watch = RequestWatch(0.0)
+        self.follow(open)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = StepTable()
+        self._waits = [array("q") for _ in WAIT_COLUMNS]
+        self._finished = [array("q") for _ in FINISHED_COLUMNS]
+        self._noted: list[tuple[int, int, RequestEvent]] = []
+        self._said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
+        self._lost: list[Lost] = []
+        self._pauses: list[tuple[int, int]] = []
+
+    def follow(self, open: Iterable[Open]) -> None:
+        """Follow these requests, of which an earlier index tells, and new ones; no others."""
+        self._watch.begin(self.state)
+        self._watch.go_on_with(open)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps in the next index."""
+        return len(self._steps)
+
+    def take(self, sequence: int, message: Telemetry) -> None:
+        """Follow the next message; one that was told before changes nothing."""
+        if isinstance(message, Mark):
+            self._said.append((max(self.state.step, 0), message))
+            return
+        if not self._is_next(sequence, message):
+            return
+        if isinstance(message, StepRecord):
+            if message.step > self._last_step:
+                self._take_step(sequence, message)
+        else:
+            self._take_other(message)
+        if self.state.pauses is not self._trail:
+            self._note_pauses()
+
+    def _note_pauses(self) -> None:
+        before, self._trail = self._trail, self.state.pauses
+        known = {span.start_ns for span in before.spans or () if span.end_ns is not None}
+        for span in self._trail.spans or ():
+            if span.end_ns is not None and span.start_ns not in known:
+                self._pauses.append((span.start_ns, span.end_ns))
+
+    def _take_other(self, message: Telemetry) -> None:
+        self.state.apply(message)
+        if isinstance(message, EngineStatus):
+            self._note(message.events, max(message.step, 0), message.time_ns)
+        elif isinstance(message, KnobsChanged | Audited):
+            self._said.append((max(self.state.step, 0), message))
+        elif isinstance(message, Snapshot):
+            self._last_step = max(self._last_step, message.step)
+            if self._since_ns is None:
+                self._since_ns = known_since(message)
+
+    def _take_step(self, sequence: int, record: StepRecord) -> None:
+        if back_ns := back_by(self._last_ns, record):
+            self.state = set_back(self.state, back_ns)
+            self._watch.begin(self.state)
+        self._last_step, self._last_ns = record.step, record.tokens_ns
+        state = self.state
+        outcome = state.apply(record)
+        assert outcome is not None
+        leave_out(outcome, state, record.tokens_ns, self._since_ns or 0)
+        self._watch.take(outcome, state, record.tokens_ns)
+        self._note(record.events, record.step, record.tokens_ns)
+        self._add_waits(record, outcome)
+        num_rows = None if record.batch is None else len(record.batch)
+        self._steps.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
+
+    def _add_waits(self, record: StepRecord, outcome: Outcome) -> None:
+        place = len(self._steps)
+        rows = [
+            ("itl", ns, number, outcome.gap_request_ids[ns])
+            for ns, number in outcome.gaps_ns.items()
+        ]
+        for kind, waits in (
+            ("ttft", outcome.ttft_ns), ("tpot", outcome.tpot_ns), ("e2e", outcome.e2e_ns)
+        ):  # fmt: skip
+            rows += [(kind, ns, 1, request_id) for request_id, ns in waits]
+        if record.totals is not None:
+            rows += [(*estimate, UNKNOWN) for estimate in estimates_in(record.totals)]
+        for kind, ns, number, request_id in rows:
+            values = place, KINDS.index(kind), bounded(ns), number, bounded(request_id)
+            for column, value in zip(self._waits, values, strict=True):
+                column.append(value)
+        for each in outcome.finished:
+            for column, value in zip(
+                self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
+            ):
+                column.append(bounded(value))
+
+    def _note(self, events: list[RequestEvent], step: int, time_ns: int) -> None:
+        for event in events:
+            if isinstance(event, _NOTED) and not any(
+                at == step and type(other) is type(event) for at, _, other in self._noted[-3:]
+            ):
+                self._noted.append((step, time_ns, event))
+
+    def _is_next(self, sequence: int, message: Telemetry) -> bool:
+        """Whether a message is new. Notes those that are missing before it."""
+        last, self.sequence = self.sequence, max(sequence, self.sequence or 0)
+        if last is None:
+            return True
+        if isinstance(message, Snapshot):
+            is_new = sequence > last or (sequence == last and self._needs_snapshot)
+            num_lost = sequence - last  # it stands for messages that never came
+            self._needs_snapshot = self._needs_snapshot and not is_new
+        else:
+            is_new, num_lost = sequence > last, sequence - last - 1
+            self._needs_snapshot = self._needs_snapshot or num_lost > 0
+        if num_lost > 0:
+            self._lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
+            self._watch.begin(self.state)
+        return is_new
+
+    def cut(self) -> Index:
+        """The index of all since the last call."""
+        import numpy as np
+
+        def numbers(column: "array[int]") -> "NDArray[np.int64]":
+            return np.frombuffer(column, dtype=np.int64)
+
+        steps = {name: numbers(self._steps.column(name)) for name in STORED_COLUMNS}
+        waits = dict(zip(WAIT_COLUMNS, map(numbers, self._waits), strict=True))
+        finished = dict(zip(FINISHED_COLUMNS, map(numbers, self._finished), strict=True))
+        interval_ns = intervals(steps["tokens_ns"])[waits["place"]]
+        decoded = {"num_decode_tokens": steps["num_decode_tokens"][waits["place"]]}
+        near = {"ns": {"interval_ns": interval_ns}, "number": decoded}
+        between = self.state.between or Outcome()
+        index = Index(
+            tables={
+                "steps": (
+                    len(self._steps),
+                    {
+                        name: pack(column, {each: steps[each] for each in _NEAR.get(name, ())})
+                        for name, column in steps.items()
+                    },
+                ),
+                "waits": (
+                    len(waits["place"]),
+                    {name: pack(column, near.get(name, {})) for name, column in waits.items()},
+                ),
+                "finished": (
+                    len(finished["place"]),
+                    {name: pack(column, {}) for name, column in finished.items()},
+                ),
+            },
+            noted=self._noted,
+            said=self._said,
+            lost=self._lost,
+            pauses=self._pauses,
+            open=[Open(*each) for each in self._watch.open()],
+            between=(between.num_arrived, between.num_finished, between.num_preempted),
+        )
+        self._begin()
+        return index

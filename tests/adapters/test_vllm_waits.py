@@ -1,0 +1,134 @@
+"""What each waiting request of an attached vLLM waits for, by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.engine.adapters.vllm import waits
+from stepscope.engine.protocol.wire import EngineStatus, HeldRow
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.session import SessionState
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.test_vllm_schedules import Played
+from tests.support.sessions.seek_sessions import record
+
+
+def explained(messages: list[tuple[int, Any]]) -> Explainer:
+    explainer = Explainer(0, 0)
+    for _, message in messages:
+        explainer.take(message)
+    return explainer
+
+
+def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(attach: Attach) -> None:
+    played = Played(attach, "0.32.0", "adapters")
+    told = [line.get("held", []) for line in played.scheduler.calls if line["call"] == "schedule"]
+    ran = [bool(output.num_scheduled_tokens) for output in played.scheduler.outputs]
+    state, held = SessionState(), []
+    for step in played.steps:
+        assert (step.waiting_reasons or {}).get("lora", 0) <= step.num_waiting
+    for _, message in played.messages:
+        if state.apply(message) is not None:
+            held.append({v.client_id: v.held for v in state.requests.values() if v.held})
+    expected = [names for names, has_run in zip(told, ran, strict=True) if has_run]
+    assert [sorted(each) for each in held] == expected
+    assert {"2": "lora: a", "3": "lora: a"} in held
+    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
+    waited = "waited in the queue for a LoRA slot (max_loras), held by a"
+    assert any(piece.text.startswith(waited) for piece in late["2"].pieces)
+    for name in ("0", "1", "4", "5"):
+        assert not any("LoRA" in piece.text for piece in late[name].pieces)
+    history = History()
+    for sequence, message in played.messages:
+        history.append(sequence, message)
+    num_lora = sum(bool(names) for names in expected)
+    assert history.limits(None, None)["lora"] == num_lora / len(played.steps)
+
+
+def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
+    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    played = Played(attach, "0.32.0", "adapters")
+    path = record(tmp_path / "adapters.mcap", played.messages)
+    step = next(s.step for s in played.steps if (s.waiting_reasons or {}).get("lora") == 2)
+    picture = tmp_path / "step.txt"
+    options = ["--page", "step", "--at", str(step), "--size", "140x50", "-o", str(picture)]
+    assert stepscope("screenshot", str(path), *options).exit_code == 0
+    assert picture.read_text().count("a LoRA slot (max_loras), held by a") == 2
+
+
+def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
+    attach: Attach,
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    watcher = attachment.core._watcher
+    play = scheduler.play()
+    next(play)
+    request = scheduler.requests["0"]
+    request.status = SimpleNamespace(name="WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR")
+    scheduler.deferred_waiting.held = [request]
+    scheduler.deferred_waiting.num_waiting = 1
+    with attachment.notes.done():
+        held = watcher.held_anew()
+        assert held is not None
+        assert watcher.held_anew() is None
+        watcher.recorder.hold_between(held)
+        attachment.core.heartbeat.publish_status("running")
+    for _ in play:
+        pass
+    attachment.close()
+    messages = published(attachment)
+    rows = [m.held for _, m in messages if isinstance(m, EngineStatus) and m.held]
+    assert rows == [[HeldRow(0, "grammar")]]
+    first = next(late for late in explained(messages).late if late.request_id == 0)
+    said = [piece.text for piece in first.pieces]
+    assert "waited in the queue for its grammar to be compiled" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "connector", "reason"),
+    [
+        ("WAITING_FOR_FSM", None, "grammar"),
+        ("WAITING_FOR_REMOTE_KVS", None, "remote_kv"),
+        ("WAITING_FOR_STREAMING_REQ", None, "input"),
+        ("WAITING", object(), "remote_kv"),
+        ("PREEMPTED", None, "deferred"),
+    ],
+)
+def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
+    status: str, connector: object, reason: str
+) -> None:
+    request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
+    scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
+    assert waits.held(scheduler) == {"a": reason}
+
+
+def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_blocks() -> None:
+    decoding, prefilling = (
+        SimpleNamespace(is_prefill_chunk=False),
+        SimpleNamespace(is_prefill_chunk=True),
+    )
+    scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
+    assert not waits.leaves_out_prefills(scheduler)
+    scheduler.running.append(decoding)
+    assert waits.leaves_out_prefills(scheduler)
+    scheduler.prefill_capacity_bound = True
+    assert not waits.leaves_out_prefills(scheduler)
+
+    picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 7)
+    scheduler = SimpleNamespace(
+        max_num_encoder_input_tokens=512,
+        waiting=[SimpleNamespace(request_id="held"), picture],
+        block_size=16,
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+    )
+    assert waits.lacks_encoder_budget(scheduler, {"held"})
+    picture.num_tokens = 113  # does not fit into seven blocks
+    assert not waits.lacks_encoder_budget(scheduler, {"held"})
