@@ -41,7 +41,7 @@ class _Benchmark(Struct):
     requests: _Requests
 
 
-class _Report(Struct):
+class _GuidellmReport(Struct):
     benchmarks: list[_Benchmark]
 
 
@@ -51,7 +51,7 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not documents or not {"benchmarks", "config"} <= documents[0][1].keys():
         return None
     line, values = documents[0]
-    benchmarks = file.fields(line, values, _Report).benchmarks
+    benchmarks = file.fields(line, values, _GuidellmReport).benchmarks
     groups = benchmarks[-1].requests if benchmarks else _Requests()
     requests = [_finished(each) for each in groups.successful]
     for name, group in (("incomplete", groups.incomplete), ("errored", groups.errored)):

@@ -25,7 +25,7 @@ from stepscope.engine.transport.endpoints import (
 _MOST_S, _LOOK_S = 1.0, 0.01
 
 
-class EngineProcess(Protocol):
+class VllmProcess(Protocol):
     """A process that vLLM has started."""
 
     @property
@@ -36,7 +36,7 @@ class EngineProcess(Protocol):
 
 
 def end(
-    endpoint: str, processes: Sequence[EngineProcess], shutdown: Callable[[], Any], *, at_once: bool
+    endpoint: str, processes: Sequence[VllmProcess], shutdown: Callable[[], Any], *, at_once: bool
 ) -> Any:
     """Call `shutdown`, which ends the processes, after stepscope in them has heard of it.
 
