@@ -109,10 +109,7 @@ class ControlClient:
         return command_id
 
     def idle(self) -> None:
-        """Discard the events that libzmq reports about the socket.
-
-        If the client is idle, call this once a minute: libzmq blocks at 2000 events.
-        """
+        """Discard libzmq's events about the socket; call it once a minute: it blocks at 2000."""
         self._handshakes.refusal()
 
     def receive(

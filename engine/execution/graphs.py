@@ -192,10 +192,7 @@ class DecodeGraphs:
         self._buffers.fill(batch, size, fed)
 
     def run(self, size: int, num_tokens: int) -> torch.Tensor:
-        """Run the step whose inputs were filled in. Returns logits `[num_tokens, vocab_size]`.
-
-        The logits are valid until the next step.
-        """
+        """Run the step filled in. Its logits `[num_tokens, vocab_size]` hold until the next."""
         self._graphs[size].replay()
         return self._logits[:num_tokens]
 

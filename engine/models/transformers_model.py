@@ -229,11 +229,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _probe(self) -> tuple[torch.dtype, KVShape]:
-        """Run two prompts of three tokens, and check how the layers call attention.
-
-        Returns the dtype and the shape of the KV cache, taken from these calls, because configs
-        name them in too many ways.
-        """
+        """Run two short prompts, check the layers' calls, and return KV dtype and shape of them."""
         probe = Probe()
         tokens = torch.arange(6, device=self.device) % self.vocab_size
         positions = torch.tensor([0, 1, 2, 0, 1, 2], device=self.device)
@@ -268,10 +264,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _compare(self) -> None:
-        """Compare a prompt over pages, whole and in chunks, with the model's own forward pass.
-
-        So a model is refused that counts positions by itself: it would count each chunk from 0.
-        """
+        """Compare a prompt over pages, whole and in chunks, with the model's own forward pass."""
         tokens = (torch.arange(_TRIAL_TOKENS, device=self.device) * 7 + 1) % self.vocab_size
         ways = {"whole": (_TRIAL_TOKENS,), "in chunks": (7, 1, _TRIAL_TOKENS - 8)}
         try:

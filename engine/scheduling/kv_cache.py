@@ -84,10 +84,7 @@ class KVCacheManager:
         return self.num_blocks_for(num_tokens) - len(hit) + self._pool.num_idle(hit)
 
     def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
-        """Give a request that holds no blocks those of its `hit`, and more for `num_tokens` in all.
-
-        Raises KVCacheIntegrityError: fewer blocks are free than `num_blocks_taken` says.
-        """
+        """Give a request the blocks of its `hit`, and more for `num_tokens` in all (all free)."""
         owner = request.request_id
         self._pool.share(hit, owner)
         new = self._pool.take(self.num_blocks_for(num_tokens) - len(hit), owner)
@@ -101,11 +98,7 @@ class KVCacheManager:
             self._num_hit_tokens += len(hit) * self.block_size
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give a request blocks for `num_tokens` in all, counting those that it holds.
-
-        Returns:
-            False if too few blocks are free; nothing has changed then.
-        """
+        """Give a request blocks for `num_tokens` in all; False, unchanged, if too few are free."""
         count = self.num_blocks_for(num_tokens) - len(request.block_table)
         if count <= 0:
             return True

@@ -109,10 +109,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.weight_bytes + self.embedding_weights * _BF16
 
     def num_experts_used(self, num_tokens: int) -> float:
-        """Expected number of experts that a layer uses for `num_tokens` tokens.
-
-        Assumes that each token chooses its experts evenly and independently.
-        """
+        """Expected number of experts that a layer uses, each token choosing evenly by itself."""
         share = self.num_experts_per_token / self.num_experts
         return self.num_experts * (1 - (1 - share) ** num_tokens)
 

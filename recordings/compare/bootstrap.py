@@ -33,7 +33,7 @@ _FINE = 1.01
 _Test: TypeAlias = Callable[[float], bool]
 
 
-class Interval(NamedTuple):
+class RatioInterval(NamedTuple):
     """A confidence interval of B / A; 0 to infinity if the data tells nothing."""
 
     low: float = 0.0
@@ -68,21 +68,21 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Drawn:
         return Drawn(sums[:, 0] / sums[:, 1], int(np.count_nonzero(wholes)))
 
 
-def ratio_of(a: Drawn, b: Drawn) -> Interval:
+def ratio_of(a: Drawn, b: Drawn) -> RatioInterval:
     """The interval of B / A."""
     import numpy as np
 
     rank = _rank(a, b)
     if rank is None:
-        return Interval()
+        return RatioInterval()
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.where(a.values == b.values, 1.0, b.values / a.values)
     ratios = ratios[~np.isnan(ratios)]
     ratios.sort()
-    return Interval(float(ratios[rank]), float(ratios[-1 - rank]))
+    return RatioInterval(float(ratios[rank]), float(ratios[-1 - rank]))
 
 
-def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> Interval:
+def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> RatioInterval:
     """The interval of B / A for a percentile: the factors that the test does not rule out.
 
     It multiplies the waits of A by a factor, and tests whether equal shares of the waits of both
@@ -90,7 +90,7 @@ def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> I
     """
     bin_a, bin_b = a.percentile(rank), b.percentile(rank)
     if bin_a is None or bin_b is None:
-        return Interval()
+        return RatioInterval()
     a_ns, b_ns = middle_of(bin_a), middle_of(bin_b)
 
     def differs(factor: float) -> bool:
@@ -104,7 +104,7 @@ def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> I
     ratio = b_ns / a_ns
     is_sure = bin_a != bin_b and differs(1.0)
     low, high = (_edge(differs, ratio, is_sure, direction) for direction in (-1, 1))
-    return Interval(low, high)
+    return RatioInterval(low, high)
 
 
 def _differ(a: Drawn, b: Drawn) -> bool:

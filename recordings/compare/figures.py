@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.bootstrap import (
-    Interval,
+    RatioInterval,
     draw,
     percentile_ratio,
     ratio_of,
@@ -26,7 +26,7 @@ _ALIKE_SHARE = 0.002  # absolute, for shares: 99.9 % and 99.8 % are alike
 Verdict: TypeAlias = Literal["a", "b", "alike", "unclear", "differs", "unknown"]
 
 PARTS = {DECODE_ONLY: "ITL decode only", BESIDE_PREFILL: "ITL beside a prefill"}
-COMPARED_KINDS: dict[str, str] = {**KINDS, **PARTS}
+COMPARED_KINDS: dict[str, str] = dict([*KINDS.items(), *PARTS.items()])
 _PART_RANKS = (50, 99)
 _QUEUED = ("ttft", "e2e")  # they include the wait for admission
 
@@ -80,7 +80,7 @@ class ComparedFigure(NamedTuple):
     num_b: int = 0
     kind: str | None = None
     rank: int | None = None
-    interval: Interval | None = None
+    interval: RatioInterval | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -98,7 +98,7 @@ class ComparedFigure(NamedTuple):
     @property
     def least_factor(self) -> float | None:
         """Lower confidence bound of `factor`; None if the interval includes 1."""
-        low, high = self.interval or Interval()
+        low, high = self.interval or RatioInterval()
         if low > 1:
             return low
         return 1 / high if 0 < high < 1 else None
@@ -209,11 +209,8 @@ def _totals(
         if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_throughput:
             better = None
         if sums is not None and better is not None:
-            draws = [
-                draw(*side.totals.over_time(*sums), seed)
-                for side, seed in zip((a, b), seeds, strict=True)
-            ]
-            interval = ratio_of(*draws)
+            (part_a, whole_a), (part_b, whole_b) = (side.totals.over_time(*sums) for side in (a, b))
+            interval = ratio_of(draw(part_a, whole_a, seeds[0]), draw(part_b, whole_b, seeds[1]))
         is_sure = interval is not None and interval.is_sure
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None

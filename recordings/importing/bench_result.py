@@ -5,13 +5,26 @@ SGLang (`--output-details`) and older vLLM do not write when requests began.
 """
 
 import time
-from typing import Any
+
+from msgspec import Struct
 
 from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Fields, ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
-_LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 _NS = 1e9
+
+
+class _Result(Struct):
+    total_input_tokens: Count
+    input_lens: list[Count] = []
+    output_lens: list[Count] = []
+    ttfts: list[Number] = []
+    itls: list[list[Number]] = []
+    start_times: list[Number] | None = None
+    errors: list[str | None] = []
+    duration: Number = 0.0
+    date: str = ""  # of its end
+    model_id: str | None = None
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
@@ -20,77 +33,45 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not results:
         return None
     line, values = results[-1]
-    told = Fields(file, line, values)
-    tool = "vllm bench serve" if "model_id" in values else "sglang bench_serving"
-    lists = [told.list(name) for name in _LISTS]
-    if None in lists:
-        detail = "--save-detailed" if "model_id" in values else "--output-details"
-        missing = _LISTS[lists.index(None)]
-        raise told.error(missing, f"a list with an entry for each request ({detail})", None)
-    for name, each in zip(_LISTS, lists, strict=True):
-        if len(each or ()) != len(lists[0] or ()):
-            raise told.error(name, f"{len(lists[0] or ()):,} entries", f"{len(each or ()):,}")
-    requests = list(_requests(told, lists, told.list("errors")))
-    starts, notes = told.list("start_times"), []
-    if starts is not None and len(starts) != len(requests):
-        raise told.error("start_times", f"{len(requests):,} entries", f"{len(starts):,}")
-    duration_ns = round((told.number("duration") or 0.0) * _NS)
-    # So far apart that the last token comes at the end.
-    apart_ns = [max(0, duration_ns - each.end_ns) // n for n, each in enumerate(requests) if n]
-    for number, each in enumerate(requests):
-        if starts is not None:
-            shift_ns = round(told.as_number(f"start_times[{number}]", starts[number]) * _NS)
-        else:
-            shift_ns = number * min(apart_ns, default=0)
-        each.start_ns += shift_ns
-        each.end_ns += shift_ns
-        each.tokens_ns = [token_ns + shift_ns for token_ns in each.tokens_ns]
-    if starts is None and requests:
+    told, notes = file.fields(line, values, _Result), []
+    tool = "sglang bench_serving" if told.model_id is None else "vllm bench serve"
+    num = len(told.input_lens)
+    for name in ("input_lens", "output_lens", "ttfts", "itls", "start_times"):
+        got = getattr(told, name)
+        if got is not None and (len(got) != num or not num):
+            detail = "--output-details" if told.model_id is None else "--save-detailed"
+            expected = f"{num} entries" if num else f"an entry for each request ({detail})"
+            raise file.error(f"{line}, {name}", expected, str(len(got) or "none"))
+    duration_ns = round(told.duration * _NS)
+    starts_s = told.start_times
+    if starts_s is None:
         notes.append("it has no start times: requests are spread evenly over its duration")
+        # So far apart that the last token comes at the end.
+        lasted_s = [ttft + sum(itls) for ttft, itls in zip(told.ttfts, told.itls, strict=True)]
+        apart_s = [max(0, told.duration - e2e) / n for n, e2e in enumerate(lasted_s) if n]
+        starts_s = [number * min(apart_s, default=0) for number in range(num)]
+    requests = [_request(told, number, round(at * _NS)) for number, at in enumerate(starts_s)]
     if len(results) > 1:
         notes.append(f"it holds {len(results)} results: the last one is shown")
-    model = told.text("model_id")
-    note = f"{file.name}: {'; '.join(notes)}" if notes else None
-    return client_session(file, tool, model, requests, _began_ns(told, duration_ns), note)
-
-
-def _requests(
-    told: Fields, lists: list[list[Any] | None], errors: list[Any] | None
-) -> list[ClientRequest]:
-    """The requests, all with a start at 0."""
-    found = []
-    for number, (prompt, output, ttft, itls) in enumerate(zip(*map(_list, lists), strict=True)):
-        ttft_ns = round(told.as_number(f"ttfts[{number}]", ttft) * _NS)
-        if not isinstance(itls, list):
-            raise told.error(f"itls[{number}]", "a list", itls)
-        # The sum of rounded gaps: each gap is as the tool says, to the nanosecond.
-        tokens_ns = [ttft_ns]
-        for gap in itls:
-            tokens_ns.append(tokens_ns[-1] + round(told.as_number(f"itls[{number}]", gap) * _NS))
-        error = errors[number] if errors is not None and number < len(errors) else ""
-        num_output = round(told.as_number(f"output_lens[{number}]", output))
-        has_failed = bool(error) or not ttft_ns
-        found.append(
-            ClientRequest(
-                start_ns=0,
-                end_ns=tokens_ns[-1],
-                num_prompt=round(told.as_number(f"input_lens[{number}]", prompt)),
-                num_output=num_output,
-                tokens_ns=tokens_ns if ttft_ns else [],
-                error=(str(error) or "no token came") if has_failed else None,
-            )
-        )
-    return found
-
-
-def _list(values: list[Any] | None) -> list[Any]:
-    return values or []
-
-
-def _began_ns(told: Fields, duration_ns: int) -> int:
-    """When the benchmark began, Unix time: its `date` is that of its end."""
     try:
-        end_s = time.mktime(time.strptime(told.text("date"), "%Y%m%d-%H%M%S"))
+        end_s = time.mktime(time.strptime(told.date, "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):
-        end_s = told.file.changed_s
-    return round(end_s * _NS) - duration_ns
+        end_s = file.changed_s
+    began_ns = round(end_s * _NS) - duration_ns
+    note = f"{file.path.name}: {'; '.join(notes)}" if notes else None
+    return client_session(file, tool, requests, began_ns, note, told.model_id or "")
+
+
+def _request(told: _Result, number: int, start_ns: int) -> ClientRequest:
+    tokens_ns = [start_ns + round(told.ttfts[number] * _NS)]
+    for gap_s in told.itls[number]:  # rounded one by one: each gap is as the tool says
+        tokens_ns.append(tokens_ns[-1] + round(gap_s * _NS))
+    error = told.errors[number] if number < len(told.errors) else None
+    return ClientRequest(
+        start_ns=start_ns,
+        end_ns=tokens_ns[-1],
+        num_prompt=told.input_lens[number],
+        num_output=told.output_lens[number],
+        tokens_ns=tokens_ns if told.ttfts[number] else [],
+        error=error or (None if told.ttfts[number] else "no token came"),
+    )

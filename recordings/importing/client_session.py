@@ -6,12 +6,13 @@ that it is not one step of the engine. A request waits until its first token, th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from stepscope.engine.protocol.wire import (
     Aborted,
     Arrived,
     BatchRow,
-    EngineInfo,
     EngineStatus,
     Finished,
     Phase,
@@ -48,118 +49,90 @@ class ClientRequest:
 def client_session(
     file: ForeignFile,
     tool: str,
-    model: str,
     requests: list[ClientRequest],
     wall_ns: int,
     note: str | None = None,
+    model: str = "",
 ) -> ForeignSession:
-    """The session of some requests.
-
-    Args:
-        wall_ns: Unix time of the first request's start.
+    """The session of some requests; `wall_ns`: Unix time at which the first one starts.
 
     Raises:
         RecordingError: there is no request, or all of them failed.
     """
     if not requests:
-        raise file.error(1, "", f"the requests in this result of {tool}", "none")
-    failed = [each.error for each in requests if each.error is not None]
-    if len(failed) == len(requests):
-        got = f"{failed[-1].strip().splitlines()[-1] if failed[-1].strip() else 'failures'}"
-        raise file.error(1, "", f"a request that did not fail, of {len(requests):,}", got)
+        raise file.error(1, f"the requests of this result of {tool}", "none, or their sums alone")
+    errors = [each.error for each in requests if each.error is not None]
+    if len(errors) == len(requests):
+        got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
+        raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     requests = sorted(requests, key=lambda each: each.start_ns)
-    info = EngineInfo(
-        engine_id=file.name,
-        name=file.name,
-        software_version="",
-        model=model,
-        engine=tool,
-        imported=f"a result of {tool}",
-        monotonic_ns=requests[0].start_ns,
-        wall_ns=wall_ns,
-        totals_every_s=_ANY_MOMENT_S,
-    )
+    info = file.info(tool, "result", requests[0].start_ns, wall_ns, _ANY_MOMENT_S, model)
     return ForeignSession(info, _messages(requests), note)
 
 
-@dataclass(slots=True)
-class _Moment:
-    """What the client saw at one time."""
-
-    arrived: list[RequestEvent] = field(default_factory=list)
-    rows: list[BatchRow] = field(default_factory=list)
-    ended: list[RequestEvent] = field(default_factory=list)
-    num_prefill: int = 0
-    num_decode: int = 0
-    num_begun: int = 0  # requests that stop waiting
-
-
 def _messages(requests: list[ClientRequest]) -> Iterator[Telemetry]:
-    moments: dict[int, _Moment] = {}
-    for number, each in enumerate(requests):
-        _add(moments, number, each)
-    step, last_ns, num_waiting, num_running = -1, 0, 0, 0
-    for time_ns, moment in sorted(moments.items()):
-        if num_running == num_waiting == 0:
+    seen = [part for number, each in enumerate(requests) for part in _seen(number, each)]
+    step, last_ns = -1, 0
+    waiting: set[int] = set()
+    running: set[int] = set()
+    for time_ns, group in groupby(sorted(seen, key=itemgetter(0)), itemgetter(0)):
+        parts = [part for _, part in group]
+        rows = [part for part in parts if isinstance(part, BatchRow)]
+        arrived = [part for part in parts if isinstance(part, Arrived)]
+        ended = [part for part in parts if isinstance(part, Finished | Aborted)]
+        if not waiting and not running:
             last_ns = time_ns
-        num_waiting += len(moment.arrived)
-        if moment.arrived:
+        waiting.update(each.request_id for each in arrived)
+        if arrived:
             yield EngineStatus(
                 time_ns=time_ns,
                 state="running",
                 step=step,
-                num_running=num_running,
-                num_waiting=num_waiting,
-                events=moment.arrived,
+                num_running=len(running),
+                num_waiting=len(waiting),
+                events=[*arrived],
             )
-        num_waiting -= moment.num_begun
-        num_running += moment.num_begun - len(moment.ended)
-        if not moment.rows and not moment.ended:
+        running.update(row.request_id for row in rows)
+        running.difference_update(each.request_id for each in ended)
+        waiting.difference_update(each.request_id for each in (*rows, *ended))
+        if not rows and not ended:
             continue
         step += 1
+        prefill = sum(row.num_tokens for row in rows if row.phase == Phase.PREFILL)
         yield StepRecord(
             step=step,
             schedule_start_ns=last_ns,
             tokens_ns=time_ns,
-            num_prefill_tokens=moment.num_prefill,
-            num_decode_tokens=moment.num_decode,
-            batch=moment.rows,
-            num_running=num_running,
-            num_waiting=num_waiting,
-            events=moment.ended,
+            num_prefill_tokens=prefill,
+            num_decode_tokens=sum(row.num_tokens for row in rows) - prefill,
+            batch=rows,
+            num_running=len(running),
+            num_waiting=len(waiting),
+            events=[*ended],
         )
         last_ns = time_ns
 
 
-def _add(moments: dict[int, _Moment], number: int, each: ClientRequest) -> None:
-    def at(time_ns: int) -> _Moment:
-        return moments.setdefault(max(each.start_ns, time_ns), _Moment())
-
-    prompt, chunks = each.num_prompt, each.tokens_ns
-    at(each.start_ns).arrived.append(
-        Arrived(number, "client", prompt, max(1, each.num_output), 0, each.start_ns)
-    )
-    begun = at(chunks[0] if chunks else each.end_ns)
-    begun.num_begun += 1
+def _seen(number: int, each: ClientRequest) -> Iterator[tuple[int, RequestEvent | BatchRow]]:
+    """What the client saw of a request: when, and what."""
+    prompt, chunks, start_ns = each.num_prompt, each.tokens_ns, each.start_ns
+    end_ns = max(start_ns, each.end_ns, *chunks)
+    most = max(1, each.num_output)
+    yield start_ns, Arrived(number, "client", prompt, most, 0, start_ns)
     if chunks:
-        begun.rows.append(BatchRow(number, Phase.PREFILL, 0, prompt, 0, 0, _FIRST))
-        begun.num_prefill += prompt
+        yield chunks[0], BatchRow(number, Phase.PREFILL, 0, prompt, 0, 0, _FIRST)
     elif each.error is None:
         # A row that does not go on from the one before tells its tokens, and no latency.
-        begun.rows.append(BatchRow(number, Phase.DECODE, prompt, each.num_output, 0, 0, 0))
-        begun.num_prefill += prompt
-        begun.num_decode += each.num_output
+        yield end_ns, BatchRow(number, Phase.PREFILL, 0, prompt, 0, 0, 0)
+        yield end_ns, BatchRow(number, Phase.DECODE, prompt, each.num_output, 0, 0, 0)
     # The first chunk counts as one token; the others share the rest.
-    num_rest, done = max(0, each.num_output - 1), 0
+    done = 0
     for place, time_ns in enumerate(chunks[1:], 1):
-        upto = num_rest * place // (len(chunks) - 1)
+        upto = (most - 1) * place // (len(chunks) - 1)
         start = prompt + done + (not each.has_gaps)
-        moment = at(time_ns)
-        moment.rows.append(BatchRow(number, Phase.DECODE, start, upto - done, 0, 0, 0))
-        moment.num_decode += upto - done
+        yield time_ns, BatchRow(number, Phase.DECODE, start, upto - done, 0, 0, 0)
         done = upto
-    at(each.end_ns).ended.append(
-        Finished(number, "", each.num_output)
-        if each.error is None
-        else Aborted(number, each.error.strip()[:80])
-    )
+    if each.error is None:
+        yield end_ns, Finished(number, "", each.num_output)
+    else:
+        yield end_ns, Aborted(number, each.error.strip()[:80])

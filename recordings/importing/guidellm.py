@@ -5,62 +5,75 @@ its gaps are unknown. guidellm calls "inter-token latency" the mean of a request
 Form: guidellm 0.8, `guidellm/schemas/base/request_stats.py`.
 """
 
+from msgspec import Struct
+
 from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Fields, ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1e9
-_GROUPS = ("successful", "incomplete", "errored")
+
+
+class _Timings(Struct):
+    first_token_iteration: Number | None = None
+    last_token_iteration: Number | None = None
+
+
+class _Info(Struct):
+    timings: _Timings
+    error: str | None = None
+
+
+class _Request(Struct):
+    info: _Info
+    request_start_time: Number | None
+    request_end_time: Number | None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+
+
+class _Requests(Struct):
+    successful: list[_Request] = []
+    incomplete: list[_Request] = []
+    errored: list[_Request] = []
+
+
+class _Benchmark(Struct):
+    requests: _Requests
+
+
+class _Report(Struct):
+    benchmarks: list[_Benchmark]
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session of the last benchmark in the report; None if it is no report."""
     documents = file.documents
-    if not documents or "benchmarks" not in documents[0][1]:
+    if not documents or not {"benchmarks", "config"} <= documents[0][1].keys():
         return None
-    report = Fields(file, *documents[0])
-    benchmarks = report.list("benchmarks") or []
-    if not benchmarks or not isinstance(benchmarks[-1], dict) or "requests" not in benchmarks[-1]:
-        return None
-    place = f"benchmarks[{len(benchmarks) - 1}]."
-    last = Fields(file, report.line, benchmarks[-1], place)
-    requests = [
-        request
-        for group in _GROUPS
-        for number, each in enumerate(last.part("requests").list(group) or [])
-        if (request := _request(last, f"requests.{group}[{number}].", each, group)) is not None
-    ]
-    if not requests:
-        raise last.error("requests", "requests (the report holds their sums alone)", None)
+    line, values = documents[0]
+    benchmarks = file.fields(line, values, _Report).benchmarks
+    groups = benchmarks[-1].requests if benchmarks else _Requests()
+    requests = [_finished(each) for each in groups.successful]
+    for name, group in (("incomplete", groups.incomplete), ("errored", groups.errored)):
+        for each in group:
+            if each.request_start_time is not None:
+                requests.append(_finished(each))
+                requests[-1].error = each.info.error or name
     note = None
     if len(benchmarks) > 1:
-        note = f"{file.name} holds {len(benchmarks)} benchmarks: the last one is shown"
-    model = report.part("config").part("spec").part("backend").text("model")
-    began_ns = min(each.start_ns for each in requests)
-    return client_session(file, "guidellm", model, requests, began_ns, note)
+        note = f"{file.path.name} holds {len(benchmarks)} benchmarks: the last one is shown"
+    began_ns = min((each.start_ns for each in requests), default=0)
+    return client_session(file, "guidellm", requests, began_ns, note)
 
 
-def _request(last: Fields, place: str, values: object, group: str) -> ClientRequest | None:
-    """A request; None if it never began."""
-    if not isinstance(values, dict):
-        raise last.error(place[:-1], "an object", values)
-    told = Fields(last.file, last.line, values, place)
-    info = told.part("info")
-    timings = info.part("timings")
-    start_s = told.number("request_start_time") or timings.number("request_start")
-    end_s = told.number("request_end_time") or timings.number("request_end")
-    if start_s is None or end_s is None:
-        return None
-    ends = (timings.number("first_token_iteration"), timings.number("last_token_iteration"))
-    tokens_ns = [round(each * _NS) for each in dict.fromkeys(ends) if each is not None]
-    error = None
-    if group != "successful":
-        error = info.text("error") or group
+def _finished(each: _Request) -> ClientRequest:
+    timings, start_s = each.info.timings, each.request_start_time or 0.0
+    ends = dict.fromkeys((timings.first_token_iteration, timings.last_token_iteration))
     return ClientRequest(
         start_ns=round(start_s * _NS),
-        end_ns=round(end_s * _NS),
-        num_prompt=told.count("prompt_tokens") or 0,
-        num_output=told.count("output_tokens") or 0,
-        tokens_ns=tokens_ns,
+        end_ns=round((each.request_end_time or start_s) * _NS),
+        num_prompt=each.prompt_tokens or 0,
+        num_output=each.output_tokens or 0,
+        tokens_ns=[round(token_s * _NS) for token_s in ends if token_s is not None],
         has_gaps=False,
-        error=error,
     )

@@ -3,14 +3,8 @@
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import Snapshot
-from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.mcap.sink import MAGIC
 from stepscope.recordings.importing import (
     aiperf,
     bench_result,
@@ -19,10 +13,11 @@ from stepscope.recordings.importing import (
     trtllm_log,
     vllm_log,
 )
-from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile
+from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
-FORMATS: tuple[Callable[[ForeignFile], ForeignSession | None], ...] = (
+FORMATS = (
     vllm_log.read,
     sglang_log.read,
     trtllm_log.read,
@@ -32,61 +27,25 @@ FORMATS: tuple[Callable[[ForeignFile], ForeignSession | None], ...] = (
 )
 
 
-class ImportedFile(NamedTuple):
-    """A recording of a foreign file, and what a reader must know about it."""
-
-    path: Path
-    note: str | None
-
-
-def imported(path: Path) -> ImportedFile | None:
+def imported(path: Path) -> tuple[Path, str | None] | None:
     """Write what a foreign file tells into a recording, which the end of the process removes.
 
-    Returns None if it is no file of a known format. A file that did not change is read once.
+    Returns its path and a note for who reads it; None if the file is of no known format.
 
     Raises:
         RecordingError: the file is of a known format, and cannot be used.
     """
     try:
-        if not path.is_file():
-            return None
-        state = path.stat()
-        with path.open("rb") as stream:
-            if stream.read(len(MAGIC)) == MAGIC:
-                return None
+        file = ForeignFile(path)
     except OSError:
         return None  # who opens it says why
-    return _imported(path.resolve(), state.st_mtime_ns, state.st_size)
-
-
-@cache
-def _imported(path: Path, mtime_ns: int, size: int) -> ImportedFile | None:
-    file = ForeignFile(path)
-    if "\0" in file.head:
-        return None
     session = next((found for read in FORMATS if (found := read(file)) is not None), None)
     if session is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    info, target = session.info, folder / path.name
-    first = Snapshot(
-        sequence=0,
-        step=-1,
-        time_ns=info.monotonic_ns,
-        info=info,
-        knobs={},
-        knobs_version=0,
-        state="running",
-        requests=[],
-        blocks=None,
-        kv=None,
-    )
-    with RecordingSink(target, {}) as sink:
-        sink.begin(first)
-        sink.next_sequence = 1
-        for message in session.messages:
+    with RecordingSink(folder / path.name, {}) as sink:
+        sink.begin(first_snapshot(session.info, sink.next_sequence))
+        for sink.next_sequence, message in enumerate(session.messages, 1):
             sink.publish(message)
-    if sink.num_steps == 0:
-        raise RecordingError(f"{path} holds nothing that has a time")
-    return ImportedFile(target, session.note)
+    return folder / path.name, session.note

@@ -3,49 +3,51 @@
 import time
 from calendar import isleap
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    EngineStatus,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from msgspec import Struct
+
+from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry, Totals
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1_000_000_000
 _LONGER = 1.5  # a gap this much longer than usual is a time without lines
 
 
-@dataclass(slots=True, kw_only=True)
-class LogEntry:
-    """What one line tells; None is what it does not.
+class LogEntry(Struct, kw_only=True):
+    """What one line tells; None is what it does not. Rates are tokens a second."""
+
+    wall_ns: int = 0
+    rank: str = ""  # which engine of several printed the line
+    elapsed_ms: Number | None = None  # of the step that the line is about; None: of an interval
+    prompt_rate: Number | None = None
+    output_rate: Number | None = None
+    num_prompt: Count | None = None  # tokens that were computed
+    num_cached: Count | None = None
+    num_output: Count | None = None
+    num_running: Count | None = None
+    num_waiting: Count | None = None
+    num_preempted: Count | None = None
+    kv_used: Number | None = None
+    kv_percent: Number | None = None
+    has_graph: bool | None = None
+
+
+class LogLine(NamedTuple):
+    """What stands in a line: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`; and its figures.
 
     Attributes:
-        rank: which engine of several printed the line.
-        elapsed_ns: how long the step took that the line is about; None: it sums up an interval.
-        is_step: whether it is about one step.
-        prompt_rate, output_rate: tokens a second since such a line before.
+        names: of the fields of `LogEntry`, by the names of figures.
     """
 
-    wall_ns: int
-    rank: str = ""
-    is_step: bool = False
-    elapsed_ns: int | None = None
-    prompt_rate: float | None = None
-    output_rate: float | None = None
-    num_prompt: int | None = None  # tokens that were computed
-    num_cached: int | None = None
-    num_output: int | None = None
-    num_running: int | None = None
-    num_waiting: int | None = None
-    num_preempted: int | None = None
-    kv_used: float | None = None
-    cuda_graph: str | None = None
+    date: str | None
+    clock: str
+    rank: str
+    figures: Mapping[str, str]
+    names: Mapping[str, str]
 
 
 class LogClock:
@@ -60,15 +62,7 @@ class LogClock:
         self._last: datetime | None = None
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
-        """The time of a stamp in local time.
-
-        Args:
-            date: `YYYY-MM-DD`, `MM-DD` or None.
-            clock: `HH:MM:SS`.
-
-        Raises:
-            RecordingError: there is no such time.
-        """
+        """The time of a stamp, which is in local time."""
         written = datetime.fromtimestamp(self._file.changed_s)
         last = self._last or written
         try:
@@ -76,12 +70,12 @@ class LogClock:
                 now = datetime.fromisoformat(f"{last:%Y-%m-%d} {clock}")
                 around = [now + timedelta(days=days) for days in (-1, 0, 1)]
             elif date.count("-") == 1:
-                years = (last.year - 1, last.year, last.year + 1)
-                around = [
-                    datetime.fromisoformat(f"{year:04}-{date} {clock}")
-                    for year in years
+                years = [
+                    year
+                    for year in range(last.year - 1, last.year + 2)
                     if date != "02-29" or isleap(year)
                 ]
+                around = [datetime.fromisoformat(f"{year:04}-{date} {clock}") for year in years]
             else:
                 around = [datetime.fromisoformat(f"{date} {clock}")]
             if self._last is None and len(around) > 1:
@@ -89,44 +83,46 @@ class LogClock:
             now = min(around, key=lambda each: abs(each - last))
             stamp_s = time.mktime(now.timetuple())
         except (ValueError, OverflowError):
-            got = f"{date or ''} {clock}".strip()
-            raise self._file.error(line, "time", "a date and a time", got) from None
+            place, got = f"{line}, time", f"{date or ''} {clock}"
+            raise self._file.error(place, "a date and a time", got) from None
         self._last = now
         return int(stamp_s) * _NS
 
 
 def log_session(
-    file: ForeignFile, engine: str, entries: Iterable[LogEntry], every_s: float | None
-) -> ForeignSession:
-    """The session of the first rank in a log.
+    file: ForeignFile,
+    engine: str,
+    parse: Callable[[str], LogLine | None],
+    every_s: float | None = None,
+) -> ForeignSession | None:
+    """The session of the first rank in a log; None if no line of its begin has figures.
 
     Args:
-        every_s: how often the server prints such lines; None: whenever it runs. Lines about steps
-            go before lines about intervals, which then tell the load alone.
+        parse: finds the figures in a line; None if it has none.
+        every_s: how often the server prints lines about intervals; None: whenever it runs.
     """
-    found = list(entries)
-    ranks = list(dict.fromkeys(each.rank for each in found))
-    mine = [each for each in found if each.rank == ranks[0]]
-    note = None
+    if not any(map(parse, file.head.splitlines())):
+        return None
+    clock, entries = LogClock(file), []
+    for number, line in file.lines():
+        if (found := parse(line)) is not None:
+            entry = file.fields(number, found.figures, LogEntry, found.names)
+            entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
+            if entry.kv_percent is not None:
+                entry.kv_used = entry.kv_percent / 100
+            entries.append(entry)
+    name, ranks = file.path.name, list(dict.fromkeys(each.rank for each in entries))
+    mine, note = [each for each in entries if each.rank == ranks[0]], None
     if len(ranks) > 1:
         others = ", ".join(ranks[1:])
-        note = f"{file.name} is the log of {len(ranks)} ranks: {ranks[0]} is read, not {others}"
-    has_steps = any(each.is_step and each.elapsed_ns is not None for each in mine)
+        note = f"{name} is the log of {len(ranks)} ranks: {ranks[0]} is read, not {others}"
+    has_steps = any(each.elapsed_ms is not None for each in mine)
     gaps_s = Counter((b.wall_ns - a.wall_ns) // _NS for a, b in pairwise(mine))
     del gaps_s[0]
     if every_s is not None and gaps_s:
-        every_s = min(every_s, float(gaps_s.most_common(1)[0][0]))
-    info = EngineInfo(
-        engine_id=file.name,
-        name=file.name,
-        software_version="",
-        model="",
-        engine=engine,
-        imported=f"a log of {engine}",
-        monotonic_ns=mine[0].wall_ns,
-        wall_ns=mine[0].wall_ns,
-        totals_every_s=None if has_steps else every_s or 1.0,
-    )
+        every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
+    began_ns, unit_s = mine[0].wall_ns, None if has_steps else every_s or 1.0
+    info = file.info(engine, "log", began_ns, began_ns, unit_s)
     return ForeignSession(info, _steps(mine) if has_steps else _intervals(mine, every_s), note)
 
 
@@ -134,40 +130,36 @@ def _steps(entries: list[LogEntry]) -> Iterator[Telemetry]:
     """A record for each step, which lasted as long as its line says.
 
     Stamps are whole seconds: so a step ends at its stamp, or as soon after as there was time for
-    all those before it.
+    all those before it. Lines about intervals tell the load of the step after them.
     """
-    end_ns, step, load = entries[0].wall_ns - (entries[0].elapsed_ns or 0), 0, None
+    end_ns, step, load = 0, 0, None
     for each in entries:
-        if each.elapsed_ns is None:
+        if each.elapsed_ms is None:
             load = each
             continue
-        start_ns = max(end_ns, each.wall_ns - each.elapsed_ns)
-        end_ns = start_ns + each.elapsed_ns
+        elapsed_ns = round(each.elapsed_ms * 1e6)
+        start_ns = max(end_ns, each.wall_ns - elapsed_ns)
+        end_ns = start_ns + elapsed_ns
         if load is not None:
             each.num_running, each.num_waiting = load.num_running, load.num_waiting
-        yield _record(step, start_ns, end_ns, each, num_steps=1)
+        yield _record(step, start_ns, end_ns, each)
         step, load = step + 1, None
 
 
 def _intervals(entries: list[LogEntry], every_s: float | None) -> Iterator[Telemetry]:
     """A record for each second with lines, up to it from the one before."""
-    every_ns = None if every_s is None else round(every_s * _NS)
+    every_ns = round((every_s or 1.0) * _NS)
     last_ns = decoded_ns = None
     for step, (stamp_ns, group) in enumerate(groupby(entries, lambda each: each.wall_ns)):
-        lines = list(group)
-        end_ns = stamp_ns if last_ns is None else max(last_ns, stamp_ns)
-        if every_ns is None:
-            start_ns = end_ns - _NS if last_ns is None else last_ns
-            rate_ns = None if decoded_ns is None else end_ns - decoded_ns
-        else:
-            is_next = last_ns is not None and end_ns - last_ns <= _LONGER * every_ns
-            start_ns = last_ns if last_ns is not None and is_next else end_ns - every_ns
-            rate_ns = end_ns - start_ns
-        whole = _sum(lines, rate_ns)
+        lines, end_ns = list(group), max(last_ns or 0, stamp_ns)
+        start_ns = end_ns - every_ns if last_ns is None else last_ns
+        if every_s is not None and end_ns - start_ns > _LONGER * every_ns:
+            start_ns = end_ns - every_ns
+        rates_since_ns = decoded_ns if every_s is None else start_ns
+        whole = _sum(lines, None if rates_since_ns is None else end_ns - rates_since_ns)
         if any(each.output_rate is not None for each in lines):
             decoded_ns = end_ns
-        num_steps = len(lines) if all(each.is_step for each in lines) else None
-        yield _record(step, start_ns, end_ns, whole, num_steps)
+        yield _record(step, start_ns, end_ns, whole)
         if whole.num_running == whole.num_waiting == 0:
             yield EngineStatus(
                 time_ns=end_ns, state="idle", step=step, num_running=0, num_waiting=0
@@ -177,33 +169,22 @@ def _intervals(entries: list[LogEntry], every_s: float | None) -> Iterator[Telem
 
 def _sum(lines: list[LogEntry], rate_ns: int | None) -> LogEntry:
     """What the lines of one second tell together; `rate_ns`: their rates are of this time."""
-
-    def last(name: str) -> object:
-        return next((v for e in reversed(lines) if (v := getattr(e, name)) is not None), None)
-
-    def total(name: str, rate: str = "") -> int | None:
-        counts = [value for each in lines if (value := getattr(each, name)) is not None]
-        rates = [value for each in lines if rate and (value := getattr(each, rate)) is not None]
+    whole = LogEntry()
+    for each in lines:
+        for name in ("num_running", "num_waiting", "kv_used", "has_graph"):
+            if getattr(each, name) is not None:
+                setattr(whole, name, getattr(each, name))
+        for name in ("num_prompt", "num_output", "num_cached", "num_preempted"):
+            if getattr(each, name) is not None:
+                setattr(whole, name, (getattr(whole, name) or 0) + getattr(each, name))
+    for rate, name in (("prompt_rate", "num_prompt"), ("output_rate", "num_output")):
+        rates = [found for each in lines if (found := getattr(each, rate)) is not None]
         if rates and rate_ns is not None:
-            counts.append(round(sum(rates) / len(rates) * rate_ns / _NS))
-        return sum(counts) if counts else None
-
-    return LogEntry(
-        wall_ns=lines[-1].wall_ns,
-        num_prompt=total("num_prompt", "prompt_rate"),
-        num_output=total("num_output", "output_rate"),
-        num_cached=total("num_cached"),
-        num_preempted=total("num_preempted"),
-        **{name: last(name) for name in _GAUGES},  # type: ignore[arg-type]
-    )
+            setattr(whole, name, round(sum(rates) / len(rates) * rate_ns / _NS))
+    return whole
 
 
-_GAUGES = ("num_running", "num_waiting", "kv_used", "cuda_graph")
-
-
-def _record(
-    step: int, start_ns: int, end_ns: int, told: LogEntry, num_steps: int | None
-) -> StepRecord:
+def _record(step: int, start_ns: int, end_ns: int, told: LogEntry) -> StepRecord:
     prompt, cached = told.num_prompt, told.num_cached
     queried = None if prompt is None or cached is None else prompt + cached
     return StepRecord(
@@ -214,15 +195,15 @@ def _record(
         num_decode_tokens=told.num_output or 0,
         num_running=told.num_running or 0,
         num_waiting=told.num_waiting or 0,
-        cuda_graph=told.cuda_graph,
+        cuda_graph=None if told.has_graph is None else "full" if told.has_graph else "none",
         totals=Totals(
-            num_steps=num_steps,
+            num_steps=None if told.elapsed_ms is None else 1,
             num_prompt_tokens=prompt if queried is None else queried,
             num_output_tokens=told.num_output,
             num_cached_tokens=cached,
             num_queried_tokens=queried,
             num_preempted=told.num_preempted,
             is_load_known=told.num_running is not None and told.num_waiting is not None,
-            kv_used=told.kv_used,
+            kv_used=None if told.kv_used is None else min(1.0, told.kv_used),
         ),
     )

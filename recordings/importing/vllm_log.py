@@ -5,56 +5,52 @@ Form of the lines: vLLM until 0.32, `vllm/v1/metrics/loggers.py`.
 
 import re
 
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, log_session
-from stepscope.recordings.importing.source import Fields, ForeignFile, ForeignSession
+from stepscope.recordings.importing.log_session import LogLine, log_session
+from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 
 _EVERY_S = 10.0  # VLLM_LOG_STATS_INTERVAL, unless the log shows another
 _STAMP = re.compile(r"\b((?:\d{4}-)?\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _RANK = re.compile(r"Engine (\d+): |(\d+ Engines) Aggregated: |EngineCore_DP(\d+)")
 _FIGURE = re.compile(r"\b([A-Z][A-Za-z ]*): (-?[\d.]+)")
 _ITERATION = re.compile(
-    r"Iteration\(\d+\): \d+ context requests, (?P<prompt>[\d.]+) context tokens, "
-    r"\d+ generation requests, (?P<output>[\d.]+) generation tokens, "
-    r"iteration elapsed time: (?P<ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
+    r"Iteration\(\d+\): \d+ context requests, (\S+) context tokens, "
+    r"\d+ generation requests, (\S+) generation tokens, "
+    r"iteration elapsed time: (\S+) ms(?! \(dummy\))"
 )
-_TOTALS = "Avg prompt throughput: "
+_OF_ITERATION = ("context tokens", "generation tokens", "iteration elapsed time")
+
+
+_NAMES = {
+    "Avg prompt throughput": "prompt_rate",
+    "Avg generation throughput": "output_rate",
+    "Running": "num_running",
+    "Pending": "num_waiting",
+    "Waiting": "num_waiting",
+    "Preemptions": "num_preempted",
+    "context tokens": "num_prompt",
+    "generation tokens": "num_output",
+    "iteration elapsed time": "elapsed_ms",
+    "KV cache usage": "kv_percent",
+}
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session in the log; None if it is no log of vLLM."""
-    if _TOTALS not in file.head and _ITERATION.search(file.head) is None:
+    return log_session(file, "vllm", _line, _EVERY_S)
+
+
+def _line(line: str) -> LogLine | None:
+    iteration = _ITERATION.search(line)
+    if iteration is None and "Avg prompt throughput: " not in line:
         return None
-    clock, entries = LogClock(file), []
-    for number, line in file.lines():
-        iteration = _ITERATION.search(line)
-        if (iteration is None and _TOTALS not in line) or (iteration and iteration["dummy"]):
-            continue
-        stamp = _STAMP.search(line)
-        if stamp is None:
-            raise file.error(number, "time", "MM-DD HH:MM:SS before the figures", line.strip())
-        rank = _RANK.search(line)
-        told = Fields(file, number, dict(_FIGURE.findall(line)))
-        device = next((each for each in told.values if each.endswith("KV cache usage")), "")
-        used = told.number(device)
-        entry = LogEntry(
-            wall_ns=clock.wall_ns(number, *stamp.groups()),
-            rank="engine " + (_number(rank[1] or rank[2] or rank[3]) if rank else "0"),
-            kv_used=None if used is None else min(1.0, used / 100),
-        )
-        if iteration is not None:
-            told = Fields(file, number, iteration.groupdict())
-            entry.is_step = True
-            entry.elapsed_ns = round(told.needed("ms") * 1e6)
-            entry.num_prompt, entry.num_output = told.count("prompt"), told.count("output")
-        else:
-            entry.prompt_rate = told.needed("Avg prompt throughput")
-            entry.output_rate = told.needed("Avg generation throughput")
-            entry.num_running = told.count("Running")
-            entry.num_waiting = told.count("Waiting", "Pending")
-            entry.num_preempted = told.count("Preemptions")
-        entries.append(entry)
-    return log_session(file, "vllm", entries, _EVERY_S) if entries else None
-
-
-def _number(rank: str) -> str:
-    return str(int(rank)) if rank.isdecimal() else rank
+    # The name of the device (GPU, CPU, TPU) stands before that of the cache.
+    figures = {
+        "KV cache usage" if name.endswith("KV cache usage") else name: value
+        for name, value in _FIGURE.findall(line)
+    }
+    if iteration is not None:
+        figures |= dict(zip(_OF_ITERATION, iteration.groups(), strict=True))
+    rank, stamp = _RANK.search(line), _STAMP.search(line)
+    number = "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
+    date, clock = (None, "") if stamp is None else stamp.groups()
+    return LogLine(date, clock, f"engine {number}", figures, _NAMES)

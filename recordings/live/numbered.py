@@ -20,18 +20,7 @@ class Numbered:
             self.publish(info)
             return
         self._sequence += 1
-        snapshot = Snapshot(
-            sequence=self._sequence,
-            step=-1,
-            time_ns=info.monotonic_ns,
-            info=info,
-            knobs={},
-            knobs_version=0,
-            state="running",
-            requests=[],
-            blocks=None,
-            kv=None,
-        )
+        snapshot = first_snapshot(info, self._sequence)
         self._history.reset(snapshot)
         self._tap.send(wire.TOPICS[Snapshot], self._sequence, wire.encode(snapshot))
 
@@ -44,3 +33,19 @@ class Numbered:
         payload = wire.encode(message)
         self._history.append(self._sequence, message, payload)
         self._tap.send(message.topic, self._sequence, payload)
+
+
+def first_snapshot(info: EngineInfo, sequence: int) -> Snapshot:
+    """The snapshot of a session of which nothing is known yet but its engine."""
+    return Snapshot(
+        sequence=sequence,
+        step=-1,
+        time_ns=info.monotonic_ns,
+        info=info,
+        knobs={},
+        knobs_version=0,
+        state="running",
+        requests=[],
+        blocks=None,
+        kv=None,
+    )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.compare.bootstrap import Interval, percentile_ratio
+from stepscope.recordings.compare.bootstrap import RatioInterval, percentile_ratio
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.side.side import Side
@@ -54,7 +54,7 @@ def run_of(draw: random.Random, factor: float = 1.0) -> Waits:
 
 
 @cache
-def intervals(factor: float, rank: int) -> list[Interval]:
+def intervals(factor: float, rank: int) -> list[RatioInterval]:
     draws = map(random.Random, range(NUM_PAIRS))
     pairs = [(run_of(draw), run_of(draw, factor)) for draw in draws]
     return [percentile_ratio(*pair, rank, APART) for pair in pairs]

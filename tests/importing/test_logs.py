@@ -185,18 +185,13 @@ def test_sglangs_throughput_counts_for_the_time_since_the_decode_line_before(
     assert [each.cuda_graph for each in found] == ["full", None, "none"]
 
 
-def test_tensorrt_llms_lines_of_both_backends_are_read(tmp_path: Path) -> None:
-    lines = (SAMPLES / "trtllm.log").read_text("utf-8").splitlines(keepends=True)
-    (torch,) = records(log(tmp_path, lines[0]))
-    assert torch.tokens_ns - torch.schedule_start_ns == 4_080_000
-    assert (torch.num_prefill_tokens, torch.num_decode_tokens) == (4, 2)
-    assert torch.totals is not None
-    assert torch.totals.kv_used == 0.112
-    assert not torch.totals.is_load_known
-    (cpp,) = records(log(tmp_path, lines[1]))
-    assert (cpp.num_prefill_tokens, cpp.num_running, cpp.num_waiting) == (2048, 1, 0)
-    assert cpp.totals is not None
-    assert cpp.totals.kv_used == 1 / 513
+def test_tensorrt_llms_lines_make_a_step_each() -> None:
+    (found,) = records(SAMPLES / "trtllm.log")
+    assert found.tokens_ns - found.schedule_start_ns == 4_080_000
+    assert (found.num_prefill_tokens, found.num_decode_tokens) == (4, 2)
+    assert found.totals is not None
+    assert found.totals.kv_used == 0.112
+    assert not found.totals.is_load_known
 
 
 def test_a_missing_year_or_day_is_the_one_before_the_file_was_written(tmp_path: Path) -> None:
@@ -214,13 +209,11 @@ def test_a_missing_year_or_day_is_the_one_before_the_file_was_written(tmp_path: 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (ten_s("05-30 08:00:00", run="1.2.3"), "line 2, Running: expected a number from 0"),
+        (ten_s("05-30 08:00:00", run="1.2.3"), "line 2, Running: expected `int"),
         (ten_s("13-45 08:00:00"), "line 2, time: expected a date and a time, got 13-45"),
-        (ten_s("05-30 08:00:00", kv="9" * 400), "line 2, GPU KV cache usage: expected a number"),
+        (ten_s("05-30 08:00:00", kv="9" * 400), "line 2, KV cache usage: number out of range"),
         ("[08:00:00] Decode batch, #running-req: many, #queue-req: 0\n", "line 2, #running-req"),
-        ("iter = 1, global_rank = 0, rank = 0, timestamp = 2026-05-30 08:00:00, states = {}\n",
-         "line 2, host_step_time: expected a time in ms or s"),
-        ('{"Active Request Count":1,"Timestamp":"yesterday"}\n', "line 2, Timestamp: expected MM"),
+        (ten_s("08:00:00"), "line 2, time: expected a date and a time, got"),
     ],
 )  # fmt: skip
 def test_a_bad_figure_is_named_by_line_and_field(tmp_path: Path, line: str, said: str) -> None:
@@ -244,9 +237,8 @@ def test_the_recording_of_a_log_holds_its_records() -> None:
     path = SAMPLES / "vllm.log"
     found = imported(path)
     assert found is not None
-    assert found.path.name == "vllm.log"
-    with Recording(found.path) as recording:
+    assert found[0].name == "vllm.log"
+    with Recording(found[0]) as recording:
         assert recording.info.imported == "a log of vllm"
         told = [each.message for each in moments(recording, StepRange(), lambda share: None)]
     assert [each for each in told if isinstance(each, StepRecord)] == records(path)
-    assert imported(path) is found

@@ -124,7 +124,7 @@ def test_sglangs_result_has_the_same_latencies_though_it_tells_no_start(
     assert found["seconds"] == pytest.approx(result()["duration"], rel=0.05)
     session = imported(path)
     assert session is not None
-    assert "no start times: requests are spread evenly" in (session.note or "")
+    assert "no start times: requests are spread evenly" in (session[1] or "")
 
 
 def test_guidellms_report_tells_all_but_single_gaps(
@@ -144,7 +144,7 @@ def test_guidellms_report_tells_all_but_single_gaps(
     assert tokens == pytest.approx(result()["total_output_tokens"])
     session = imported(path)
     assert session is not None
-    assert session.note == "benchmarks.json holds 2 benchmarks: the last one is shown"
+    assert session[1] == "benchmarks.json holds 2 benchmarks: the last one is shown"
 
 
 def test_aiperfs_records_give_the_figures_that_are_in_them(
@@ -208,21 +208,22 @@ def test_the_last_of_several_results_is_shown(
     assert stats(path)["finished"] == 101
     found = imported(path)
     assert found is not None
-    assert found.note == "results.json: it holds 2 results: the last one is shown"
+    assert found[1] == "results.json: it holds 2 results: the last one is shown"
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"itls": None}, "line 1, itls: expected a list with an entry for each request (--save-"),
+        ({"itls": []}, "line 1, itls: expected 101 entries, got none"),
+        ({"input_lens": []}, "input_lens: expected an entry for each request (--save-detailed)"),
         ({"ttfts": [0.1]}, "line 1, ttfts: expected 101 entries, got 1"),
         ({"start_times": [0.1]}, "line 1, start_times: expected 101 entries, got 1"),
-        ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected a number from 0 to"),
-        ({"ttfts": [-1.0] * 101}, "line 1, ttfts[0]: expected a number from 0 to"),
-        ({"input_lens": ["many"] * 101}, "line 1, input_lens[0]: expected a number from 0 to"),
-        ({"itls": [3] * 101}, "line 1, itls[0]: expected a list, got 3"),
-        ({"start_times": [1e300] * 101}, "line 1, start_times[0]: expected a number from 0 to"),
-        ({"errors": "none"}, "line 1, errors: expected a list, got none"),
+        ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected `float` >= 0.0"),
+        ({"ttfts": [-1.0] * 101}, "line 1, ttfts[0]: expected `float` >= 0.0"),
+        ({"input_lens": ["many"] * 101}, "line 1, input_lens[0]: expected `int`, got `str`"),
+        ({"itls": [3] * 101}, "line 1, itls[0]: expected `array`, got `int`"),
+        ({"start_times": [1e300] * 101}, "line 1, start_times[0]: expected `float` <= 1"),
+        ({"errors": "none"}, "line 1, errors: expected `array`, got `str`"),
     ],
 )
 def test_a_bad_field_is_named_with_what_was_expected(

@@ -79,14 +79,9 @@ def explain(
         if shows_queue:
             print_ledger(file, recording, seconds if is_file else None, limit, as_json)
             return
-        if recording.info.imported is not None:
-            raise CommandFailed(
-                f"{file} is {recording.info.imported}: why a token was late, only its engine can "
-                f"tell; 'stepscope stats {file}' has its figures"
-            )
         if recording.info.totals_every_s is not None:
             raise CommandFailed(
-                f"{file} holds totals and no single tokens: which was late, and why, is unknown; "
+                f"{file} holds no single steps: why a token was late is unknown; "
                 f"'stepscope stats {file}' has its figures"
             )
         slo = level_of(given, recording)

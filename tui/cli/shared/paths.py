@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +21,15 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
     """Return the path of the file, or else of the shipped sample with that name.
 
     Args:
-        foreign: whether the file may be a log or a result of another tool. The path is then that
-            of a temporary recording.
+        foreign: whether it may be a log or result of another tool (then of a temporary recording).
     """
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
-        return _as_recording(path) if foreign else path
+        if foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
+            return _as_recording(path, path.stat().st_mtime_ns)
+        return path  # `Recording` opens the unfinished file if there is no finished one
     if (sample := sample_named(file)) is not None:
         return sample
     if file.startswith(("http://", "https://")):
@@ -39,25 +41,14 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
     raise CommandFailed(f"there is no recording {file}{known}")
 
 
-def _as_recording(path: Path) -> Path:
-    """Return the path of a recording; of a log or result of another tool, that of a temporary one.
-
-    `Recording` opens the unfinished file if there is no finished one.
-    """
-    if path.name.endswith(RECORDING_SUFFIXES):
-        return path
+@cache
+def _as_recording(path: Path, mtime_ns: int) -> Path:
+    """Return the path of a recording; of a log or result of another tool, of a temporary one."""
     from stepscope.recordings.importing.imported import imported  # loads a lot
 
-    found = imported(path)
-    if found is None:
-        return path
-    if found.note is not None and path not in _noted:
-        _noted.add(path)
-        note(found.note)
-    return found.path
-
-
-_noted: set[Path] = set()
+    found, told = imported(path) or (path, None)
+    note(told)
+    return found
 
 
 def sample_named(name: str) -> Path | None:

@@ -121,11 +121,6 @@ class Frame:
         return None if self.state.info is None else self.state.info.imported
 
     @property
-    def is_estimated(self) -> bool:
-        """Whether latencies are estimates from the buckets of histograms."""
-        return self.is_summed_up and self.imported is None
-
-    @property
     def is_idle(self) -> bool:
         """Whether the engine has nothing to do now; false if its state is unknown."""
         return self.view.live and self.status == "live" and self.state.state == "idle"

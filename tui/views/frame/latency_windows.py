@@ -11,7 +11,8 @@ from stepscope.recordings.state.series.latency import LatencyReport
 
 WINDOWS: tuple[tuple[str, float | None], ...] = (("10 s", 10.0), ("60 s", 60.0), ("all", None))
 _REFRESH_S = 1.0
-_SHARE = 150  # a report that took t seconds is made again after 150 t
+_SHARE = 150  # a report that took t seconds is made again after 150 t,
+_MOST_S, _MOST_ALL_S = 5.0, 30.0  # but not later than this: a busy machine must not age it
 _LONG_STEPS = 10_000  # from this many steps on, a separate thread makes the report over all
 
 
@@ -67,7 +68,8 @@ class LatencyWindows:
 
     def _keep(self, name: str, report: LatencyReport, took_s: float) -> None:
         self._reports[name] = report
-        self._due_s[name] = self._clock() + max(_REFRESH_S, _SHARE * took_s)
+        most_s = _MOST_ALL_S if dict(WINDOWS)[name] is None else _MOST_S
+        self._due_s[name] = self._clock() + min(most_s, max(_REFRESH_S, _SHARE * took_s))
 
     def _update_all(self, name: str) -> None:
         thread = self._thread

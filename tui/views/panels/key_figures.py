@@ -82,7 +82,7 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
-    about = "≈" if frame.is_estimated else ""
+    about = "≈" if frame.is_summed_up and not frame.imported else ""
     own = "own " if frame.history.own_levels else ""
     return [
         _budget(frame, bar_width),

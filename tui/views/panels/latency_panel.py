@@ -30,7 +30,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body.append(_wall(frame, width - 2))
     body += _stall(frame, width - 3)
     window_s = frame.window_s
-    about = ", estimated from buckets" if frame.is_estimated else ""
+    about = ", estimated from buckets" if frame.is_summed_up and not frame.imported else ""
     said: Run = (f" ms (last 60 s{about})", "muted")
     if frame.figures_age_s >= OLD_S:
         said = (f" ms (60 s up to {fmt.span(frame.figures_age_s)} ago{about})", "caution")
