@@ -31,17 +31,17 @@ class _Request(Struct):
     output_tokens: Count | None = None
 
 
-class _Requests(Struct):
+class _RequestGroups(Struct):
     successful: list[_Request] = []
     incomplete: list[_Request] = []
     errored: list[_Request] = []
 
 
 class _Benchmark(Struct):
-    requests: _Requests
+    requests: _RequestGroups
 
 
-class _GuidellmReport(Struct):
+class _Benchmarks(Struct):
     benchmarks: list[_Benchmark]
 
 
@@ -51,8 +51,8 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not documents or not {"benchmarks", "config"} <= documents[0][1].keys():
         return None
     line, values = documents[0]
-    benchmarks = file.fields(line, values, _GuidellmReport).benchmarks
-    groups = benchmarks[-1].requests if benchmarks else _Requests()
+    benchmarks = file.fields(line, values, _Benchmarks).benchmarks
+    groups = benchmarks[-1].requests if benchmarks else _RequestGroups()
     requests = [_finished(each) for each in groups.successful]
     for name, group in (("incomplete", groups.incomplete), ("errored", groups.errored)):
         for each in group:

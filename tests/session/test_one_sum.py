@@ -26,6 +26,8 @@ from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import StepRange, moments
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
+from stepscope.recordings.importing import bench_result
+from stepscope.recordings.importing.source import ForeignFile
 from stepscope.recordings.plot.series import read_series
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
@@ -147,10 +149,18 @@ def of_totals() -> Messages:
     return found
 
 
+def of_a_client() -> Messages:
+    """The result of a benchmark, as `vllm bench serve` wrote it."""
+    sample = Path(__file__).parents[1] / "importing" / "samples" / "vllm_bench_serve.json"
+    found = bench_result.read(ForeignFile(sample))
+    assert found is not None
+    return [(0, found.info), *enumerate(found.messages, 1)]
+
+
 WHOLE: list[Callable[[], Messages]] = [
     preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps,
 ]  # fmt: skip
-ALL = [*WHOLE, with_lost_messages, from_the_middle, of_totals]
+ALL = [*WHOLE, with_lost_messages, from_the_middle, of_totals, of_a_client]
 
 
 def history_of(messages: Messages) -> History:
