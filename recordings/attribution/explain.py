@@ -200,6 +200,8 @@ class Explainer:
             self.first_step_ns = record.schedule_start_ns
         start_ns = max(record.schedule_start_ns, self._end_ns or 0)
         end_ns = max(record.tokens_ns, start_ns)
+        if self.state.is_summed_up:  # what the engine did meanwhile is not known
+            start_ns = end_ns
         between = self._between(record.step, start_ns, self.state.pauses.after(record))
         for load in loads_of(record, start_ns):
             between.append(load)
@@ -256,7 +258,8 @@ class Explainer:
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
-        if self._is_lost or self._step is None or step != self._step + 1:
+        is_lost = self._is_lost or self._step is None or step != self._step + 1
+        if is_lost or self.state.is_summed_up:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
         had_work = self.state.num_running + self.state.num_waiting > 0
         return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)

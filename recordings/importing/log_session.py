@@ -179,7 +179,7 @@ def _sum(lines: list[LogEntry], rate_ns: int | None) -> LogEntry:
                 setattr(whole, name, (getattr(whole, name) or 0) + getattr(each, name))
     for rate, name in (("prompt_rate", "num_prompt"), ("output_rate", "num_output")):
         rates = [found for each in lines if (found := getattr(each, rate)) is not None]
-        if rates and rate_ns is not None:
+        if rates and rate_ns:  # of no time, their tokens are unknown
             setattr(whole, name, round(sum(rates) / len(rates) * rate_ns / _NS))
     return whole
 
