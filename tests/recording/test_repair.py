@@ -399,9 +399,10 @@ def test_the_damage_message_names_missing_steps_and_the_remedy(
     places, content = large.chunks, bytearray(large.content)
 
     def told() -> tuple[str, list[int]]:
-        """What a picture says of the whole file, and all readable steps."""
+        """What an export says of the whole file, and all readable steps."""
         path.write_bytes(content)
-        done = stepscope("plot", str(path), "-o", str(tmp_path / "broken.svg"))
+        (tmp_path / "broken.csv").unlink(missing_ok=True)
+        done = stepscope("export", str(path), "-o", str(tmp_path / "broken.csv"))
         assert done.exit_code == 0, done.stderr
         with Recording(path) as recording:
             messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
