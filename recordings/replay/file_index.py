@@ -187,10 +187,8 @@ class FileIndex:
     def _read(self, recording: Recording) -> None:
         for number, index in indexes(recording, self._turn):
             self._turn()
-            try:
+            with contextlib.suppress(ValueError, LookupError):  # damage that its checksum missed
                 self._take(index)
-            except (ValueError, LookupError):
-                continue  # damage that its checksum missed
             self._share = number / recording.num_chunks
             if len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
                 return

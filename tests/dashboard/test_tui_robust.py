@@ -96,8 +96,10 @@ async def press(app: Dashboard, *keys: str) -> None:
 
 @pytest.mark.slow
 async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
-    engine: EngineProcess,
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Nobody will answer the pause below.
+    monkeypatch.setattr(ControlClient.__init__, "__defaults__", (2.0,))
     source = Subscriber(engine.endpoint, stale_s=0.3, retry_s=0.1)
     source.start()
     app = Dashboard(
