@@ -204,15 +204,9 @@ class EndpointLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Remove the files and free the endpoint. The sockets stay open until they are closed."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            self._remove_sockets()
-            self.path.unlink(missing_ok=True)
-            os.close(fd)
+        self._remove_sockets()
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
 
     def _remove_sockets(self) -> None:
         """Remove the endpoint's socket files, ours or those of a dead engine. Nothing else."""

@@ -244,11 +244,10 @@ class ReplaySource:
     def _take_next(self) -> bytes:
         """Append the next message. Returns its topic; b"" at the end."""
         frame = self._head.take()
-        self._at_end = self._head.is_at_end
-        if frame is None:
-            return b""
-        self.history.append(frame.sequence, frame.payload)
-        return frame.topic
+        if frame is not None:
+            self.history.append(frame.sequence, frame.payload)
+        self._at_end = self._head.is_at_end  # only now: others look at both
+        return b"" if frame is None else frame.topic
 
     def _read_from(self, position: Position, sequence: int) -> None:
         self._head.put(position, sequence)

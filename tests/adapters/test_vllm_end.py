@@ -1,4 +1,4 @@
-"""An attached vLLM that is told to end leaves no file, even if it is killed right after."""
+"""An attached vLLM that is told to end says so and leaves no file."""
 
 import signal
 import subprocess

@@ -269,7 +269,7 @@ def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> N
     assert source.status == "playing"
     while source.history.last_step < 600:
         time.sleep(0.005)
-        assert time.monotonic() < started_s + 30
+        assert time.monotonic() < started_s + 120
     # 600 steps of 20 ms or more, at 64 times their speed.
     assert time.monotonic() - started_s > 600 * 0.02 / 64
     source.pause()
@@ -278,7 +278,7 @@ def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> N
     source.play()
     while source.status != "ended":
         time.sleep(0.005)
-        assert time.monotonic() < started_s + 30
+        assert time.monotonic() < started_s + 120
     assert source.history.last_step == NUM_STEPS - 1
     source.play()
     assert source.wait()

@@ -86,8 +86,7 @@ class Attachment:
         endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
-            self._files = EndpointLock(endpoint, None, endpoint.name, _ADVICE)
-            stack.enter_context(self._files)
+            stack.enter_context(EndpointLock(endpoint, None, endpoint.name, _ADVICE))
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
             stack.callback(self.publisher.close)
             self.core = AttachedCore(
@@ -241,22 +240,13 @@ class Attachment:
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
-        self._files.release()
         self._end()
         if threading.current_thread() is not self._pump:
             self._pump.join(timeout=2)
 
     def close_at_signal(self) -> None:
-        """Close at the signal that ends the engine. Call it on the main thread.
-
-        The files go first: the process may be killed right after the signal.
-        """
-
-        def close() -> None:
-            self._files.release()
-            self.close()
-
-        self._to_close.callback(close_at_signal(close))
+        """Close at the signal that ends the engine. Call it on the main thread."""
+        self._to_close.callback(close_at_signal(self.close))
 
     def _end(self) -> None:
         self._ended.set()

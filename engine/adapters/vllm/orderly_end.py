@@ -23,9 +23,10 @@ from stepscope.engine.transport.endpoints import (
 )
 
 _MOST_S, _LOOK_S = 1.0, 0.01
+_SEND_S = 0.05  # the files go last, when the last message is on its way
 
 
-class EngineProcess(Protocol):
+class EngineCoreProcess(Protocol):
     """A process that vLLM has started."""
 
     @property
@@ -36,7 +37,11 @@ class EngineProcess(Protocol):
 
 
 def end(
-    endpoint: str, processes: Sequence[EngineProcess], shutdown: Callable[[], Any], *, at_once: bool
+    endpoint: str,
+    processes: Sequence[EngineCoreProcess],
+    shutdown: Callable[[], Any],
+    *,
+    at_once: bool,
 ) -> Any:
     """Call `shutdown`, which ends the processes, after stepscope in them has heard of it.
 
@@ -54,6 +59,8 @@ def end(
         until = time.monotonic() + _MOST_S
         while any(_locks_of(folder, each.pid) for each in ours) and time.monotonic() < until:
             time.sleep(_LOOK_S)
+        if ours:
+            time.sleep(_SEND_S)
     try:
         return shutdown()
     finally:
