@@ -77,7 +77,8 @@ class Piece(NamedTuple):
     step: int  # the first step of this time; for time between steps, the next step
     num_steps: int = 0  # 0: between steps
     # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
-    # be somewhere, but is not in memory), "unrecorded" (was before the recording) or "" (was lost);
+    # be somewhere, but is not in memory), "unrecorded" (was before the recording), "untold" (of a
+    # client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
     detail: str = ""
@@ -135,7 +136,9 @@ class Piece(NamedTuple):
             "paused": "the operator had paused the engine",
             "between": "between steps (update, record, publish)",
             "idle": "the engine had been idle",
-            "unknown": "records are missing",
+            "unknown": "only its engine knows"
+            if self.detail == "untold"
+            else "records are missing",
         }[self.cause]
 
     @property
@@ -190,7 +193,7 @@ class Piece(NamedTuple):
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",
-            "unknown": "records missing",
+            "unknown": "only its engine knows" if self.detail == "untold" else "records missing",
         }[self.cause]
 
 

@@ -258,8 +258,9 @@ class Explainer:
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
-        is_lost = self._is_lost or self._step is None or step != self._step + 1
-        if is_lost or self.state.is_summed_up:
+        if self.state.is_summed_up:
+            return [Piece("unknown", begin_ns, start_ns - begin_ns, step, detail="untold")]
+        if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
         had_work = self.state.num_running + self.state.num_waiting > 0
         return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)

@@ -258,6 +258,7 @@ def test_every_command_that_looks_back_reads_a_foreign_file(
         picture, figure = tmp_path / f"{name}.txt", tmp_path / f"{name}.svg"
         stepscope("screenshot", file, "-o", str(picture), "--axis", "time")
         assert "tokens in each record" in picture.read_text("utf-8")
+        assert "as long as usual" not in picture.read_text("utf-8")  # moments have no usual length
         stepscope("plot", file, "-o", str(figure))
         assert figure.stat().st_size > 1000
         stepscope("export", file, "-o", str(tmp_path / f"{name}.csv"))
