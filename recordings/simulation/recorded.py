@@ -62,7 +62,7 @@ def recorded_work(
     info = recording.info
     if info.num_blocks is None or info.block_size is None:
         raise RecordingError(
-            f"{recording.path} does not say how large the KV cache was: it cannot be simulated"
+            f"{recording.path.name} does not say how large the KV cache was: it cannot be simulated"
         )
     if info.role is not None:
         raise RecordingError(

@@ -19,7 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import StepRecord
+from stepscope.engine.protocol.wire import PauseSpan, StepRecord
+from stepscope.engine.protocol.wire_rows import BatchRow, BlockMove, BlockRun, DraftRow, HeldRow
 from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.mcap.format import TOPICS
@@ -83,6 +84,9 @@ def recording_tables() -> str:
     for topic in TOPICS:
         kind = types.get(topic, StepRecord)
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
+    lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
+    for row in (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, PauseSpan):
+        lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]
     source = inspect.getsource(StepSummary)
     for name in STORED_COLUMNS:

@@ -24,6 +24,7 @@ from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, comm
 from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
@@ -129,8 +130,9 @@ def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, 
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
         num_held_up = sum(each.step == longest.step for each in gaps)
+        steps = fmt.plural(len({each.step for each in gaps}), "step")
         lines.append(
-            f"  the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
+            f"  in {steps}, the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
             f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up "
             + ("1 stream" if num_held_up == 1 else f"{num_held_up:,} streams")
         )
