@@ -254,6 +254,9 @@ def test_every_command_that_looks_back_reads_a_foreign_file(
     other = str(sglang_result(tmp_path / "sglang.jsonl"))
     assert stepscope("check", path, "--min", "finished=101").exit_code == 0
     assert "TTFT" in stepscope("compare", path, other).stdout
+    compared = json.loads(stepscope("compare", path, other, "--json").stdout)["figures"]
+    assert compared["itl_p50"]["a"] is not None
+    assert compared["itl_prefill_p50"]["a"] is None  # only its engine knows what ran beside it
     for file, name in ((path, "result"), (log, "log")):
         picture, figure = tmp_path / f"{name}.txt", tmp_path / f"{name}.svg"
         stepscope("screenshot", file, "-o", str(picture), "--axis", "time")

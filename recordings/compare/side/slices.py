@@ -31,7 +31,7 @@ class WaitSlices(TimeSlices[tuple[str, int]]):
         for kind, wait_ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
             at = bin_of(wait_ns)
             counts[kind, at] += weight
-            if kind == "itl":
+            if kind == "itl" and is_one_step:  # a record of an interval tells of no single step
                 is_beside = prefill_ns is not None and prefill_ns > now_ns - wait_ns
                 counts[BESIDE_PREFILL if is_beside else DECODE_ONLY, at] += weight
 
