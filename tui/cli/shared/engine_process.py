@@ -23,7 +23,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed
 
 _ERROR = "stepscope: error: "
 _POLL_S = 0.1
-_STOP_S = 5.0
+_STOP_S = 5
 
 
 class EngineProcess:
@@ -117,11 +117,15 @@ class EngineProcess:
                 client.ask(Shutdown(who="stepscope"))
         except (EngineUnreachable, CommandRefused):
             process.terminate()  # it is still loading, or hangs
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        for _ in range(_STOP_S):
+            try:
+                process.wait(1.0)
+                return
+            except subprocess.TimeoutExpired:
+                if self._is_loading:  # an import may have swallowed the exception of the first one
+                    process.terminate()
+        process.kill()
+        process.wait()
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
