@@ -110,13 +110,13 @@ class Baseline:
 
     def add_rows(self, steps: StepTable) -> None:
         """Add the next steps of a session."""
-        if steps:
-            first = [steps.column(name)[0] for name in _COLUMNS]
-            measured = [_work_and_duration([*first, self._ended_ns]), *_measured(steps, 1)]
-            for each in measured:
-                if each is not None:
-                    self.add(*each)
-            self._ended_ns = steps.tokens_ns[-1]
+        if not steps:
+            return
+        first = [steps.column(name)[0] for name in _COLUMNS]
+        for each in (_work_and_duration([*first, self._ended_ns]), *_measured(steps, 1)):
+            if each is not None:
+                self.add(*each)
+        self._ended_ns = steps.tokens_ns[-1]
 
     def knows(self, work: StepWork) -> bool:
         """Whether there is a baseline for steps with this work."""
@@ -131,11 +131,6 @@ class Baseline:
             after_slow: whether the previous step was slow.
         """
         return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
-
-    @property
-    def has_slow(self) -> bool:
-        """Whether any of the steps added so far was slow."""
-        return any(self._slow_step(kind, alike.longest_ns) for kind, alike in self._alike.items())
 
     def judges_like(self, other: "Baseline") -> bool:
         """Whether this baseline and `other` call the same steps slow, by about as much.

@@ -2,7 +2,7 @@
 
 Late tokens come in swarms, so one per second is enough for a list from which people jump to steps:
 `LateSeconds` finds the step that ended the longest wait of each second of engine time.
-`WorstWaitIndex` follows the same rule for files. Here the service levels are known, so steps
+`WorstWaits` follows the same rule for files. Here the service levels are known, so steps
 without late tokens are not stored.
 """
 

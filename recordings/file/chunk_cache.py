@@ -10,9 +10,8 @@ Texts for what is missing in a recording, as far as it has been read.
 
 import threading
 from array import array
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, NamedTuple, overload
 
 import msgspec
@@ -94,18 +93,6 @@ class Frames(Sequence[MessageFrame]):
     def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """Sequence and payload of the messages between two indices, the last one excluded."""
         return bodies_at(self._records, self._begins[first:last])
-
-    def places_of(self, word: bytes) -> Iterator[int]:
-        """Indices of the messages that contain these bytes, in order."""
-        records, begins = self._records, self._begins
-        at = records.find(word)
-        while at >= 0:
-            place = bisect_right(begins, at) - 1
-            if place >= 0:
-                yield place
-            if place + 1 >= len(begins):
-                return
-            at = records.find(word, begins[place + 1])
 
 
 class LoadedChunk:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark, Telemetry
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark
 from stepscope.recordings.state.audit_text import typed_text
 
 if TYPE_CHECKING:
@@ -32,19 +32,13 @@ class Landmark(NamedTuple):
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
     """All landmarks, in file order."""
     for number in range(recording.num_chunks):
-        for _, message in messages_in(recording, number):
-            if (found := landmark_of(message)) is not None:
-                yield found
-
-
-def messages_in(recording: "Recording", number: int) -> Iterator[tuple[int, Telemetry]]:
-    """Yield the messages of a chunk that may be landmarks, each with its index in the chunk."""
-    frames = recording.chunk(number).frames
-    for place, topic in enumerate(frames.topics):
-        if topic in _TOPICS:
-            # 'stepscope verify' reports what cannot be read.
-            with contextlib.suppress(msgspec.DecodeError):
-                yield place, wire.decode(frames[place].payload)
+        frames = recording.chunk(number).frames
+        for place, topic in enumerate(frames.topics):
+            if topic in _TOPICS:
+                # 'stepscope verify' reports what cannot be read.
+                with contextlib.suppress(msgspec.DecodeError):
+                    if (found := landmark_of(wire.decode(frames[place].payload))) is not None:
+                        yield found
 
 
 def landmark_of(message: object) -> Landmark | None:

@@ -1,6 +1,6 @@
 """`KeyframeSession`: the state of an engine, brought up to date only when somebody asks for it.
 
-Recorders and seeks need the state now and then, not after every step. While a request decodes one
+A step in memory is looked at now and then, not every step. While a request decodes one
 token per step, only its newest batch row matters. So this class keeps that row. It applies the row
 when the state is needed or when the request does something else.
 """
