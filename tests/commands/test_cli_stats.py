@@ -171,3 +171,22 @@ def test_a_figure_that_was_zero_in_the_baseline_is_worse_only_if_it_moves_the_ba
     better: Better, a: float, b: float, expected: float
 ) -> None:
     assert regression(ComparedFigure("rate", "rate", "/s", a, b, better, "unclear")) == expected
+
+
+def test_a_baseline_changes_no_figure_of_what_is_checked(stepscope: Callable[..., Any]) -> None:
+    checked = [
+        "check",
+        "freeze",
+        "--seconds",
+        "3",
+        "--slo-itl",
+        "20ms",
+        "--min",
+        "goodput=0",
+        "--json",
+    ]
+    alone, beside = (
+        json.loads(stepscope(*checked, *more).stdout)["figures"]
+        for more in ((), ("--baseline", "freeze"))
+    )
+    assert alone == beside
