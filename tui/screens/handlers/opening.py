@@ -12,7 +12,6 @@ from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.screens.overlays.palette import Palette
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
 from stepscope.tui.session.control.asked_workload import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
@@ -143,35 +142,16 @@ class Opening:
         return EngineWatch(now)
 
     def budget(self) -> None:
-        if not self._has_engine():
-            return
-        state = self._session.history.state
-        spec, value = self._operator.spec(BUDGET), state.knobs.get(BUDGET)
-        if spec is None or not isinstance(value, int):
+        if self._operator.spec(BUDGET) is not None:
+            self.edit_knob(BUDGET, is_alone=True)
+        elif self._has_engine():
             self._notices.say("this engine has no token budget to change", "caution")
-            return
-
-        def apply(change: KnobChange) -> None:
-            self._operator.set_knob(change, "budget")
-
-        def by_now() -> ByNow:
-            now = self._knobs_now()
-            spec = self._operator.spec(BUDGET)
-            return ByNow(now.values.get(BUDGET), now.changed_by(BUDGET), now.version, spec)
-
-        overtaken = self._operator.take_overtaken(BUDGET)
-        kept = None if overtaken is None else overtaken.value
-        chosen = kept if isinstance(kept, int) else None
-        watch = self._engine_watch()
-        self._screen.open_overlay(
-            Stepper(self._screen.skin, spec, value, by_now, chosen, watch), apply
-        )
 
     def knobs(self) -> None:
         self.edit_knob(None)
 
-    def edit_knob(self, name: str | None) -> None:
-        """Open the knob editor; if `name` is given, with that knob selected."""
+    def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
+        """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
         if not self._has_engine():
             return
         state = self._session.history.state
@@ -180,12 +160,12 @@ class Opening:
             return
 
         def apply(change: KnobChange) -> None:
-            self._operator.set_knob(change, "knobs")
+            self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
         overtaken = self._operator.take_overtaken(name)
         forecast = KnobForecast(self._session.history)
         skin, watch = self._screen.skin, self._engine_watch()
-        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast)
+        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast, is_alone)
         self._screen.open_overlay(editor, apply)
 
     def _knobs_now(self) -> KnobsNow:

@@ -17,10 +17,6 @@ class KnobsNow(NamedTuple):
     def since(self, version: int) -> list[KnobsChanged]:
         return [change for change in self.changes if change.version > version]
 
-    def changed_by(self, name: str) -> str:
-        """Return the name of who changed a knob last; empty if unknown."""
-        return next((each.who for each in reversed(self.changes) if name in each.new), "")
-
 
 class KnobChange(NamedTuple):
     """A new value for a knob.
