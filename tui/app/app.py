@@ -24,6 +24,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
@@ -58,7 +59,7 @@ class Dashboard(App[None], inherit_bindings=False):
     """
 
     CSS = "Screen { padding: 0; border: none; }"
-    ENABLE_COMMAND_PALETTE = False  # stepscope has its own, which can be drawn in ASCII
+    ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
@@ -104,7 +105,7 @@ class Dashboard(App[None], inherit_bindings=False):
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
-        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        use_colours(self, mode)
         session = self._sessions.make(source, history, control_endpoint, recorder)
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)

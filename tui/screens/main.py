@@ -24,6 +24,7 @@ from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
 from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.screens.seeking import Seeking
+from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.screens.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
@@ -135,7 +136,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.frames.forget()
         self.skin = skin
         self.canvas.skin = skin
-        self.styles.background = skin.background
+        use_colours(self.app, skin.mode)
         self.draw()
 
     # Drawing

@@ -201,7 +201,7 @@ _ANSI = _Colours(
     held="cyan",
     badge_text="black",
 )
-_BY_MODE: Mapping[ColourMode, _Colours] = {"dark": _DARK, "light": _LIGHT, "ansi": _ANSI}
+BY_MODE: Mapping[ColourMode, _Colours] = {"dark": _DARK, "light": _LIGHT, "ansi": _ANSI}
 
 
 @cache
@@ -209,7 +209,7 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
     """Return style name -> rich style for one colour mode ("none" has no colours)."""
     if mode == "none":
         return _without_colour()
-    c = _BY_MODE[mode]
+    c = BY_MODE[mode]
 
     def on(colour: str, *, bold: bool = False, background: str = c.background) -> Style:
         return Style(color=colour, bgcolor=background, bold=bold)
@@ -290,19 +290,11 @@ class Skin:
         if self.mode in ("none", "ansi"):
             # No one of sixteen colours surely differs from the background and from all others.
             return style + (Style(reverse=True) if is_plain else Style(underline=True))
-        raised = Style(bgcolor=_BY_MODE[self.mode].raised)
+        raised = Style(bgcolor=BY_MODE[self.mode].raised)
         if style.bgcolor == raised.bgcolor:
             return style + Style(underline=True)
         # A style with its own background gets that colour as its foreground.
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
-
-    @property
-    def background(self) -> str:
-        """The background colour of the screen, as Textual names colours."""
-        colours = _BY_MODE.get(self.mode)
-        if colours is None or colours.background == "default":
-            return "ansi_default"
-        return colours.background
 
     def text(self, text: str, style: str = "text") -> str:
         """Return `text` with the glyphs replaced that this screen may not use.

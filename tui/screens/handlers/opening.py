@@ -10,7 +10,7 @@ from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.palette import Palette
+from stepscope.tui.screens.overlays.palette import palette
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.control.asked_workload import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
@@ -215,9 +215,8 @@ class Opening:
         self._screen.app.push_screen(page)
 
     def palette(self) -> None:
-        offered = self._session.abilities.on(self._view.page)
-        available = [action for action in offered if action.id != "palette"]
-        self._screen.open_overlay(Palette(self._screen.skin, available), self._screen.action_do)
+        app, offered = self._screen.app, self._session.abilities.on(self._view.page)
+        app.push_screen(palette(app.screen, offered, self._screen.action_do))
 
 
 def _checked(parse: Callable[[str], object]) -> Callable[[str], str | None]:
