@@ -121,11 +121,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Several engines
 
     def _open_engine(self, name: str, page: Page) -> None:
-        """Show a page of the engine called `name`, on its own main screen.
-
-        The screen is made when the engine is first opened; later its cursor and settings are as
-        they were left.
-        """
+        """Show a page of this engine on its own screen, which keeps its cursor and settings."""
         before, screen = self.main, self._screens.get(name)
         if screen is None:
             fleet = self._fleet_view.fleet
@@ -166,11 +162,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
-        """Show the comparison of two runs, aligned as `align` says.
-
-        Raises:
-            RecordingError: one of the two recordings cannot be read.
-        """
+        """Show the comparison of two runs; raise RecordingError if one cannot be read."""
         state = self.main.session.compare
         state.begin(a, b)
         state.align = align
@@ -195,18 +187,13 @@ class Dashboard(App[None], inherit_bindings=False):
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Refresh the figures of all engines, also while the screen shows only one engine.
-
-        The list of engines measures for how long an engine stands out, so it must not miss a
-        refresh.
-        """
+        """Refresh the figures of all engines: their list measures for how long one stands out."""
         if len(self._fleet_view.fleet) > 1:
             self._fleet_view.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
     ) -> None:
-        """Show an exception in an asyncio task that nobody awaits, as a line on the screen."""
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
@@ -241,12 +228,7 @@ class Dashboard(App[None], inherit_bindings=False):
 
 
 class SideScreens:
-    """The screens of compared recordings, made on demand; each replays its recording.
-
-    Args:
-        sessions: makes the session of a screen.
-        switch: shows a screen.
-    """
+    """The screens of compared recordings, made on demand by `sessions`; `switch` shows one."""
 
     def __init__(self, sessions: SessionMaker, switch: Callable[[MainScreen], None]) -> None:
         self._sessions = sessions
@@ -292,10 +274,7 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """From the screen of a compared run, go back to the comparison.
-
-        On other screens do nothing.
-        """
+        """From the screen of a compared run, go back to the comparison."""
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)

@@ -182,11 +182,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
                 self.notices.say_later(change.text, "good")
 
     def draw(self, everything: bool = True) -> None:
-        """Draw a frame now.
-
-        Args:
-            everything: draw the slow views too. If the view is stopped at a step, they always are.
-        """
+        """Draw a frame now, with `everything` or at a stopped step also the slow views."""
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
@@ -281,10 +277,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return True
 
     def action_do(self, action_id: str) -> None:
-        """Run the handler of an action, and draw the result at once.
-
-        If the action does not work on this page or this small a screen, show why.
-        """
+        """Run the handler of an action and draw; if it does not work here, say why."""
         abilities = self.session.abilities
         action = abilities.action(action_id)
         if not abilities.allows(action):

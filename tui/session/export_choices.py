@@ -16,10 +16,7 @@ _NOTE_WIDTH = 24
 
 
 def recording_of(session: Session) -> Path | None:
-    """Return the recording to export: the replayed file, or the current or last one of this engine.
-
-    None if there is no recording.
-    """
+    """Return the replayed file, or the engine's current or last recording, or None."""
     recording = getattr(session.source, "recording", None)
     if recording is not None:
         return Path(recording.path)

@@ -42,10 +42,7 @@ class _Dropped(Exception):  # noqa: N818 - no error
 
 
 class KnobForecast:
-    """Simulates one value at a time. Use it only on the UI thread.
-
-    The simulation runs in a process of its own so as not to slow the screen; a thread waits for it.
-    """
+    """Simulates one value at a time, in a process of its own. Use it only on the UI thread."""
 
     def __init__(self, history: History) -> None:
         self._history = history

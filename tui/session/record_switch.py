@@ -63,10 +63,7 @@ class RecordSwitch:
 
     @property
     def error(self) -> str | None:
-        """Why a recording has ended by itself, in one line.
-
-        None if the operator has seen that already.
-        """
+        """Why a recording has ended by itself, in one line; None once the operator has seen it."""
         return None if self._recorder is None or self._is_seen else self._recorder.error
 
     def seen(self) -> None:
@@ -74,11 +71,7 @@ class RecordSwitch:
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
-        """Start recording to a new file, never over an existing one; return its path.
-
-        Raises:
-            RecordingError: the file cannot be written.
-        """
+        """Record to a new file; return its path, or raise RecordingError."""
         from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
 
         history = self._source.history
@@ -105,10 +98,7 @@ class RecordSwitch:
             self._ending.start()
 
     def last(self) -> str | None:
-        """Return a summary of the last recording, after waiting until its file is complete.
-
-        None if nothing was recorded.
-        """
+        """Return a summary of the last recording, once its file is complete; None without one."""
         recorder = self._recorder
         if recorder is None:
             return None
@@ -132,11 +122,7 @@ class RecordSwitches:
         self._switches: dict[Source, RecordSwitch] = {}
 
     def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:
-        """Return the switch of a source; None if the source is not live.
-
-        Args:
-            recorder: a recording of the source that already runs.
-        """
+        """Return the switch of a live source, with a `recorder` that runs, else None."""
         if not source.is_live:
             return None
         if source not in self._switches:
@@ -155,11 +141,7 @@ class RecordSwitches:
         return {source: error for source, error in found.items() if error is not None}
 
     def seen(self, source: Source | None) -> None:
-        """Note that the operator has pressed a key: errors on the screen count as seen.
-
-        Args:
-            source: the source whose error is on the screen; None means all sources.
-        """
+        """Count errors as seen, after a key: those of the `source` on the screen; None: of all."""
         for each, switch in self._switches.items():
             if source is None or each is source:
                 switch.seen()

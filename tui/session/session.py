@@ -130,10 +130,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class SessionMaker:
-    """Makes sessions; its fields are what all sessions share.
-
-    `run_dashboard` explains the fields.
-    """
+    """Makes sessions; its fields are what all sessions share, as `run_dashboard` explains."""
 
     fleet_view: FleetView
     title: str

@@ -8,12 +8,7 @@ from stepscope.recordings.errors import RecordingError
 
 
 class WhatIfProcess:
-    """Starts `stepscope what-if` at once.
-
-    Args:
-        path: the recording.
-        options: what follows the path on the command line.
-    """
+    """Starts `stepscope what-if` of a recording at once; `options` follow its path."""
 
     def __init__(self, path: Path, *options: str) -> None:
         self._path = path
@@ -23,11 +18,7 @@ class WhatIfProcess:
         )
 
     def wait(self, seconds: float) -> str | None:
-        """Wait for the process, and return what it printed; None if it still runs after this time.
-
-        Raises:
-            RecordingError: the process failed; the message is its error line.
-        """
+        """Return what it printed; None if it still runs. RecordingError if it failed."""
         try:
             out, wrong = self._process.communicate(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:

@@ -121,10 +121,7 @@ class Abilities:
 
 
 def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
-    """Return the entries of the footer: (action id, keys, label), the most useful first.
-
-    A narrow screen cuts off the last ones.
-    """
+    """Return the entries of the footer: (action id, keys, label), the most useful first."""
     chosen = sorted(
         (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
         key=lambda a: a.footer,
@@ -156,7 +153,6 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
 
 
 def _all_help(action: Action) -> str:
-    """Return what an action does, then what it does instead on certain screens."""
     others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
     return "; ".join((action.help, *others))
 

@@ -80,11 +80,7 @@ def parse(text: str) -> str:
 
 
 def _plain(name: str, text: str) -> str:
-    """Return Textual's name of a key without modifiers.
-
-    Args:
-        text: the whole key as the user wrote it, for the error message.
-    """
+    """Return Textual's name of a key without modifiers; errors show `text`, all of it."""
     lower = _ALIASES.get(name.lower(), name.lower())
     if lower in NAMED or name == " ":
         return lower.replace(" ", "space")
@@ -139,10 +135,7 @@ def written(key: str) -> str:
 
 
 def shown(key: str, ascii_only: bool = False) -> str:
-    """Convert Textual's name of a key to the short form on the screen: `⇧←`, `^l`, `PgUp`, `[`.
-
-    With `ascii_only`, arrow keys are written as words: `<` would be read as the key `<`.
-    """
+    """Convert Textual's name of a key to the short form on the screen: `⇧←`, `^l`, `PgUp`, `[`."""
     *modifiers, name = key.split("+")
     signs = {"ctrl": "^", "shift": "Shift+" if ascii_only else "⇧", "alt": "alt+"}
     mark = "".join(signs[each] for each in modifiers)
@@ -158,10 +151,7 @@ def shown(key: str, ascii_only: bool = False) -> str:
 
 
 def spelled(text: str) -> str:
-    """Replace the glyphs of arrow keys in a text by words, for a screen with ASCII only.
-
-    An ASCII arrow such as `<` would be read as the key `<`.
-    """
+    """Replace the glyphs of arrow keys by words: `<` would be read as the key `<`."""
     for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
         text = text.replace(glyphs, words)
     return text

@@ -37,10 +37,7 @@ class Rows(NamedTuple):
 
 
 def beside(*blocks: Sequence[Line]) -> list[Line]:
-    """Join blocks of lines side by side.
-
-    The blocks must be equally high, and their lines full width.
-    """
+    """Join blocks of lines side by side; they must be equally high, and their lines full width."""
     return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
 
 
@@ -95,12 +92,7 @@ def room_of_last(columns: Sequence[Column], width: int) -> int:
 
 
 def first_shown(number: int, room: int, selected: int | None) -> int:
-    """Return the index of the first row to show, so that the selected row is in the middle.
-
-    Args:
-        number: the number of rows.
-        room: how many of them fit.
-    """
+    """Return the first of `number` rows to show in `room`, the selected in the middle."""
     if selected is None or number <= room:
         return 0
     return max(0, min(selected - room // 2, number - room))
@@ -123,10 +115,7 @@ def _cell(text: str, width: int, is_right: bool) -> str:
 
 
 def bar(share: float | None, width: int, style: str) -> Line:
-    """Return a horizontal bar, full at 1; blank if the share is unknown.
-
-    It is a little lower than a row, so that two bars in adjacent rows do not merge.
-    """
+    """Return a horizontal bar, full at 1, lower than a row; blank if the share is unknown."""
     if share is None:
         return ((" " * width, "text"),)
     full = round(max(0.0, min(1.0, share)) * width)
@@ -134,10 +123,7 @@ def bar(share: float | None, width: int, style: str) -> Line:
 
 
 def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
-    """Divide `width` cells among parts in proportion to their values, by largest remainder.
-
-    Return the cells of each part; 0 for each part if all values are 0.
-    """
+    """Divide `width` cells in proportion to the parts, by largest remainder; all 0 if they are."""
     amounts = [max(0.0, part) for part in parts]
     total = sum(amounts)
     if not total:

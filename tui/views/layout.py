@@ -89,10 +89,7 @@ def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, R
 
 
 def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
-    """Place the KV map and the latency panel below the lanes of requests, as far as they fit.
-
-    Return the row at which the lanes must end.
-    """
+    """Place KV map and latency panel below the lanes, if they fit; return the lanes' end."""
     panel_height = 10
     if bottom - top < panel_height + 8:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
@@ -108,10 +105,7 @@ def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
 
 
 def _rail(x: int, top: int, bottom: int) -> dict[str, Region]:
-    """Return view name -> region for the panels in the column at the right edge.
-
-    These are the step inspector, latency, knobs and events, as far as they fit.
-    """
+    """Return the regions at the right edge: inspector, latency, knobs, events, if they fit."""
     rail: dict[str, Region] = {}
     left = bottom - top
     wanted = {"latency": 10, "inspector": 14, "knobs": 14}

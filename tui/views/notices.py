@@ -51,36 +51,24 @@ class Notices:
         self._is_of_place = False
 
     def say_later(self, text: str, tone: Tone = "text") -> None:
-        """Queue a notice, to be shown when the current one expires.
-
-        This leaves the operator time to read the current one.
-        """
+        """Queue a notice, to be shown when the current one has had its time."""
         self._later.append((text, tone))
 
     def say_after_place(self, text: str, tone: Tone = "text") -> None:
-        """Show the result of an action now; queue it if a notice about this page or step is shown.
-
-        Queueing leaves the operator time to read the notice about the page; see `say_of_place`.
-        """
+        """Show the result of an action now; queue it after a notice about this page or step."""
         if self._is_of_place and self._is_said():
             self.say_later(text, tone)
         else:
             self.say(text, tone)
 
     def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
-        """Show briefly why a key does nothing.
-
-        Drop the notice when another page or step is shown.
-        """
+        """Show briefly, on this page and step, why a key does nothing."""
         self.say(text, "caution", shorter)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
     def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice that is true only for this page and step; `leave_place` drops it.
-
-        The arguments are those of `say`.
-        """
+        """Show a notice that is true only for this page and step; `leave_place` drops it."""
         self.say(text, tone, shorter)
         self._is_of_place = True
 
@@ -156,10 +144,7 @@ def _with_short_paths(text: str, width: int) -> str:
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
-    """Return how many cells each of several texts gets.
-
-    Short texts leave their surplus to long ones.
-    """
+    """Return how many cells each of several texts gets; short ones leave the rest to long."""
     shares = [0] * len(lengths)
     for num_done, idx in enumerate(sorted(range(len(lengths)), key=lambda idx: lengths[idx])):
         shares[idx] = min(lengths[idx], max(10, room // (len(lengths) - num_done)))

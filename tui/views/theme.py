@@ -297,10 +297,7 @@ class Skin:
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
     def text(self, text: str, style: str = "text") -> str:
-        """Return `text` with the glyphs replaced that this screen may not use.
-
-        Its width stays the same.
-        """
+        """Return `text`, as wide as it is, without the glyphs that this screen may not use."""
         if not self.ascii_only or text.isascii():
             return text
         table = _KV_TO_ASCII if style.startswith("kv_") else TO_ASCII

@@ -86,10 +86,7 @@ class View:
         self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
 
     def next_axis(self) -> None:
-        """Switch between the step axis and the time axis.
-
-        Each axis keeps its own zoom, because steps per column say nothing about time per column.
-        """
+        """Switch between the axes of steps and of time, which have a zoom each."""
         self.axis = "time" if self.axis == "step" else "step"
         self.zoom_idx, self.other_zoom_idx = self.other_zoom_idx, self.zoom_idx
 

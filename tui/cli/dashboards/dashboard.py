@@ -91,7 +91,6 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
 
 
 def _writable(path: Path) -> Path:
-    """Return the path of the log file; raise WrongUsage if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

@@ -22,11 +22,7 @@ from stepscope.tui.views.notices import Notices
 
 
 class CompareHandlers:
-    """The handlers of the compare page of one screen.
-
-    Args:
-        show: opens a page.
-    """
+    """The handlers of the compare page of one screen; `show` opens a page."""
 
     def __init__(self, screen: HandledScreen, show: Callable[[Page], None]) -> None:
         self._screen = screen
@@ -164,7 +160,6 @@ def _no_such_knobs(text: str) -> str | None:
 
 @contextmanager
 def _errors_said(notices: Notices) -> Iterator[None]:
-    """Inside this context, show a notice if a recording cannot be read."""
     try:
         yield
     except (RecordingError, OSError) as error:

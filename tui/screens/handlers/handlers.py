@@ -51,7 +51,6 @@ class Handlers:
         found[action_id]()
 
     def _table(self) -> Mapping[str, Callable[[], None]]:
-        """Return action id -> handler, for every action in the table."""
         screen, session, view = self._screen, self._session, self._view
         navigator, operator = screen.navigator, screen.operator
         return {

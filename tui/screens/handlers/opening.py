@@ -23,11 +23,7 @@ from stepscope.tui.views.frame.lane_rows import lane_filter
 
 
 class Opening:
-    """Opens the overlays above one screen.
-
-    Args:
-        use_levels: gets the service levels that the operator typed.
-    """
+    """Opens the overlays above one screen; `use_levels` gets the service levels that are typed."""
 
     def __init__(self, screen: HandledScreen, use_levels: Callable[[SLO], None]) -> None:
         self._screen = screen
@@ -126,8 +122,6 @@ class Opening:
         return False
 
     def _engine_watch(self) -> EngineWatch:
-        """Return a watch for an editor; it tells whether the editor's engine still answers."""
-
         def now() -> EngineNow:
             session = self._session
             state = session.history.state
@@ -175,10 +169,7 @@ class Opening:
         return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
-        """Ask for the synthetic workload that the engine runs itself, and set it.
-
-        Fields that the operator does not type keep their values.
-        """
+        """Ask for the engine's own synthetic workload; fields not typed keep their values."""
         if not self._has_engine():
             return
 

@@ -57,10 +57,7 @@ class SessionHandlers:
             self._notices.say(f"{who}recording{before} to {path}", "good")
 
     def autopilot(self) -> None:
-        """Start an autopilot, which moves knobs to hold the ITL service level.
-
-        If something already controls the knobs, end that instead.
-        """
+        """Start an autopilot that holds the ITL level, or end what controls the knobs."""
         switch, history = self._session.autopilot, self._session.history
         leased = history.state.leased
         if switch is None:

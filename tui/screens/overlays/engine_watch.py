@@ -51,10 +51,7 @@ class EngineWatch:
         return True
 
     def admits(self) -> bool:
-        """Whether Enter applies the input now.
-
-        If another engine answers than the one typed for, only the second Enter applies it.
-        """
+        """Whether Enter applies the input now; at another engine only the second does."""
         if not self._now.answers:
             return False
         is_noted, self._noted = self._noted == self._seen, self._seen
@@ -65,10 +62,7 @@ class EngineWatch:
         self._typed_for = self._noted = self._seen
 
     def trouble(self, room: int) -> str | None:
-        """Return why Enter would not apply the input; None if it would.
-
-        The text has at most `room` cells; if no text fits, the shortest one is returned.
-        """
+        """Return why Enter would not apply the input, in about `room` cells, or None."""
         if not self._now.answers:
             return fmt.first_fitting(_GONE, room)
         if self._typed_for == self._seen:

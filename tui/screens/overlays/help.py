@@ -47,10 +47,7 @@ _GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"
 def help_lines(
     abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
 ) -> list[Line]:
-    """Return all lines of the help page in one column, without the frame.
-
-    The lines are wrapped to `width` if that is above 0.
-    """
+    """Return all lines of the help page in one column, wrapped to `width` if that is above 0."""
     return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
@@ -92,7 +89,6 @@ def glossary_blocks(width: int = 0) -> list[list[Line]]:
 
 
 def _about(page: Place) -> tuple[str, str]:
-    """Return the name of the screen, and the text on how to read it."""
     if page == "start":
         return "start screen", _START_READING
     view = PAGE_VIEWS.get(page)

@@ -109,7 +109,6 @@ class KnobEditor(Overlay[KnobChange]):
         return framed(body, width, height, ((title, "title"),))
 
     def _first(self, height: int) -> int:
-        """Return the index of the first knob that is visible in a box of this height."""
         return max(0, self._at - (height - 6)) if height > 5 else self._at
 
     def clicked(self, x: int, y: int) -> None:
@@ -150,7 +149,6 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        """Drop the forecast, because the typed value has changed."""
         if self._forecast is not None:
             self._forecast.drop()
 
@@ -172,10 +170,7 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version, self._watch.trouble(0), forecast
 
     def _show_other_engine(self) -> None:
-        """Show the knobs of another engine.
-
-        The typed text stays if that engine has a knob of the same name.
-        """
+        """Show another engine's knobs; the typed text stays if it has that knob."""
         name = self._specs[self._at].name
         self._specs = self._shown_specs() or self._specs
         at = self._place_of(name)
@@ -191,7 +186,6 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version == self._noted_version
 
     def _overtaken(self) -> str | None:
-        """Return what others have changed since the operator began to type, or None."""
         if self._draft is None or self._now.version == self._begun_version:
             return None
         changes = self._now.since(self._begun_version)
@@ -242,7 +236,6 @@ class KnobEditor(Overlay[KnobChange]):
             self.insert(character)
 
     def _begin(self) -> None:
-        """Begin to edit the selected knob."""
         spec = self._specs[self._at]
         self._watch.begin()
         self._draft = self._value_of(spec) if _goes_round(spec) else ""
@@ -287,10 +280,7 @@ class KnobEditor(Overlay[KnobChange]):
 
 
 def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """Return how these changes moved one knob, and who made the last of them.
-
-    Empty if none of them changed this knob.
-    """
+    """Return how these changes moved one knob, and who made the last of them; empty if none did."""
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""
@@ -320,11 +310,7 @@ def _typed(value: KnobValue) -> str:
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """Return the value that `text` means for this knob.
-
-    Raises:
-        ValueError: the text is no value for this knob.
-    """
+    """Return the value that `text` means for this knob; raise ValueError if it means none."""
     if spec.kind == "bool":
         if text not in ("on", "off"):
             raise ValueError(text)

@@ -125,11 +125,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """Return a context manager in which keys and clicks are handled.
-
-        It redraws the box at the end. An error is logged and closes the overlay; the dashboard runs
-        on.
-        """
+        """A context for keys and clicks: redraws the box, or logs an error and closes."""
         try:
             yield
             if self.is_current:

@@ -225,7 +225,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.handlers[action_id]()
 
     def _table(self) -> Mapping[str, Callable[[], object]]:
-        """Return action id -> handler, for every action that works on the start screen."""
         return {
             "lane_up": partial(self.move, -1),
             "lane_down": partial(self.move, 1),
@@ -291,11 +290,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.move(1)
 
     def choose(self, choice: StartChoice) -> None:
-        """Select a choice and check it in the background.
-
-        If it can be opened, the start screen then ends with it. The choice "ask" opens a prompt for
-        an address instead.
-        """
+        """Select a choice, ask for an address or check it, and end with it if it opens."""
         self._selected = choice
         if choice.kind == "ask":
             self._checking = None
@@ -312,7 +307,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """Check whether a choice can be opened. Runs on a separate thread."""
+        """Runs on a thread of its own."""
         try:
             error = self._check(choice)
         except Exception as failure:  # our bug, but no reason to leave the list

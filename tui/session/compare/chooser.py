@@ -52,10 +52,7 @@ class CompareChooser:
         return self.choices is not None, self.selected, is_searched
 
     def refresh(self) -> None:
-        """Make the list again if the search of the recording has found more marks and changes.
-
-        The same choice stays selected.
-        """
+        """Make the list again if the recording has more; the choice stays selected."""
         source, search = self._source, self._search
         found = () if search is None else search.found or ()
         if source is None or len(found) == self._num_recorded:

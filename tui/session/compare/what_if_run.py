@@ -35,10 +35,7 @@ class WhatIfRun:
         return Origin(name, self.session.slo, path=self.path, make_feed=self._feed)
 
     def recorded(self) -> Path:
-        """Return the path of the session's recording.
-
-        If the session is only in memory, its newest steps are first written to a recording.
-        """
+        """Return the path of the session's recording, written from memory if need be."""
         if self.session.path is not None:
             return self.session.path
         from stepscope.recordings.history.memory_file import write_memory  # loads mcap
@@ -56,10 +53,7 @@ class WhatIfRun:
 
 
 class WhatIfFeed:
-    """Reads the run for the comparison: waits for the simulation, then reads its recording.
-
-    It implements `Feed`.
-    """
+    """A `Feed` that waits for the simulation, then reads its recording."""
 
     def __init__(self, wanted: WhatIfRun) -> None:
         self.name = wanted.origin.name

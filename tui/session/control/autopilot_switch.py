@@ -72,10 +72,7 @@ class AutopilotSwitch:
             self._thread.join(_CLOSE_S)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the oldest line about the autopilot that was not returned yet, and its style.
-
-        None if there is no new line.
-        """
+        """Return the oldest line about the autopilot not returned yet, with its style."""
         return self._news.popleft() if self._news else None
 
     def _run(self, itl_ms: float, stopping: threading.Event) -> None:

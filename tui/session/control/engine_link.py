@@ -89,10 +89,7 @@ class EngineLink:
         self._commands.put(None)
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
-        """Send a command and return the reply.
-
-        A change of knobs goes to all data-parallel ranks or to none of them.
-        """
+        """Send a command; a change of knobs goes to all data-parallel ranks or to none of them."""
         siblings = self._siblings() if isinstance(command, SetKnobs) else []
         if not isinstance(command, SetKnobs) or not siblings:
             return client.ask(command)

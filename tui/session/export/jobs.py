@@ -124,11 +124,7 @@ class MemoryJob(FileJob):
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """Return that part of the ordered step range that the recording holds.
-
-    Raises:
-        RecordingError: the recording is of another run of the engine.
-    """
+    """Return the ordered range as far as recorded; RecordingError: of another engine run."""
     steps = order.steps
     if steps.first is None and steps.last is None:
         return steps
@@ -167,10 +163,7 @@ class FileJobs:
             self._start(ExportJob(order))
 
     def write_memory(self, history: History, path: Path) -> None:
-        """Start to write the steps in `history` to a recording.
-
-        Do nothing if a file is already being written.
-        """
+        """Start to write the steps in `history` to a recording, unless a file is being written."""
         if self._job is None:
             self._start(MemoryJob(history, path))
 
@@ -180,10 +173,7 @@ class FileJobs:
 
     @property
     def active(self) -> str | None:
-        """The name of the file that is being written, with its progress, as text.
-
-        None if there is none.
-        """
+        """The file that is being written, with its progress, as text; None if there is none."""
         job = self._job
         return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
 

@@ -51,10 +51,7 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
 
 
 class RangeChoice(NamedTuple):
-    """The steps from `first` to `last`, both included.
-
-    None as `first` or `last` means the first or last step of the recording.
-    """
+    """The steps from `first` to `last`, both included; None: from or to the end."""
 
     text: str
     first: int | None = None

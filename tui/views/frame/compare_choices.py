@@ -28,10 +28,7 @@ WHAT_IF = "what if"
 
 
 class CompareChoice(NamedTuple):
-    """One entry of the list, with the two runs that it compares.
-
-    Without `origins`, choosing the entry first asks for knobs or for the name of a file.
-    """
+    """An entry of the list and its runs; without them, first ask for knobs or a file."""
 
     kind: str
     name: str
@@ -89,10 +86,7 @@ def file_origin(path: Path, session: Origin) -> Origin:
 
 
 class Split(NamedTuple):
-    """Where to split a session: at the landmark `mark`.
-
-    `found` has all landmarks of the session.
-    """
+    """Where to split a session: at the landmark `mark`, one of all that were `found`."""
 
     mark: Landmark
     found: list[Landmark]
@@ -101,13 +95,7 @@ class Split(NamedTuple):
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
-    """Return the part of a session before the landmark `mark`, and the part after it.
-
-    A part ends at the next change of knobs or workload among `found`; see `divide`.
-
-    Args:
-        found: all landmarks of the session.
-    """
+    """Return a session before and after `mark`, each up to the next change in `found`."""
     before, after = divide(mark, found)
     return (
         session._replace(name=before.name, stretch=before.stretch),
@@ -151,11 +139,7 @@ def _recordings(
 
 
 class LandmarkSearch:
-    """Finds the landmarks of a recording in a thread of its own, as it must read the whole file.
-
-    Attributes:
-        found: the landmarks; None until the search is done.
-    """
+    """Finds the landmarks of a recording on a thread; `found` is None until it is done."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -26,11 +26,7 @@ class Origin(NamedTuple):
     make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
 
     def feed(self) -> Feed:
-        """Return a new reader that reads this run from its beginning.
-
-        Raises:
-            RecordingError: the recording cannot be read.
-        """
+        """Return a new reader of this run; raise RecordingError if the recording cannot be read."""
         if self.make_feed is not None:
             return self.make_feed()
         if self.history is not None:

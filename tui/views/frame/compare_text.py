@@ -191,7 +191,6 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return phrases for the figures in which this run may be better, but not with certainty."""
     return _phrases(
         [
             figure
@@ -205,10 +204,7 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
-    """Return one phrase for each kind of figure, such as ITL, with the largest difference first.
-
-    The parts of ITL come last: they explain the others.
-    """
+    """Return a phrase for each kind of figure, the largest first, the parts of ITL last."""
     phrases: list[tuple[bool, float, str]] = []
     for kind in (*_TOLD, *PARTS):
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -225,10 +221,7 @@ def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
 
 
 def _outstanding(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """Return the three percentiles that differ most, among figures of one kind.
-
-    The p90 is left out, and so is a percentile with the same two values as one already taken.
-    """
+    """Return the three percentiles of one kind that differ most, not p90, nor equal ones."""
     kept: list[ComparedFigure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
         if figure.rank != 90 and not any(
@@ -254,10 +247,7 @@ def _times(figure: ComparedFigure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """Return a phrase for each figure whose difference may be chance.
-
-    A phrase gives the number of waits only if both runs had the same requests.
-    """
+    """Return a phrase for each figure whose difference may be chance."""
     judges = found.different_work is None  # with different work, longer runs would not decide it
     phrases = []
     for kind, label in COMPARED_KINDS.items():
@@ -281,10 +271,7 @@ def _unsure(figure: ComparedFigure, has_values: bool) -> str:
 
 
 def paired(found: Comparison) -> list[str]:
-    """Return a phrase for each latency: for how many requests it was shorter in A, and in B.
-
-    Only requests that both runs served are compared.
-    """
+    """Return for each latency for how many requests of both runs it was shorter in A, and in B."""
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"

@@ -104,7 +104,6 @@ def _row(number: int, view: RequestView) -> list[Cell]:
 
 
 def _hue(view: RequestView) -> str:
-    """Return the style of a request's blocks: that of its lane."""
     return "prefill" if lane_status(view) == "PRE" else "decode"
 
 
@@ -116,10 +115,7 @@ def _letter(number: int) -> str:
 
 
 def _block_width(frame: Frame, width: int, rows: int) -> int:
-    """Return how many cells one KV block takes on the map, as many as fit.
-
-    It is 1 also if several blocks have to share a cell.
-    """
+    """Return how many cells one KV block takes on the map, as many as fit, 1 at least."""
     num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
     for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
         if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
@@ -155,11 +151,7 @@ def _most(names: str) -> str:
 
 
 def _owner_runs(names: str, frame: Frame) -> Line:
-    """Return a row of the map by owner: a letter for the request that holds each block.
-
-    Its colour is that of what the request does, as in the lanes. The blocks of the selected request
-    are highlighted.
-    """
+    """Return a row of the map by owner: a letter for the request of each block, as in the lanes."""
     styles = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}
     styles |= {_letter(number): _hue(view) for number, view in enumerate(_holders(frame)[:52])}
     chosen = _letter(frame.view.row)

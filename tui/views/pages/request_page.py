@@ -42,10 +42,7 @@ _COLUMNS = (
 
 
 class _Waits(NamedTuple):
-    """A request's waits for tokens.
-
-    `all` has those up to the cursor; `late` has those of them that the page lists.
-    """
+    """A request's waits up to the cursor; `late` has those of them that the page lists."""
 
     life: Life | None
     all: tuple[Late, ...]
@@ -131,10 +128,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _absent(frame: Frame, request_id: int) -> list[str]:
-    """Return lines for a request that does not exist at the cursor.
-
-    They say how the request ended, and which keys go to its steps.
-    """
+    """Return lines on a request not at the cursor: how it ended, the keys to its steps."""
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
@@ -234,10 +228,7 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
-    """Return a chart with one bar per token: how long the request waited for it.
-
-    If there are more tokens than columns, a bar shows the longest wait of several.
-    """
+    """Return a chart with a bar per token, or the longest wait of several: how long it waited."""
     gaps = [each for each in waits.all if each.token_idx]
     title: Line = (("gaps between tokens", "title"),)
     if not gaps:

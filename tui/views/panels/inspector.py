@@ -37,10 +37,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """Return the lines inside the frame.
-
-    Prefills and events that do not fit are counted in a last line.
-    """
+    """Return the lines inside the frame; what does not fit is counted in a last line."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         lost: Line = ((" the record of this step was lost", "muted"),)
@@ -253,7 +250,6 @@ def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int
 
 
 def _events(record: StepRecord, room: int) -> list[Line]:
-    """Return the lines of `event_lines` that fit, and a last line that counts the others."""
     lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)

@@ -41,10 +41,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel as one line: p50, p95 and p99 of each latency, and the stalls.
-
-    If the stalls do not fit, leave out first the names of the percentiles, then TPOT.
-    """
+    """Return the panel as one line: percentiles and stalls, without names and TPOT if need be."""
     report, slo = frame.latency, frame.history.slo
     waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
     waits.append(_percentiles("ITL", report.itl, slo.itl_ms))
@@ -152,7 +149,6 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:
-    """Return a line on the last stall, and a line on the longest stall if that is another one."""
     worst = _worst(frame, width)
     last = _last_stall(frame, width, is_short=bool(worst))
     return [*last, *worst]
