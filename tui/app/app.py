@@ -246,16 +246,7 @@ class SideScreens:
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
     ) -> None:
-        """Show one of the compared runs, at a step or with a request selected.
-
-        Args:
-            home: the screen that shows the comparison.
-            step: the step to show; None keeps the step of that run's screen.
-            request_id: the request to show; None shows the page of the step.
-
-        Raises:
-            RecordingError: the run's recording cannot be read any more.
-        """
+        """Show a compared run at a step or request (`home` has both); may raise RecordingError."""
         self._home = home
         screen = home
         if not origin.is_shown and origin.path is not None:

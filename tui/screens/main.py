@@ -49,12 +49,7 @@ _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
 class MainScreen(Screen[None], inherit_bindings=False):
-    """The main screen of one engine or recording.
-
-    Args:
-        skin: the looks at the start; the operator can change them.
-        fps: frames per second; None means 10, or 5 over SSH.
-    """
+    """The main screen of one engine or recording; without `fps` 10 a second, or 5 over SSH."""
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
     BLANK = True  # the canvas covers the screen itself

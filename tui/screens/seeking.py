@@ -14,14 +14,7 @@ _PATIENCE_S = 0.1  # how long the picture stands still for the step that is bein
 
 
 class Seeking:
-    """Draws a screen as soon as its replay has found the step that it seeks.
-
-    Args:
-        replay: None for a live source, which never seeks.
-        clock: returns seconds.
-        draw: draws the screen now.
-        call_later: calls a function on the screen's thread; may itself be called on any thread.
-    """
+    """Draws a screen, on its own thread, as soon as its replay has found the step that it seeks."""
 
     def __init__(
         self,

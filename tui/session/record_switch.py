@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitch:
-    """Starts and ends recordings of `source`. Use it only on the UI thread.
-
-    Args:
-        source: a live source.
-        folder: where the files go; they are named after the source and the time of day.
-        recorder: a recording of the source that already runs.
-    """
+    """Starts and ends recordings of a live source in `folder`. For the UI thread only."""
 
     def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
         self._source = source
@@ -111,11 +105,7 @@ class RecordSwitch:
 
 
 class RecordSwitches:
-    """One `RecordSwitch` for each live source, made on first use. Use it only on the UI thread.
-
-    Args:
-        folder: where the files go; by default the folder in which the dashboard was started.
-    """
+    """One `RecordSwitch` for each live source, made on first use. For the UI thread."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path.cwd()

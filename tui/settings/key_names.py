@@ -50,11 +50,7 @@ class KeyNameError(ValueError):
 
 
 def parse(text: str) -> str:
-    """Convert the name of a key in the config file to Textual's: `[` to `left_square_bracket`.
-
-    Raises:
-        KeyNameError: the text does not name a key, or names a key that a terminal cannot send.
-    """
+    """Convert a key of the config file to Textual's name (`[` to `left_square_bracket`)."""
     rest = text.strip() if len(text) > 1 else text
     if len(rest) == 2 and rest[0] == "^":
         rest = f"ctrl+{rest[1]}"

@@ -155,12 +155,7 @@ def config_path() -> Path:
 
 
 def load_settings() -> dict[str, dict[str, Any]]:
-    """Return the sections of the config file, after a check of every key and value.
-
-    Raises:
-        WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
-            valid; the message names it.
-    """
+    """Return the sections of the config file; WrongUsage names what is not valid."""
     path = config_path()
     try:
         document = tomllib.loads(path.read_text("utf-8"))

@@ -143,11 +143,7 @@ def column_chart(
     styles: Sequence[str],
     line: float | None = None,
 ) -> list[Line]:
-    """Return a chart of vertical bars, one cell wide per value, as rows from top to bottom.
-
-    A dotted line behind the bars marks the value `line`. A value above zero shows at least an
-    eighth of a cell.
-    """
+    """Return rows of vertical bars, a cell each; a dotted line marks the value `line`."""
     rows: list[Line] = []
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
     for y in range(height - 1, -1, -1):

@@ -16,12 +16,7 @@ _ITL_HEIGHT = 8
 def plan(
     width: int, height: int, page: Page = "live", strip: int = 0, *, few_lanes: bool = False
 ) -> dict[str, Region]:
-    """Return view name -> region of the screen, for the views that fit. Regions never overlap.
-
-    Args:
-        strip: rows of the tour strip above the screen.
-        few_lanes: whether the lanes of requests leave `SPARE_ROWS` for other views.
-    """
+    """Return view name -> region, for the views that fit (below a tour `strip`), all apart."""
     if not strip or width < MIN_WIDTH or height - strip < MIN_HEIGHT:
         return _screen(width, height, page, few_lanes)
     below = {
@@ -32,11 +27,7 @@ def plan(
 
 
 def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, Region]:
-    """Return view name -> region for one page, without the tour strip.
-
-    The verdict and the key figures are above every page; every page but the main one is a single
-    view between them and the scrub bar. The fleet and compare pages have none of the three.
-    """
+    """Return view name -> region for one page, without the tour strip."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
     if page in ("fleet", "compare"):  # they do not show one engine at one moment

@@ -197,11 +197,7 @@ def _codes(style: Style, colours: ColorSystem) -> tuple[str, str, str]:
 
 
 def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
-    """Return `line` in exactly `width` cells and in as few runs as possible.
-
-    Each run costs a style change in the output. So blanks take the style of the run before them,
-    where that looks the same.
-    """
+    """Return `line` in exactly `width` cells and in few runs: each costs a style change."""
     runs: list[Run] = []
     plain = skin.plain_styles
     text, style, left = "", "text", width

@@ -23,11 +23,7 @@ _PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
 class Notices:
-    """Keeps the notices and makes the line that shows them.
-
-    The last notice is shown until it expires. Standing notices, about what is still wrong or
-    pending, follow it and stay.
-    """
+    """Keeps the notices, one until it expires and those that stand, and makes their line."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,11 +35,7 @@ class Notices:
         self._later: deque[tuple[str, Tone]] = deque()
 
     def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice now, in place of the current one.
-
-        Args:
-            shorter: the same in fewer words, for lines in which `text` does not fit.
-        """
+        """Show a notice now, in place of the current one; `shorter` where it does not fit."""
         self._text, self._shorter = text, shorter
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
@@ -91,11 +83,7 @@ class Notices:
         return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
-        """Return the line to show: the current notice, then the `standing` ones.
-
-        Standing notices tell what is still wrong or pending. If not all fit, the current notice
-        gets most of the room, because the others stay when it is gone.
-        """
+        """Return the current notice, with most of the room, then the `standing` ones."""
         parts, new = list(standing), 0
         if self._is_said():
             parts.insert(0, (self._text, self._tone))

@@ -266,11 +266,7 @@ def _without_colour() -> Mapping[str, Style]:
 
 
 class Skin:
-    """How one screen looks: its colours, and whether it uses block or ASCII glyphs.
-
-    Attributes:
-        styles: by name; a name that ends in `+cursor` means the same style, highlighted.
-    """
+    """How one screen looks: styles by name (`+cursor`: highlighted), block or ASCII glyphs."""
 
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
         self.mode: ColourMode = mode
@@ -305,12 +301,7 @@ class Skin:
 
 
 def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:
-    """Return the colour mode to use for a theme on this terminal.
-
-    Args:
-        color_system: as rich names it: None, "standard" (16 colours), "256" or "truecolor".
-        no_color: whether the user asked for no colours (NO_COLOR).
-    """
+    """Return the mode for a theme on a terminal, whose colours are named as rich does."""
     if no_color or color_system is None:
         return "none"
     return "ansi" if color_system in ("standard", "windows") else theme

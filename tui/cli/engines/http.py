@@ -141,11 +141,7 @@ class HttpProcess:
         self._listener, self.address = _listener_of(settings.bind)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
-        """Start the child process for an engine that is ready.
-
-        Args:
-            takes_prompts: False for a decode engine, whose prompts go to the prefill engine.
-        """
+        """Start the child; a decode engine takes no prompts, which go to the prefill engine."""
         self._endpoint = endpoint
         say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
         self._thread.start()

@@ -33,11 +33,7 @@ Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
-    """Runs arms on an engine that serves nobody else, and restores its knobs at the end.
-
-    Args:
-        pair: starts a prefill and a decode engine; None: arms that need two engines cannot run.
-    """
+    """Runs arms on an engine of its own, or on two of `pair`, and restores its knobs."""
 
     def __init__(self, endpoint: Endpoint, folder: Path, pair: Pair | None) -> None:
         self._endpoint = endpoint

@@ -40,12 +40,7 @@ _P = ParamSpec("_P")
 
 
 class _View(NamedTuple):
-    """A part of the main screen and the function that draws it.
-
-    Most views are redrawn rarely. The fast views show the current step or its counts of running and
-    waiting requests, as the header does. They are redrawn in every frame, so that all of them show
-    the same step.
-    """
+    """A part of the screen and its function; fast ones are drawn in each frame, of one step."""
 
     draw: Callable[[Frame, int, int, int], list[Line]]
     is_fast: bool = False
@@ -149,13 +144,7 @@ class Canvas(Lines):
         following: bool,
         everything: bool,
     ) -> None:
-        """Draw a frame.
-
-        Args:
-            pending: the commands that the engine has not answered yet.
-            following: whether the picture moves by itself, as it shows the newest step.
-            everything: draw also the slow views, which need not be redrawn ten times a second.
-        """
+        """Draw a frame; `everything`: also the slow views, which need not change all the time."""
         width = self.area.width
         if self.is_too_small:
             room = max(1, self.area.height - 2)

@@ -23,11 +23,7 @@ _SLOW_S = 0.6  # between two drawings of the slow views, which are read rather t
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
 ) -> list[tuple[str, Tone]]:
-    """Return the notices that stay: commands without an answer yet, and lasting problems.
-
-    Args:
-        failure: why part of the picture could not be drawn, or None.
-    """
+    """Return the notices that stay: commands without an answer, problems, why drawing failed."""
     switch = session.record_switch
     lines: list[tuple[str, Tone]] = []
     if session.exports.active is not None:

@@ -28,14 +28,7 @@ class EngineNow(NamedTuple):
 
 
 class EngineWatch:
-    """Decides whether input typed for one engine may be applied to the engine that answers now.
-
-    It may not if no engine answers, or if another engine answers and the operator may not have
-    noticed.
-
-    Args:
-        now: returns the engine that would get the input now.
-    """
+    """Decides whether what was typed for one engine may go to the one that answers `now`."""
 
     def __init__(self, now: Callable[[], EngineNow]) -> None:
         self._look = now

@@ -127,12 +127,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
 
 
 class HelpPage(Overlay[None]):
-    """The help page. It scrolls and switches to the glossary and back; other keys close it.
-
-    Args:
-        page: the screen that the help is about.
-        log_file: the file that errors are written to.
-    """
+    """The help on a page. It scrolls and turns to the glossary and back; other keys close it."""
 
     def __init__(
         self, skin: Skin, abilities: Abilities, page: Place, log_file: Path | None = None

@@ -26,11 +26,7 @@ def pasted_line(text: str) -> str:
 
 
 class Overlay(ModalScreen[_Result], Generic[_Result]):
-    """A modal screen that shows `lines` in a box at `place`.
-
-    The screen below goes on drawing itself. Escape closes the overlay without a result; every other
-    key goes to `pressed`.
-    """
+    """A modal screen that shows `lines` in a box at `place`; Escape closes it without a result."""
 
     DEFAULT_CSS = "Overlay { background: transparent; }"
 

@@ -9,12 +9,7 @@ from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSea
 
 @dataclass(slots=True)
 class CompareChooser:
-    """The state of the list: its rows and the selected row. Use it only on the screen's thread.
-
-    Attributes:
-        choices: the rows of the list; None while it is closed.
-        selected: index of the selected row.
-    """
+    """The rows of the list (None: closed) and the selected one; for the screen's thread."""
 
     choices: list[CompareChoice] | None = None
     selected: int = 0

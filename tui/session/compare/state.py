@@ -22,11 +22,7 @@ _MAX_CACHED = 8192
 
 @dataclass(slots=True)
 class CompareState:
-    """The state of the compare page: runs, cursor, zoom and selection.
-
-    Use it only on the screen's thread. `comparer` and `origins` are None while no comparison is
-    open.
-    """
+    """The compare page, for the screen's thread; `comparer`, `origins` only while comparing."""
 
     comparer: Comparer | None = None
     origins: tuple[Origin, Origin] | None = None

@@ -14,14 +14,7 @@ _MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take m
 
 
 class WhatIfRun:
-    """Simulates the session when the comparison first reads it.
-
-    The recording of the simulation is deleted together with this object.
-
-    Args:
-        session: the session that the dashboard shows.
-        change: knobs as on the command line of `stepscope what-if`, one value of each.
-    """
+    """A simulation of the session with this change of knobs, deleted with this object."""
 
     def __init__(self, session: Origin, change: str) -> None:
         self.session = session

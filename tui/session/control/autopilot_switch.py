@@ -27,12 +27,7 @@ _CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine resto
 
 
 class AutopilotSwitch:
-    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread.
-
-    Args:
-        endpoint: the engine's control address.
-        who: returns the operator's name for the engine's audit trail.
-    """
+    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread."""
 
     def __init__(self, endpoint: str, who: Callable[[], str]) -> None:
         self._endpoint = endpoint

@@ -59,12 +59,7 @@ class EngineLink:
         self._thread: threading.Thread | None = None
 
     def ask(self, what: str, command: Command, action: str = "") -> None:
-        """Queue `command`; it is sent when all earlier commands are answered.
-
-        Args:
-            what: the command in words, for the operator.
-            action: id of the action whose key caused it.
-        """
+        """Queue a command; `what`: in words for the operator, `action`: whose key caused it."""
         self._asked.append(what)
         self._commands.put((what, command, action))
         if self._thread is None:

@@ -19,11 +19,7 @@ class KnobsNow(NamedTuple):
 
 
 class KnobChange(NamedTuple):
-    """A new value for a knob.
-
-    `version` is the version of the engine's knobs when the operator chose the value. If the knobs
-    have a later version when the change arrives, the engine refuses the change.
-    """
+    """A new value for a knob; the engine refuses it if its knobs have a later `version`."""
 
     name: str
     value: KnobValue

@@ -84,13 +84,7 @@ class Operator:
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
     def set_knob(self, change: KnobChange, action: str) -> None:
-        """Ask the engine for a knob change.
-
-        The engine refuses it if another change was made after `change.version`.
-
-        Args:
-            action: id of the action whose key caused it.
-        """
+        """Ask the engine for a change, which it refuses if another was made since its version."""
         name, value, version = change
         before = self._history.state.knobs.get(name)
         if before == value:
@@ -103,13 +97,7 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """Return our last change that was refused because another client's change came first.
-
-        It is returned only once, so that the editor can offer it again; None if there is none.
-
-        Args:
-            name: return it only if it changes this knob; None means any knob.
-        """
+        """Return our last change (of this knob) that another client's came before; once."""
         kept, self._overtaken = self._overtaken, None
         info = self._history.info
         if kept is None or info is None or kept[0] != info.engine_id:

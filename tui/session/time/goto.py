@@ -32,15 +32,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(text: str, at: int | None, history: History, file: "ReplaySource | None") -> Wanted:
-    """Return the step that a typed text means.
-
-    Args:
-        at: the step at the cursor.
-        file: the replayed file; None for a live session, which has only the steps in memory.
-
-    Raises:
-        ValueError: the text means no step; the message says why, or what is allowed.
-    """
+    """Return the step that a text means from step `at` on; ValueError says why there is none."""
     text = text.strip().replace(",", "")
     if text.isdecimal():
         return _clamped(int(text), history, file)

@@ -38,13 +38,7 @@ def recorded_extent(source: Source) -> tuple[int, int] | None:
 
 
 class Navigator:
-    """Moves the cursor of `view`. Use it only on the UI thread.
-
-    `frame` is the data of the picture on the screen.
-
-    Args:
-        key: returns the key of an action, for notices.
-    """
+    """Moves the cursor of `view`; `frame` is on the screen. Use it only on the UI thread."""
 
     def __init__(
         self,

@@ -16,13 +16,7 @@ from stepscope.tui.views.view import View
 
 
 class Oldest:
-    """Goes to the oldest step and fetches older ones. Use it only on the UI thread.
-
-    Args:
-        view: the view whose cursor moves.
-        key: returns the key of an action, for notices.
-        go: goes to a step.
-    """
+    """Goes to the oldest step and fetches older ones. Use it only on the UI thread."""
 
     def __init__(
         self,

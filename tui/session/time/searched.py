@@ -20,14 +20,7 @@ def nearest(
     direction: int,
     kinds: frozenset[str],
 ) -> SessionEvent | None:
-    """Return the known event that is nearest to step `at`, in memory or in the replayed file.
-
-    None if no such event is known.
-
-    Args:
-        direction: 1 looks for events after the step, -1 for events before it.
-        kinds: the kinds of event to look for.
-    """
+    """Return the nearest known event before (-1) or after step `at`, in memory or in the file."""
     in_memory = kinds
     if file is not None and is_searched(history, file):
         in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part

@@ -22,16 +22,7 @@ _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 
 
 class WorstStalls:
-    """Handles the key that goes to the worst stall, then to the next worst.
-
-    If the cursor was moved in another way since, it starts with the worst stall again. Use it only
-    on the UI thread.
-
-    Args:
-        history: returns the history that is shown.
-        replay: None for a live source.
-        key: returns the key of an action, for notices.
-    """
+    """Handles the key to the worst stall, then the next worst. For the UI thread only."""
 
     def __init__(
         self,
@@ -84,12 +75,7 @@ class WorstStalls:
     # Words
 
     def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """Return the notice about a stall, in several forms from long to short.
-
-        Args:
-            place: the place of the stall in `stalls.longest`, the longest being 0.
-            of_file: whether the stalls were found in the file instead of memory.
-        """
+        """Return the notice about a stall, the worst at 0, in forms from long to short."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"

@@ -13,33 +13,20 @@ _END = (
 
 
 class TourPage(NamedTuple):
-    """What the tour shows now.
+    """What the tour shows now."""
 
-    Attributes:
-        number: number of the chapter, from 1; `total` + 1 after the last.
-        is_tried: whether the person has done what the chapter invites to try.
-        is_held: whether the tour has stopped the picture.
-    """
-
-    number: int
+    number: int  # of the chapter, from 1; `total` + 1 after the last
     total: int
     title: str
     part: str
     text: str
     panels: Sequence[str]
-    is_tried: bool
-    is_held: bool
+    is_tried: bool  # what the chapter invites to try
+    is_held: bool  # the tour has stopped the picture
 
 
 class Tour:
-    """The position in the chapters of the tour, each of which has three parts.
-
-    Args:
-        do: carries out the acts of a chapter on the engine.
-        ended: returns the id of the last request that an act waited for, once all acts are done.
-        keep: saves the chapter, counted from 0, for the next session.
-        first: the chapter to begin with, counted from 0.
-    """
+    """The position in the chapters: `do` carries out their acts, `keep` saves the chapter."""
 
     def __init__(
         self,

@@ -39,12 +39,7 @@ class CompareChoice(NamedTuple):
 def choices(
     source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
 ) -> list[CompareChoice]:
-    """Return all entries: the session split at marks and changes, then recordings, then samples.
-
-    Args:
-        folders: the folders to search for recordings, besides the recently used ones.
-        recorded: the landmarks of a replayed file; memory holds only a part of them.
-    """
+    """Return all entries: the session's parts, by all that was `recorded`, recordings, samples."""
     session = session_origin(source)
     known = _landmarks(source, recorded)
     found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]

@@ -11,11 +11,7 @@ from stepscope.recordings.state.series.latency import SLO
 
 
 class Origin(NamedTuple):
-    """The steps of one compared run: a stretch of a recording (`path`) or of memory (`history`).
-
-    Attributes:
-        is_shown: the dashboard already shows this session.
-    """
+    """A stretch of a recording (`path`) or of memory (`history`), which may be shown already."""
 
     name: str
     slo: SLO

@@ -151,11 +151,7 @@ def headline(found: Comparison) -> str:
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
-    """Return a heading ("A better") and phrases that list the figures in which this run is better.
-
-    If the comparison names no winner, the heading is "A lower", and the phrases list the latencies
-    that are lower in this run.
-    """
+    """Return a heading ("A better", or of unlike work "A lower") and phrases on the figures."""
     letter = side.upper()
     if found.names_winner(side):
         sure = _phrases(found.better(side)) + _same_requests(found, side)
@@ -286,11 +282,7 @@ def values_text(values: Iterable[KnobValue]) -> str:
 
 
 def reach(found: Comparison) -> list[str]:
-    """Return a phrase that says where the compared parts of one session were cut short.
-
-    A part is cut short at another change of knobs or workload. Empty if no part is, or if the runs
-    are not parts of one session.
-    """
+    """Return a phrase on where parts of one session are cut short by another change, if so."""
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
     joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)

@@ -36,10 +36,7 @@ NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark"
 
 @dataclass(slots=True)
 class Frame:
-    """The data of one picture of the dashboard.
-
-    `summary`, `state` and the latencies are those at the cursor, not at the newest step.
-    """
+    """The data of one picture; `summary`, `state` and latencies are those at the cursor."""
 
     history: History
     view: View

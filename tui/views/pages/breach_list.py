@@ -19,11 +19,7 @@ def listed(frame: Frame) -> list[Breach]:
 
 
 def heading(frame: Frame, room: int) -> Line:
-    """Return the heading: how many tokens are late, their order, and the key for the other order.
-
-    If the heading is too long, first the number of shown tokens is left out, then the word
-    "tokens", then the number of steps.
-    """
+    """Return how many tokens are late, their order and its key, in as many words as fit."""
     order = (f"  {_order(frame)}", "muted")
     late = frame.history.windows.late(frame.cursor)
     if not late.num_breaches and not frame.tells_requests:

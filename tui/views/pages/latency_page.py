@@ -228,12 +228,7 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
 
 
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
-    """Read the steps that explain all visible breaches together, if it is cheaper than one by one.
-
-    Returns:
-        The step up to which it has read; None if one by one is cheaper; -1 if the engine runs too
-            fast to keep up.
-    """
+    """Read on for the visible breaches; return up to where, None (one by one) or -1 (never)."""
     seen = _seen(frame, breaches, room)
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:

@@ -51,11 +51,7 @@ class _Waits(NamedTuple):
 
 
 def request_id_of(frame: Frame) -> int | None:
-    """Return the id of the request to show.
-
-    That is the selected request, else the followed one, else the one that waited longest for a
-    token of the step at the cursor, else the oldest. None if there is no request.
-    """
+    """Return the request to show: selected, followed, longest waiting, else the oldest."""
     view, requests = frame.view, frame.state.requests
     if view.selected is not None:
         return view.selected

@@ -111,11 +111,7 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """Return a sparkline: one cell per slice of the values shows the largest value in it.
-
-    The largest of all values sets the scale; a slice without values is blank. Cells are never full,
-    because sparklines in adjacent rows would merge into one block.
-    """
+    """Return a cell, never full, for the largest value of each slice, on the scale of all."""
     if width <= 0 or not values:
         return ""
     slices: list[float | None] = []
