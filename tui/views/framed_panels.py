@@ -6,7 +6,7 @@ They are pure functions that know nothing of engines, only the values to show.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepscope.tui.views.lines import Line, Run, clean, fitted, spot
+from stepscope.tui.views.lines import Line, Run, clean, fitted, joined, spot
 from stepscope.tui.views.theme import LEVELS
 
 Cell: TypeAlias = tuple[str, str]  # text, style
@@ -147,16 +147,12 @@ def column_chart(
     rows: list[Line] = []
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
     for y in range(height - 1, -1, -1):
-        runs: list[Run] = []
+        blank = ("·", "idle") if y == at else (" ", "text")
+        cells: list[Run] = []
         for value, style in zip(values, styles, strict=True):
             glyph = " " if value is None else _level(value, top, height, y)
-            if glyph == " ":
-                glyph, style = ("·", "idle") if y == at else (" ", "text")
-            if runs and runs[-1][1] == style:
-                runs[-1] = (runs[-1][0] + glyph, style)
-            else:
-                runs.append((glyph, style))
-        rows.append(tuple(runs))
+            cells.append(blank if glyph == " " else (glyph, style))
+        rows.append(joined(cells))
     return rows
 
 

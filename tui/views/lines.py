@@ -14,6 +14,8 @@ A run without text is a mark for the mouse: the cells right of it, up to an edge
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from rich.cells import cell_len
@@ -244,6 +246,12 @@ def fitted(line: Iterable[Run], width: int) -> Line:
     if left > 0:
         runs.append((" " * left, "text"))
     return tuple(runs)
+
+
+def joined(cells: Iterable[Run]) -> Line:
+    """Return a line of these cells, with one run for adjacent ones of the same style."""
+    groups = groupby(cells, key=itemgetter(1))
+    return tuple(("".join(text for text, _ in group), style) for style, group in groups)
 
 
 def length_of(line: Iterable[Run]) -> int:

@@ -27,7 +27,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, Run, clean, framed, length_of
+from stepscope.tui.views.lines import Line, clean, framed, joined, length_of
 from stepscope.tui.views.pages import transcript
 
 MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
@@ -250,25 +250,13 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
         if chart_height - 1 - y == at_bound:
             label = f"<{bound_ms:g}"
         body.append(((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
-    marks = "".join(
-        "!" if style == "breach" else "‖" if style == "mark" else "─" for style in styles
-    )
-    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
+    glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
+    marks = joined(glyphs[style] for style in styles)
+    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     title = (*title, (f"  ms ({unit})", "muted"))
     legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
     return framed(body, width, height, title, legend)
-
-
-def _marks(text: str) -> Line:
-    styles = {"!": "breach", "‖": "mark", "─": "frame"}
-    runs: list[Run] = []
-    for glyph in text:
-        if runs and runs[-1][1] == styles[glyph]:
-            runs[-1] = (runs[-1][0] + glyph, styles[glyph])
-        else:
-            runs.append((glyph, styles[glyph]))
-    return tuple(runs)
 
 
 def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
