@@ -18,9 +18,8 @@ def palette(
 ) -> CommandPalette:
     """Return a palette of these actions; it calls `run` with the id of the chosen one."""
     offered = [action for action in actions if action.id != "palette"]
-    return Palette(
-        [_Actions(screen, offered, run)], placeholder="what to do (Enter runs it, Esc closes)"
-    )
+    hint = "what to do (Enter runs it, Esc closes)"
+    return Palette([_Actions(screen, offered, run)], placeholder=hint)  # type: ignore[list-item]
 
 
 class Palette(CommandPalette):
