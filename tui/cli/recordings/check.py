@@ -46,7 +46,7 @@ class CheckRow(NamedTuple):
     name: str  # of the figure
     asked: str
     measured: str
-    outcome: Outcome  # unknown if the session has no value to check
+    outcome: Outcome  # unsure: worse, but perhaps by chance; unknown: the session has no value
     detail: str = ""
     is_bound: bool = True  # else a comparison with the baseline
 
