@@ -13,13 +13,9 @@ NAMED = (
     "pagedown", "up", "down", "left", "right", *(f"f{number}" for number in range(1, 25)),
 )  # fmt: skip
 _ALIASES = {
-    "esc": "escape",
-    "return": "enter",
-    "del": "delete",
-    "ins": "insert",
-    "pgup": "pageup",
+    "esc": "escape", "return": "enter", "del": "delete", "ins": "insert", "pgup": "pageup",
     "pgdn": "pagedown",
-}
+}  # fmt: skip
 # Characters for which Textual does not use the Unicode name.
 _RENAMED = {
     "solidus": "slash",
@@ -37,11 +33,7 @@ _SAME_IN_A_TERMINAL = {
     "ctrl+left_square_bracket": "escape",
 }
 _ARROWS = {"left": "←", "right": "→", "up": "↑", "down": "↓"}
-_SHOWN = {
-    "pageup": "PgUp",
-    "pagedown": "PgDn",
-    "escape": "Esc",
-}
+_SHOWN = {"pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc"}
 _LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
 
 
@@ -100,28 +92,17 @@ def _of_character(character: str) -> str:
 
 
 @cache
-def _ascii_names() -> dict[str, str]:
-    return {_of_character(chr(code)): chr(code) for code in range(33, 127)}
+def _symbols() -> dict[str, str]:
+    """Return Textual's name -> character, for what keyboards have besides letters and digits."""
+    codes = (*range(0x21, 0x100), *range(0x2010, 0x2213))
+    return {_of_character(chr(code)): chr(code) for code in codes if chr(code).isprintable()}
 
 
 def _character(name: str) -> str | None:
     """Return the printable character with this name in Textual; None if there is none."""
     if len(name) == 1:
         return name if name.isprintable() else None
-    if name in _ascii_names():
-        return _ascii_names()[name]
-    words = name.upper().split("_")
-    hyphens = [
-        "_".join(words),
-        *("_".join(words[:n]) + "-" + "_".join(words[n:]) for n in range(1, len(words))),
-    ]
-    for written_name in hyphens:
-        try:
-            character = unicodedata.lookup(written_name.replace("_", " "))
-        except KeyError:
-            continue
-        return character if character.isprintable() else None
-    return None
+    return _symbols().get(name)
 
 
 def written(key: str) -> str:
