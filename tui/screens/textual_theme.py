@@ -16,11 +16,11 @@ def use_colours(app: App[Any], mode: ColourMode) -> None:
     colours, name = BY_MODE[mode], f"stepscope-{mode}"
     theme = Theme(
         name,
-        primary=colours.accent,
-        foreground=colours.text,
-        background=colours.background,
-        surface=colours.raised,
-        panel=colours.raised,
+        primary=colours["accent"],
+        foreground=colours["text"],
+        background=colours["background"],
+        surface=colours["raised"],
+        panel=colours["raised"],
         dark=mode == "dark",
     )
     app.register_theme(theme)
