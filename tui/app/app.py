@@ -34,7 +34,7 @@ from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import forget_empty_no_color
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.views.view import Axis, Sort

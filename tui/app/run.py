@@ -21,7 +21,7 @@ from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import logged_to_file, see_log
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import only_ascii, said_environment
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import Axis, Sort
 

@@ -32,8 +32,7 @@ from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame.compare_choices import Split, session_origin, split_origins
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin, Split, session_origin, split_origins
 
 _ALIGN: Align = "time"  # the screen can align the runs in other ways
 _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"

@@ -16,8 +16,7 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare.state import EVENTS
 from stepscope.tui.session.compare.what_if_run import WhatIfRun
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_choices import WHAT_IF, file_origin, session_origin
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import WHAT_IF, Origin, file_origin, session_origin
 from stepscope.tui.views.notices import Notices
 
 

@@ -13,7 +13,7 @@ from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.compare.chooser import CompareChooser
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
 
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED

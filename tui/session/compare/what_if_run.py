@@ -7,8 +7,8 @@ from pathlib import Path
 from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
-from stepscope.tui.session.what_if_process import WhatIfProcess
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.session.knob_forecast import WhatIfProcess
+from stepscope.tui.views.frame.compare_choices import Origin
 
 _MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take minutes
 

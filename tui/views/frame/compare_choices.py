@@ -1,25 +1,53 @@
 """The choices in the list "compare the session on the screen with what?".
 
 These are the session's own parts before and after a mark or change, recordings, and samples. A
-landmark is a mark, or a change of knobs or of the workload.
+landmark is a mark, or a change of knobs or of the workload. An `Origin` says where a run is stored.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
+from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.compare_origin import Origin
+
+
+class Origin(NamedTuple):
+    """A stretch of a recording (`path`) or of memory (`history`), which may be shown already."""
+
+    name: str
+    slo: SLO
+    path: Path | None = None
+    history: History | None = None
+    stretch: Stretch = Stretch()
+    is_shown: bool = False
+    make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
+
+    def feed(self) -> Feed:
+        """Return a new reader of this run; raise RecordingError if the recording cannot be read."""
+        if self.make_feed is not None:
+            return self.make_feed()
+        if self.history is not None:
+            return HistoryFeed(self.history, self.name, self.slo, self.stretch)
+        from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+
+        assert self.path is not None
+        return RecordingFeed(Recording(self.path), self.name, self.slo, self.stretch)
+
 
 MAX_SPLITS, MAX_FILES = 8, 12
 
