@@ -152,7 +152,6 @@ def _guess(found: Tuned) -> Iterator[str]:
 
 
 def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
-    """Return a line on which knobs to set, or why none keep the levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
