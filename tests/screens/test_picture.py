@@ -84,7 +84,9 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         assert words in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
-        assert f"step {recording.last_step:,} " in Path("last.txt").read_text("utf-8")
+        last = Path("last.txt").read_text("utf-8")
+    assert f"step {recording.last_step:,} " in last
+    assert "▐REPLAY END▌" in last
 
 
 @pytest.mark.parametrize(
