@@ -15,7 +15,7 @@ from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.panels import footer
 from tests.support.screens.screen_text import line_texts
 
-EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
+EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))
 
 
 def dashboard(source: Any, **options: Any) -> Dashboard:
@@ -182,8 +182,8 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         ("start", set(), "live", "the last line"),
         ("live", {"live"}, "inspect", "with none selected the step at the cursor"),
         ("fleet", {"live"}, "inspect", "the screens of the chosen engine"),
-        ("fleet", {"live", "recorder"}, "record", "a recording of the chosen engine"),
-        ("live", {"live", "recorder"}, "record", "start or end a recording"),
+        ("fleet", {"live", "recorder", "files"}, "record", "a recording of the chosen engine"),
+        ("live", {"live", "recorder", "files"}, "record", "start or end a recording"),
         ("kv", {"live"}, "sort", "blocks by state or by owner"),
     ],
 )

@@ -229,7 +229,8 @@ def _put_marks(cells: list[str], frame: Frame) -> None:
             continue
         if column.is_wide:
             took = fmt.with_ms(column.longest_ns / 1e6)
-            if all(_is_same_step(column, each) for each in columns[x : x + 1 + len(took)]):
+            held = columns[x : x + 1 + len(took)]
+            if len(held) > len(took) and all(_is_same_step(column, each) for each in held):
                 cells[x + 1 : x + 1 + len(took)] = took
         if column.is_lost:
             cells[x] = "?"
