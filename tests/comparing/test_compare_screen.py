@@ -88,7 +88,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
     async with samples_compared() as (app, pilot):
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
-        best = "B is better in ITL p99 766→90.1 ms (8.5x), A in ITL p95 8.0→62.8 ms (7.8x)"
+        best = "B is better than A in ITL p99 766→90.1 ms (8.5x), worse in ITL p95 8.0→62.8 ms"
         assert best in shown.splitlines()[2]
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)" in shown

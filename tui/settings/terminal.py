@@ -9,8 +9,15 @@ _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 _COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
 
 
+def in_browser() -> bool:
+    """Whether this process draws for a browser, over the pipes of a web server (`--web`)."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
+
+
 def no_terminal() -> str | None:
-    """Return which of standard input and output is no terminal; None if both are."""
+    """Return which of standard input and output is no terminal; a browser is one, for both."""
+    if in_browser():
+        return None
     for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
         if stream is None or not stream.isatty():
             return f"standard {name}"

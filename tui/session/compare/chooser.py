@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.recordings.history.source import Source
+from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, choices
 
 
@@ -54,7 +55,9 @@ class CompareChooser:
             return
         self._num_recorded = len(found)
         chosen = self.chosen if self.selected else None
-        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
+        folders = [] if search is None else [search.path.absolute().parent]
+        if not in_browser():  # the recordings of this folder are not for everybody who watches
+            folders.insert(0, Path.cwd())
         self.choices = choices(source, folders, found)
         if chosen in self.choices:
             self.selected = self.choices.index(chosen)
