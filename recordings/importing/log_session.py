@@ -63,7 +63,7 @@ class LogClock:
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
         """The time of a stamp, which is in local time."""
-        written = datetime.fromtimestamp(self._file.changed_s)
+        written = datetime.fromtimestamp(self._file.changed_ns // _NS)
         last = self._last or written
         try:
             if date is None:
