@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -32,11 +32,11 @@ _MOST = 0.9  # of the most votes is as good
 _SLACK_NS = 1_000_000  # by which stamps of one machine may contradict each other
 
 _ARRIVAL = attrgetter("arrival_ns")
-_Kind: TypeAlias = "Callable[[ClientRequest | EngineRequest], object]"
+_Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
 
 
-@dataclass(slots=True, kw_only=True)
-class EngineRequest:
+@dataclass(slots=True)
+class ServedRequest:
     """A request in a recording, seen from its arrival. Times are the engine's.
 
     Attributes:
@@ -71,7 +71,7 @@ class ClientPair(NamedTuple):
     """One request as its client and as its engine saw it."""
 
     client: ClientRequest
-    engine: EngineRequest
+    engine: ServedRequest
 
     @property
     def has_same_chunks(self) -> bool:
@@ -82,10 +82,8 @@ class ClientPair(NamedTuple):
     @property
     def offsets_ns(self) -> tuple[int, int]:
         """Between which bounds engine time minus client time is, as far as it can tell."""
-        sent, came = self.engine.times_ns, self.client.tokens_ns
-        if not self.has_same_chunks:
-            sent, came = sent[:1], came[:1]
-        low = max(a - b for a, b in zip(sent, came, strict=True))
+        tokens = list(zip(self.engine.times_ns, self.client.tokens_ns, strict=False))
+        low = max(a - b for a, b in (tokens if self.has_same_chunks else tokens[:1]))
         return low, self.engine.arrival_ns - self.client.start_ns
 
     def fits(self, low: int, high: int) -> bool:
@@ -119,27 +117,21 @@ class ClientMatch(NamedTuple):
     apart_ns: int
 
 
-def engine_requests(recording: Recording) -> list[EngineRequest]:
+def served_requests(recording: Recording) -> list[ServedRequest]:
     """The requests of a recording that are whole and got a token, in order of arrival.
 
     Raises:
         RecordingError: it cannot be read, or does not tell its requests.
     """
+    name, found = recording.path.name, []
     if recording.info.totals_every_s is not None:
-        raise RecordingError(
-            f"{recording.path.name} does not tell the requests of each step of an engine"
-        )
-    live: dict[int, EngineRequest] = {}
-    found: list[EngineRequest] = []
+        raise RecordingError(f"{name} does not tell the requests of each step of an engine")
+    live: dict[int, ServedRequest] = {}
     for message, _ in messages_in(recording):
         for event in getattr(message, "events", ()):
             if isinstance(event, Arrived):
-                live[event.request_id] = each = EngineRequest(
-                    request_id=event.request_id,
-                    client_id=event.client_id,
-                    arrival_ns=event.time_ns,
-                    num_prompt=event.num_prompt_tokens,
-                )
+                told = event.request_id, event.client_id, event.time_ns, event.num_prompt_tokens
+                live[event.request_id] = each = ServedRequest(*told)
                 found.append(each)
         for row in (message.batch or ()) if isinstance(message, StepRecord) else ():
             if row.request_id in live:
@@ -154,58 +146,53 @@ def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     Raises:
         RecordingError: the recording cannot be read, or has fewer than half of the requests.
     """
-    engines = engine_requests(recording)
-    info, client = recording.info, session.info
+    served, info, client = served_requests(recording), recording.info, session.info
     nominal: Sequence[int] = ()  # offsets of clocks that agree: both monotonic, both wall clocks
     if session.has_starts:
         nominal = 0, client.wall_ns - client.monotonic_ns - (info.wall_ns - info.monotonic_ns)
     clients = [each for each in session.requests if each.error is None and each.tokens_ns]
     kinds: tuple[_Kind, ...] = (_id, _lengths, lambda each: each.num_output, lambda each: "any")
     for kind in kinds:
-        if pairs := _alike(clients, engines, kind, nominal):
+        if pairs := _alike(clients, served, kind, nominal):
             break
     else:
         raise RecordingError(
-            f"{recording.path.name}: expected the requests of {client.name}, got "
-            f"{len(engines):,} others: ids, times and lengths match fewer than half of its "
-            f"{len(clients):,}"
+            f"{recording.path.name}: expected the requests of {client.name}, got {len(served):,} "
+            f"others: ids, times and lengths match fewer than half of its {len(clients):,}"
         )
     by = "request id" if kind is _id else "time and lengths" if nominal else "order and lengths"
-    num_unlike = sum(_lengths(a) != _lengths(b) for a, b in pairs)
+    num_found, num_unlike = len(pairs), sum(_lengths(a) != _lengths(b) for a, b in pairs)
     if not nominal:
-        numbers = Counter(map(kind, engines))
-        num_unsure = sum(numbers[kind(each)] > 1 for _, each in pairs)
+        num_unsure = 0 if kind is _id else _num_unsure(pairs, served, kind, None)
         return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, 0, None, 0, 0)
     low, high = _bounds(pairs)
     fit, num_unsure = [each for each in pairs if each.fits(low, high)], 0
-    num_unfit = len(pairs) - len(fit)
     if kind is not _id:
-        pairs, num_unsure = fit, _num_unsure(fit, engines, kind, (low, high))
+        pairs, num_unsure = fit, _num_unsure(fit, served, kind, (low, high))
     offset_ns, error_ns = (low + high) // 2, (high - low + 1) // 2
     if low - _SLACK_NS <= 0 <= high + _SLACK_NS:
         offset_ns = error_ns = 0
     elif low <= nominal[1] <= high:
         offset_ns, error_ns = nominal[1], max(nominal[1] - low, high - nominal[1])
     apart_ns = min(abs(offset_ns - at) for at in nominal)
-    apart_ns *= apart_ns > _NEAR_NS
-    told = num_unsure, num_unlike, num_unfit, offset_ns, error_ns, apart_ns
-    return ClientMatch(pairs, len(clients), by, *told)
+    told = num_found - len(fit), offset_ns, error_ns, apart_ns * (apart_ns > _NEAR_NS)
+    return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, *told)
 
 
-def _id(each: ClientRequest | EngineRequest) -> str | None:
+def _id(each: ClientRequest | ServedRequest) -> str | None:
     if isinstance(each, ClientRequest):
         return each.client_id or None
     found = _ID.search(each.client_id)
     return found and (found[1] or found[2])
 
 
-def _lengths(each: ClientRequest | EngineRequest) -> tuple[int, int]:
+def _lengths(each: ClientRequest | ServedRequest) -> tuple[int, int]:
     return each.num_prompt, each.num_output
 
 
 def _alike(
     clients: Sequence[ClientRequest],
-    engines: Sequence[EngineRequest],
+    served: Sequence[ServedRequest],
     kind: _Kind,
     nominal: Sequence[int],
 ) -> list[ClientPair]:
@@ -214,9 +201,9 @@ def _alike(
     Empty if these are fewer than half of the requests.
     """
     sent = [each.start_ns for each in clients] if nominal else list(range(len(clients)))
-    came = [each.arrival_ns for each in engines] if nominal else list(range(len(engines)))
+    came = [each.arrival_ns for each in served] if nominal else list(range(len(served)))
     of_kind: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, requests in enumerate((clients, engines)):
+    for side, requests in enumerate((clients, served)):
         for place, each in enumerate(requests):
             if (key := kind(each)) is not None:
                 of_kind[key][side].append(place)
@@ -231,7 +218,7 @@ def _alike(
             for place in sorted(ours, key=sent.__getitem__):
                 free = max(free, bisect_left(times, sent[place] + after - width))
                 if free < len(times) and times[free] <= sent[place] + after + reach:
-                    pairs.append(ClientPair(clients[place], engines[theirs[free]]))
+                    pairs.append(ClientPair(clients[place], served[theirs[free]]))
                     free += 1
         if len(pairs) * 2 >= len(clients):
             return pairs
@@ -279,17 +266,20 @@ def _bounds(pairs: Sequence[ClientPair]) -> tuple[int, int]:
 
 def _num_unsure(
     pairs: Sequence[ClientPair],
-    engines: Sequence[EngineRequest],
+    served: Sequence[ServedRequest],
     kind: _Kind,
-    bounds: tuple[int, int],
+    bounds: tuple[int, int] | None,
 ) -> int:
     """How many pairs are not the only ones possible: another request fits, too."""
-    of_kind: dict[object, list[EngineRequest]] = defaultdict(list)
-    for engine in engines:
-        of_kind[kind(engine)].append(engine)
+    of_kind: dict[object, list[ServedRequest]] = defaultdict(list)
+    for each in served:
+        of_kind[kind(each)].append(each)
     number = 0
     for client, engine in pairs:
         alike = of_kind[kind(engine)]
+        if bounds is None:
+            number += len(alike) > 1
+            continue
         first = bisect_left(alike, client.start_ns + bounds[0], key=_ARRIVAL)
         end = bisect_right(alike, client.tokens_ns[0] + bounds[1], key=_ARRIVAL)
         others = (each for each in alike[first:end] if each is not engine)

@@ -5,30 +5,26 @@ time before and after the engine may be exchanged by as much as `ClientMatch.err
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings.importing.client_match import ClientMatch, ClientPair
 from stepscope.recordings.state.session import request_name
 
-TTFT_PARTS = ("front end", "queue", "prefill", "delivery")
-ITL_PARTS = ("decode", "delivery")
 _NUM_MARKS = 5  # of each kind
 
 
 class ClientWait(NamedTuple):
-    """One TTFT or ITL of a client.
-
-    Attributes:
-        parts_ns: of `TTFT_PARTS` or `ITL_PARTS`. The first part of a TTFT is None if the client
-            does not tell when it began: it is then in the last one.
-    """
+    """One TTFT (`chunk` 0) or ITL of a client, and its parts as `ClientWaits.names` calls them."""
 
     pair: ClientPair
-    chunk: int  # 0: a TTFT
+    chunk: int
     ns: int
-    parts_ns: tuple[int | None, ...]
+    parts_ns: tuple[int, ...]
+
+    @property
+    def request_id(self) -> int:
+        return self.pair.engine.request_id
 
     @property
     def step(self) -> int:
@@ -36,69 +32,61 @@ class ClientWait(NamedTuple):
         return self.pair.engine.steps[self.chunk]
 
 
-def ttfts(match: ClientMatch) -> list[ClientWait]:
-    """The times to first token, as the client measured them."""
-    found = []
+class ClientWaits(NamedTuple):
+    """All waits of one kind, the longest first."""
+
+    kind: str
+    names: tuple[str, ...]
+    waits: list[ClientWait]
+
+    def at(self, rank: float) -> ClientWait:
+        """The wait that is the nearest-rank percentile of a rank in (0, 100]."""
+        return self.waits[-math.ceil(rank * len(self.waits) / 100)]
+
+    def worst(self, number: int) -> list[ClientWait]:
+        """The longest waits, one of each step."""
+        longest: dict[int, ClientWait] = {}
+        for each in self.waits:
+            longest.setdefault(each.step, each)
+            if len(longest) == number:
+                break
+        return list(longest.values())
+
+
+def client_waits(match: ClientMatch) -> tuple[ClientWaits, ClientWaits]:
+    """The TTFTs and the ITLs as the client measured them.
+
+    Of ITLs, those of requests whose chunks are the engine's steps, one by one.
+    """
+    names: tuple[str, ...] = ("front end", "queue", "prefill", "delivery")
+    if match.offset_ns is None:
+        names = ("queue", "prefill", "front end + delivery")
+    first, gaps = [], []
     for pair in match.pairs:
         client, engine = pair
-        ttft_ns = client.tokens_ns[0] - client.start_ns
-        before_ns, queue_ns = None, engine.begun_ns - engine.arrival_ns
+        came_ns, had_ns = client.tokens_ns, engine.times_ns
+        ttft_ns = came_ns[0] - client.start_ns
+        parts_ns = [engine.begun_ns - engine.arrival_ns, had_ns[0] - engine.begun_ns]
         if match.offset_ns is not None:
-            before_ns = engine.arrival_ns - client.start_ns - match.offset_ns
-        prefill_ns = engine.times_ns[0] - engine.begun_ns
-        after_ns = ttft_ns - (before_ns or 0) - queue_ns - prefill_ns
-        found.append(ClientWait(pair, 0, ttft_ns, (before_ns, queue_ns, prefill_ns, after_ns)))
-    return found
-
-
-def itls(match: ClientMatch) -> list[ClientWait]:
-    """The gaps between chunks, of requests whose chunks are those of the engine's steps."""
-    found = []
-    for pair in match.pairs:
-        if pair.has_same_chunks:
-            client_ns, engine_ns = pair.client.tokens_ns, pair.engine.times_ns
-            for chunk in range(1, len(client_ns)):
-                ns = client_ns[chunk] - client_ns[chunk - 1]
-                decode_ns = engine_ns[chunk] - engine_ns[chunk - 1]
-                found.append(ClientWait(pair, chunk, ns, (decode_ns, ns - decode_ns)))
-    return found
-
-
-def at_ranks(waits: Sequence[ClientWait], ranks: Sequence[float]) -> list[ClientWait]:
-    """The waits that are the nearest-rank percentiles, each rank in (0, 100]."""
-    ordered = sorted(waits, key=lambda each: each.ns)
-    return [ordered[math.ceil(rank * len(ordered) / 100) - 1] for rank in ranks if ordered]
-
-
-def worst(waits: Sequence[ClientWait], number: int) -> list[ClientWait]:
-    """The longest waits, one of each step, longest first."""
-    longest: dict[int, ClientWait] = {}
-    for each in sorted(waits, key=lambda each: -each.ns):
-        longest.setdefault(each.step, each)
-        if len(longest) == number:
-            break
-    return list(longest.values())
+            parts_ns.insert(0, engine.arrival_ns - client.start_ns - match.offset_ns)
+        first.append(ClientWait(pair, 0, ttft_ns, (*parts_ns, ttft_ns - sum(parts_ns))))
+        for chunk in range(1, len(came_ns) if pair.has_same_chunks else 0):
+            itl_ns, decode_ns = (each[chunk] - each[chunk - 1] for each in (came_ns, had_ns))
+            gaps.append(ClientWait(pair, chunk, itl_ns, (decode_ns, itl_ns - decode_ns)))
+    for waits in (first, gaps):
+        waits.sort(key=lambda each: -each.ns)
+    return ClientWaits("TTFT", names, first), ClientWaits("ITL", ("decode", "delivery"), gaps)
 
 
 def worst_marks(match: ClientMatch, tool: str) -> list[Mark]:
     """Marks at the steps where the client waited longest for a token."""
-    found: Mapping[str, tuple[Sequence[ClientWait], Sequence[str]]] = {
-        "TTFT": (ttfts(match), TTFT_PARTS),
-        "ITL": (itls(match), ITL_PARTS),
-    }
-    return [
-        Mark(
-            step=each.step,
-            time_ns=each.pair.engine.times_ns[each.chunk],
-            text=f"client's {kind} {each.ns / 1e6:,.1f} ms of "
-            f"{request_name(each.pair.engine.request_id)}: {_largest(each, names)}",
-            who=tool,
-        )
-        for kind, (waits, names) in found.items()
-        for each in worst(waits, _NUM_MARKS)
-    ]
-
-
-def _largest(wait: ClientWait, names: Sequence[str]) -> str:
-    ns, name = max((ns or 0, name) for ns, name in zip(wait.parts_ns, names, strict=True))
-    return f"{name} {ns / 1e6:,.1f} ms"
+    found = []
+    for kind, names, each in (
+        (of.kind, of.names, each) for of in client_waits(match) for each in of.worst(_NUM_MARKS)
+    ):
+        ns, part = max(zip(each.parts_ns, names, strict=True))
+        text = f"client's {kind} {each.ns / 1e6:,.1f} ms of {request_name(each.request_id)}"
+        time_ns = each.pair.engine.times_ns[each.chunk]
+        text += f": {part} {ns / 1e6:,.1f} ms"
+        found.append(Mark(step=each.step, time_ns=time_ns, text=text, who=tool))
+    return found

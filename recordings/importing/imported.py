@@ -11,18 +11,14 @@ from stepscope.recordings.importing import (
     bench_result,
     guidellm,
     inference_perf,
-    sglang_log,
-    trtllm_log,
-    vllm_log,
 )
+from stepscope.recordings.importing.log_source import LOGS
 from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
 from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
 FORMATS = (
-    vllm_log.read,
-    sglang_log.read,
-    trtllm_log.read,
+    *(each.read for each in LOGS),
     bench_result.read,
     guidellm.read,
     aiperf.read,

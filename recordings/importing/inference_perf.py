@@ -18,59 +18,41 @@ from stepscope.recordings.importing.source import (
 )
 
 _NS = 1e9
-_KEYS = {"start_time", "end_time", "request", "info"}
-
-
-class _Usage(Struct):
-    completion_tokens: Count | None = None
-    prompt_tokens: Count | None = None
-
-
-class _Answer(Struct):
-    output_tokens: Count = 0
-    server_usage: _Usage | None = None
-    chunk_times: list[Number] = []
-    output_token_times: list[Number] = []
-
-
-class _Info(_Answer):
-    input_tokens: Count = 0
-    response_metrics: _Answer | None = None
 
 
 class _Request(Struct):
     start_time: Number
     end_time: Number
-    info: _Info | None = None
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    prompt_tokens: Count | None = None  # as the server counts
+    completion_tokens: Count | None = None
+    chunk_times: list[Number] = []
+    output_token_times: list[Number] = []
     error: dict[str, Any] | None = None
-
-
-class _Requests(Struct):
-    requests: list[_Request]
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session of the requests; None if it is another file."""
-    documents = file.documents
-    if not documents or not documents[0][1].keys() >= _KEYS:
+    documents, requests = file.documents, []
+    if not documents or not {"start_time", "end_time", "info"} <= documents[0][1].keys():
         return None
-    values = {"requests": [each for _, each in documents]}
-    requests = [_request(each) for each in file.fields(1, values, _Requests).requests]
+    for number, (line, values) in enumerate(documents, 1):
+        info = values.get("info") or {}
+        answer = info.get("response_metrics") or {}
+        told = values | info | answer | (answer.get("server_usage") or {})
+        requests.append(_request(file.fields(f"{line}, request {number}", told, _Request)))
     lasted_ns = max(each.end_ns for each in requests) - min(each.start_ns for each in requests)
     return client_session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
 
 
 def _request(told: _Request) -> ClientRequest:
-    info = told.info or _Info()
-    answer = info.response_metrics or info
-    usage = answer.server_usage or _Usage()
-    error = None if told.error is None else str(told.error.get("error_msg") or told.error)
-    times_s = answer.chunk_times or answer.output_token_times
+    times_s = told.chunk_times or told.output_token_times
     return ClientRequest(
         start_ns=round(told.start_time * _NS),
         end_ns=round(told.end_time * _NS),
-        num_prompt=usage.prompt_tokens or info.input_tokens,
-        num_output=usage.completion_tokens or answer.output_tokens,
+        num_prompt=told.prompt_tokens or told.input_tokens,
+        num_output=told.completion_tokens or told.output_tokens,
         tokens_ns=[round(time_s * _NS) for time_s in times_s],
-        error=error,
+        error=None if told.error is None else str(told.error.get("error_msg") or told.error),
     )

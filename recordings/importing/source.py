@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e10)]  # as seconds since 1970
 
 _HEAD_BYTES = 4 << 20  # a server prints its first figures long after it has begun
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _SPACE = re.compile(r"\s*")
 _T = TypeVar("_T")
 
@@ -64,19 +65,22 @@ class ForeignSession(NamedTuple):
 class ForeignFile:
     """A text file that may be of a known format. Its methods may raise RecordingError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head: str | None = None) -> None:
         self.path = path
+        if head is not None:  # of a pipe, which is being written now
+            self.head, self.changed_ns = head, time.time_ns()
+            return
         self.changed_ns = path.stat().st_mtime_ns  # Unix time
         with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            begin = stream.read(_HEAD_BYTES)
         # A binary file, as a recording is, is of no format.
-        self.head = "" if b"\0" in head else head.decode("utf-8-sig", "replace")
+        self.head = "" if b"\0" in begin else begin.decode("utf-8-sig", "replace")
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines without colours, numbered from 1."""
         with self.path.open(encoding="utf-8-sig", errors="replace") as stream:
             for number, line in enumerate(stream, 1):
-                yield number, _COLOURS.sub("", line)
+                yield number, COLOURS.sub("", line)
 
     @cached_property
     def documents(self) -> list[tuple[int, dict[str, Any]]]:
@@ -129,7 +133,11 @@ class ForeignFile:
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
 
     def fields(
-        self, line: int, values: Mapping[str, object], kind: type[_T], names: Mapping[str, str] = {}
+        self,
+        line: int | str,
+        values: Mapping[str, object],
+        kind: type[_T],
+        names: Mapping[str, str] = {},
     ) -> _T:
         """The values of a line as a Struct; `names`: of its fields, by their names in the file."""
         if names:
@@ -137,7 +145,7 @@ class ForeignFile:
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            said, _, field = str(error).partition(" - at `$")
+            said, _, field = str(error).replace(" | null", "").partition(" - at `$")
             ours = field.strip(".`")
             name = next((theirs for theirs, each in names.items() if each == ours), ours)
             place = f"line {line}, {name}" if name else f"line {line}"

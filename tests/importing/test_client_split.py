@@ -14,17 +14,11 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing import client_match as client_matching
 from stepscope.recordings.importing.client_match import (
     ClientMatch,
-    EngineRequest,
+    ServedRequest,
     client_match,
-    engine_requests,
+    served_requests,
 )
-from stepscope.recordings.importing.client_split import (
-    at_ranks,
-    itls,
-    ttfts,
-    worst,
-    worst_marks,
-)
+from stepscope.recordings.importing.client_split import client_waits, worst_marks
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
 from stepscope.recordings.replay.replay import ReplaySource
@@ -64,7 +58,7 @@ def numbers(match: ClientMatch, session: ForeignSession) -> list[tuple[int, int]
 
 
 def seen_by_client(
-    engine: EngineRequest, before_ns: int, after_ns: int, clock_ns: int
+    engine: ServedRequest, before_ns: int, after_ns: int, clock_ns: int
 ) -> ClientRequest:
     """A request as a client saw it, so long before and after the engine, by its own clock."""
     times_ns = [time_ns + after_ns - clock_ns for time_ns in engine.times_ns]
@@ -91,15 +85,16 @@ def test_the_parts_of_each_wait_add_up_to_the_clients_own_figure(
 ) -> None:
     told = json.loads(RESULT.read_text("utf-8"))
     match = client_match(result, recording)
-    found, gaps = ttfts(match), itls(match)
-    assert [each.ns / 1e9 for each in found] == pytest.approx(told["ttfts"], abs=2e-9)
+    found, gaps = (of.waits for of in client_waits(match))
+    ours = {each.pair.client.client_id: each.ns / 1e9 for each in found}
+    assert ours == {f"-{n}": pytest.approx(each) for n, each in enumerate(told["ttfts"])}
     assert median(each.ns for each in found) / 1e6 == pytest.approx(told["median_ttft_ms"])
     assert sum(each.ns for each in gaps) / len(gaps) / 1e6 == pytest.approx(told["mean_itl_ms"])
     assert len(gaps) == sum(map(len, told["itls"]))
-    assert all(sum(each.parts_ns) == each.ns for each in (*found, *gaps))  # type: ignore[arg-type]
+    assert all(sum(each.parts_ns) == each.ns for each in (*found, *gaps))
     # Both clocks are one: no request came before it was sent, no token before it was made.
     assert (match.offset_ns, match.error_ns) == (0, 0)
-    assert min(min(each.parts_ns) for each in found) > 0  # type: ignore[type-var]
+    assert min(min(each.parts_ns) for each in found) > 0
 
 
 @pytest.mark.parametrize("shift_ns", [0, 77 * HOUR_NS, -5_000_000])
@@ -113,7 +108,7 @@ def test_without_ids_they_are_found_by_time_and_lengths_on_any_clock(
     assert all(a == b for a, b in numbers(match, session))
     assert match.offset_ns == pytest.approx(-shift_ns, abs=match.error_ns)
     assert match.error_ns < 2_000_000
-    assert all(sum(each.parts_ns) == each.ns for each in ttfts(match))  # type: ignore[arg-type]
+    assert all(sum(each.parts_ns) == each.ns for each in client_waits(match)[0].waits)
 
 
 def test_a_client_that_tells_no_starts_is_matched_in_order(
@@ -123,18 +118,18 @@ def test_a_client_that_tells_no_starts_is_matched_in_order(
     match = client_match(session, recording)
     assert (match.by, match.offset_ns) == ("order and lengths", None)
     assert all(a == b for a, b in numbers(match, session))
-    exact = ttfts(client_match(result, recording))
+    exact = client_waits(client_match(result, recording))[0].waits
     known = {each.pair.engine.request_id: each.parts_ns for each in exact}
-    for each in ttfts(match):
+    for each in client_waits(match)[0].waits:
         before_ns, *inside, after_ns = known[each.pair.engine.request_id]
-        assert each.parts_ns == (None, *inside, (before_ns or 0) + (after_ns or 0))
+        assert each.parts_ns == (*inside, before_ns + after_ns)
 
 
 @pytest.mark.parametrize("clock_ns", [0, 12 * HOUR_NS])
 def test_time_before_and_after_the_engine_is_told_apart(
     recording: Recording, result: ForeignSession, clock_ns: int
 ) -> None:
-    engines = engine_requests(recording)
+    engines = served_requests(recording)
     delays = [(3_000_000 + 7_000 * n, 2_000_000 + 11_000 * (n % 9)) for n in range(len(engines))]
     delays[7] = (400_000_000, 2_000_000)  # its front end was slow
     requests = [
@@ -145,12 +140,12 @@ def test_time_before_and_after_the_engine_is_told_apart(
     match = client_match(session, recording)
     assert len(match.pairs) == len(engines)
     assert match.offset_ns == pytest.approx(clock_ns, abs=match.error_ns)
-    told = {each.pair.engine.request_id: each.parts_ns for each in ttfts(match)}
+    told = {each.pair.engine.request_id: each.parts_ns for each in client_waits(match)[0].waits}
     for engine, (before_ns, after_ns) in zip(engines, delays, strict=True):
         first, *_, last = told[engine.request_id]
         assert first == pytest.approx(before_ns, abs=match.error_ns)
         assert last == pytest.approx(after_ns, abs=match.error_ns)
-    slowest = worst(ttfts(match), 1)[0]
+    slowest = client_waits(match)[0].worst(1)[0]
     assert slowest.pair.engine.request_id == engines[7].request_id
 
 
@@ -168,12 +163,12 @@ def test_lengths_that_the_client_counts_in_its_own_way_are_said(
 def test_requests_that_are_alike_and_came_close_together_are_unsure(
     recording: Recording, result: ForeignSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = engine_requests(recording)
+    engines = served_requests(recording)
     for each in engines:
         each.num_prompt = each.num_output = 9
     requests = [seen_by_client(each, 50_000_000, 50_000_000, 0) for each in engines]
     session = result._replace(requests=requests)
-    monkeypatch.setattr(client_matching, "engine_requests", lambda recording: engines)
+    monkeypatch.setattr(client_matching, "served_requests", lambda recording: engines)
     match = client_match(session, recording)
     assert [each.engine.request_id for each in match.pairs] == [e.request_id for e in engines]
     assert 0 < match.num_unsure < NUMBER
@@ -197,10 +192,10 @@ def test_a_run_of_another_time_is_asked_about(recording: Recording, result: Fore
 
 
 def test_ranks_are_those_of_single_waits(recording: Recording, result: ForeignSession) -> None:
-    found = ttfts(client_match(result, recording))
-    ordered = sorted(each.ns for each in found)
-    assert [each.ns for each in at_ranks(found, (50, 95, 99, 100))] == [
-        ordered[29], ordered[56], ordered[59], ordered[59],
+    found, _ = client_waits(client_match(result, recording))
+    ordered = sorted(each.ns for each in found.waits)
+    assert [found.at(rank).ns for rank in (1, 50, 95, 99, 100)] == [
+        ordered[0], ordered[29], ordered[56], ordered[59], ordered[59],
     ]  # fmt: skip
 
 
@@ -210,7 +205,7 @@ def test_event_keys_go_to_the_steps_where_the_client_waited_longest(
     recording = Recording(SERVED)
     match = client_match(result, recording)
     marks = worst_marks(match, "vllm bench serve")
-    slowest = max(ttfts(match), key=lambda each: each.ns)
+    slowest = client_waits(match)[0].waits[0]
     assert (marks[0].step, len(marks)) == (slowest.step, 10)
     assert f"client's TTFT {slowest.ns / 1e6:,.1f} ms of r" in marks[0].text
     source = ReplaySource(recording, playing=False, marks=marks)
@@ -237,12 +232,14 @@ def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[...,
     assert "client and engine read the same one" in text
     found = json.loads(stepscope(*arguments, "--json").stdout)
     told = json.loads(RESULT.read_text("utf-8"))
-    assert found["ttft"]["p50"]["client_ms"] == pytest.approx(told["median_ttft_ms"], rel=0.05)
-    parts = ("front_end_ms", "queue_ms", "prefill_ms", "delivery_ms")
-    for each in (*found["requests"], found["ttft"]["p99"]):
-        assert sum(each[name] for name in parts) == pytest.approx(each["client_ms"])
-    gap = found["itl"]["p99"]
-    assert gap["decode_ms"] + gap["delivery_ms"] == pytest.approx(gap["client_ms"])
+    named = {each["rank"]: each for each in found["TTFT"]}
+    assert named["mean"]["client"] == pytest.approx(told["mean_ttft_ms"])
+    assert named["p50"]["client"] == pytest.approx(told["median_ttft_ms"], rel=0.05)
+    for each in (*found["requests"], *found["TTFT"]):
+        parts = (each[name] for name in ("front end", "queue", "prefill", "delivery"))
+        assert sum(parts) == pytest.approx(each["client"])
+    for each in found["ITL"]:
+        assert each["decode"] + each["delivery"] == pytest.approx(each["client"])
 
 
 @pytest.mark.parametrize(
