@@ -37,14 +37,15 @@ from stepscope.tui.settings.cli_errors import (
 
 DEFAULT_REGRESSION = "10%"
 
-Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
+Outcome: TypeAlias = Literal["ok", "unsure", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
     """The result for one bound, or for one figure compared with the baseline; values as text.
 
     Attributes:
-        outcome: unknown if the session has no value to check.
+        outcome: unsure if it is worse than allowed, but perhaps by chance; unknown if the session
+            has no value to check.
         is_bound: True for a bound from an option, False for a comparison with the baseline.
     """
 
@@ -176,9 +177,9 @@ def _regression(figure: ComparedFigure, allowed: float) -> CheckRow:
         for value in (figure.a, figure.b)
     ]
     detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is significant"
-    if figure.verdict == "unclear" and by > allowed:
-        detail = f"worse by {by:.1%}, which may be chance"
     outcome: Outcome = "failed" if is_worse else "ok"
+    if figure.verdict == "unclear" and by > allowed:
+        outcome, detail = "unsure", f"worse by {by:.1%}, which may be chance"
     asked = f"within {allowed:.0%} of {texts[0]}"
     return CheckRow(figure.key, asked, texts[1], outcome, detail, is_bound=False)
 
@@ -211,7 +212,7 @@ def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
         case = ElementTree.SubElement(
             suite, "testcase", classname="stepscope", name=f"{each.name} {each.asked}"
         )
-        if each.outcome != "ok":
+        if each.outcome in ("failed", "unknown"):
             kind = "failure" if each.outcome == "failed" else "error"
             message = " ".join(part for part in (f"is {each.measured}", each.detail) if part)
             ElementTree.SubElement(case, kind, message=message)

@@ -96,7 +96,9 @@ def is_recording(target: str, *, engine_first: bool = False) -> bool:
         if runs():
             return False
         raise
-    return not path.is_dir() and not path.is_socket()
+    if path.is_dir() and not runs():
+        raise CommandFailed(f"{target} is a folder; name a recording in it")
+    return path.is_file()
 
 
 def called_text(endpoint: Endpoint) -> str:

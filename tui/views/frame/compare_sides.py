@@ -19,7 +19,7 @@ def sizes(found: Comparison, width: int) -> str:
     """Return the number of requests and the duration of both runs; empty if there is no room."""
     num_a, num_b = (fmt.count(work.num_requests) for work in found.works)
     both_a, both_b = (_requests(work) for work in found.works)
-    a, b = (fmt.duration(work.seconds) for work in found.works)
+    a, b = (fmt.span(work.seconds) for work in found.works)
     in_a, in_b = ("" if work.simulated is None else f" {SIMULATED}," for work in found.works)
     texts = (
         f"A{in_a} {both_a} in {a}, B{in_b} {both_b} in {b}",
@@ -33,7 +33,7 @@ def sizes(found: Comparison, width: int) -> str:
 def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
     return (
-        f"{how}{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
+        f"{how}{work.num_steps:,} steps in {fmt.span(work.seconds)}, "
         f"{_requests(work)}, "
         f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )
