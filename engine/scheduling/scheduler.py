@@ -72,6 +72,7 @@ class Scheduler:
         self.admitted_now: dict[int, int] = {}
         self.loaded_now: list[Request] = []
         self.resumed_now: dict[int, int] = {}
+        self.overtaken_now: list[Request] = []  # while others were admitted, for their priority
         self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
         # Tokens of the last step. Padding is what a padding engine would compute in addition.
         self.num_prefill_tokens = 0  # recomputed ones included
@@ -284,7 +285,7 @@ class Scheduler:
         spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
-        self.loaded_now = plan.loaded
+        self.loaded_now, self.overtaken_now = plan.loaded, plan.overtaken
         self.num_prefill_tokens = plan.num_prefill_tokens
         self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
         self.num_draft_tokens = plan.num_draft_tokens

@@ -74,6 +74,7 @@ class StepPlan:
         self.admitted: dict[int, int] = {}  # request id -> tokens that were cached
         self.loaded: list[Request] = []  # those of them whose keys and values were handed over
         self.resumed: dict[int, int] = {}  # as `admitted`, for those whose tokens were lost
+        self.overtaken: list[Request] = []  # by those admitted, which have a higher priority
         self.events: list[RequestEvent] = []
         self._kv = kv
         self._knobs = knobs
@@ -365,6 +366,12 @@ class StepPlan:
             self.resumed[request.request_id] = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
         request.status = RequestStatus.RUNNING
+        request.was_overtaken = False
+        if self._knobs.policy == "priority":
+            overtaken = self.waiting.overtaken_by(request)
+            for each in overtaken:
+                each.was_overtaken = True
+            self.overtaken += overtaken
         request.num_computed_tokens = num_cached_tokens
         load_ns = 0
         if request.ticket is not None:

@@ -78,6 +78,8 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
             num_waiting=num_waiting,
             waiting_reasons=scheduler.waiting_reasons() if num_waiting else {},
             token_limit=scheduler.token_limit,
+            held=[wire.HeldRow(each.request_id, "priority") for each in scheduler.overtaken_now]
+            or None,
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:

@@ -46,6 +46,7 @@ QUEUE_REASONS = {
     "grammar": "for its grammar to be compiled",
     "remote_kv": "for its keys and values from elsewhere",
     "input": "for more input from its client",
+    "priority": "because later requests of higher priority went ahead",
     "deferred": "because the engine holds it back",
     "queued": "behind others",
     "step": "for the step under way to end",

@@ -135,7 +135,7 @@ class PlayedScheduler:
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=0,
             enable_chunked_prefill=True,
-            policy="fcfs",
+            policy=head.get("policy", "fcfs"),
             async_scheduling=head["is_asynchronous"],
         )
         self.lora_config = SimpleNamespace(max_loras=head.get("max_loras"))

@@ -60,6 +60,7 @@ class Tape:
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
                 "has_reset": hasattr(scheduler, "reset_prefix_cache"),
                 "max_loras": case.get("max_loras"),
+                "policy": case.get("policy", "fcfs"),
             }
         ]
 
@@ -331,6 +332,18 @@ def cases() -> dict[str, dict[str, Any]]:
             "pools": True,
             "max_num_batched_tokens": 64,
             "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
+        },
+        "priority": base
+        | {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 2,
+            "policy": "priority",
+            "requests": [
+                each | {"priority": (0, 0, 2, 1, 0, 2)[number]}
+                for number, each in enumerate(
+                    requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3))
+                )
+            ],
         },
         "adapters": base
         | {

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Held, Taken, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
@@ -79,9 +79,25 @@ def _admit(
     block_size: int,
 ) -> None:
     blocks = _own_ids(block_ids)
+    tracked.was_overtaken = False
     tracked.block_table = blocks.copy()
     step.taken.append(Taken(tracked, blocks, num_cached // block_size))
     step.admitted.append((tracked, num_cached))
+
+
+def _overtaken(step: UnfinishedStep, table: Mapping[str, TrackedRequest]) -> list[TrackedRequest]:
+    """Return those that came before a request that `step` admits for its priority, and wait."""
+    admitted = [tracked for tracked, _ in step.admitted]
+    best = min((tracked.source.priority for tracked in admitted), default=0)
+    found = []
+    for tracked in table.values():
+        if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
+            continue
+        came, priority = tracked.request_id, tracked.source.priority
+        if any(each.request_id > came and each.source.priority < priority for each in admitted):
+            tracked.was_overtaken = True
+            found.append(tracked)
+    return found
 
 
 def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
@@ -110,7 +126,7 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
-    held: Mapping[str, str] | None
+    held: Mapping[str, Held] | None
 
 
 class VllmWatcher:
@@ -132,8 +148,10 @@ class VllmWatcher:
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
-        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
+        self._held: Mapping[str, Held] = {}  # as of the last `schedule()`
         self._counts = 0, 0  # of running and waiting requests, at the last look who is held
+        policy = scheduler.scheduler_config.policy
+        self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -209,7 +227,7 @@ class VllmWatcher:
             held_anew,
         )
 
-    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
+    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
         """Look who is held back, if that may have changed. Returns them if it has, else None.
 
         With as many running and waiting requests as before, and none that begins, it can only have
@@ -217,7 +235,7 @@ class VllmWatcher:
         """
         scheduler = self._scheduler
         if not num_waiting or self.halted:
-            held: Mapping[str, str] = {}
+            held: Mapping[str, Held] = {}
         else:
             counts = len(scheduler.running), num_waiting
             is_alike = counts == self._counts and not out.scheduled_new_reqs
@@ -230,7 +248,7 @@ class VllmWatcher:
         self._held = held
         return held
 
-    def held_anew(self) -> dict[TrackedRequest, str] | None:
+    def held_anew(self) -> dict[TrackedRequest, Held] | None:
         """Return who is held back while no step runs, and why; None if that is known already."""
         held = {}
         if self.num_waiting and not self.halted:
@@ -240,7 +258,7 @@ class VllmWatcher:
         self._held = held
         return self._tracked(held)
 
-    def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
+    def _tracked(self, held: Mapping[str, Held]) -> dict[TrackedRequest, Held]:
         table = self.recorder.table
         return {table[name]: reason for name, reason in held.items() if name in table}
 
@@ -284,6 +302,8 @@ class VllmWatcher:
             step.preempt(recorder.known(noted.preempted))
         note_blocks(step, out, recorder.table, self._scheduler.block_size)
         make_rows(step, out, recorder.table)
+        if self._has_priorities and step.admitted:
+            step.overtaken = _overtaken(step, recorder.table)
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons

@@ -20,6 +20,8 @@ Limit: TypeAlias = Literal[
 ]  # fmt: skip
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
+# What only another engine's requests wait for; no simulation lifts it.
+NAMED_WAITS: tuple[Limit, ...] = ("lora", "grammar", "remote_kv", "encoder")
 UNKNOWN = -1
 _BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(7)
 _LORA, _GRAMMAR, _REMOTE_KV, _ENCODER = range(7, len(LIMITS))
