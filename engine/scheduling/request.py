@@ -103,6 +103,16 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is to be computed, and it got it since it last (re)ran."""
+        num_computed = self.num_computed_tokens
+        return (
+            num_computed + 1 >= len(self.token_ids)
+            and num_computed >= len(self.prompt_token_ids)
+            and num_computed > self.high_water
+        )
+
+    @property
     def comes_back(self) -> bool:
         """Whether it ran before, here or elsewhere, so that its prompt is counted already."""
         return self.num_preemptions > 0 or self.high_water > 0

@@ -49,7 +49,7 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
     "limit_mode": None,
     "limit_threshold": None,
     "limit_paused": None,
-    **dict.fromkeys(f"limit_{limit}" for limit in NAMED_WAITS),
+    **dict.fromkeys(f"limit_{limit}" for limit in (*NAMED_WAITS, "cadence")),
     "kv_used": None,
     "kv_peak": None,
     "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
@@ -217,7 +217,7 @@ def _totals(
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None
         values = figures_a[name], figures_b[name]
-        if name.removeprefix("limit_") in NAMED_WAITS and not any(values):
+        if name.removeprefix("limit_") in (*NAMED_WAITS, "cadence") and not any(values):
             continue  # most engines have none of them
         verdict = judged(*values, better, is_sure, is_share=is_share)
         if load.difference is not None:

@@ -159,6 +159,29 @@ def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(
     assert (3, False) not in seen
 
 
+def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> None:
+    played = Played(attach, "0.33.0", "cadence")
+    scheduled = [line for line in played.scheduler.calls if line["call"] == "schedule"]
+    running: list[str] = []
+    expected = []
+    for line in scheduled:
+        running = line.get("running", running)
+        if line.get("tokens"):
+            expected.append(line["held_prefills"])
+    held = [step.held_prefills for step in played.steps]
+    assert held == expected
+    assert any(held)
+    assert not all(held)
+    assert {"cadence"} in [set(step.waiting_reasons or {}) for step in played.steps]
+    for step in played.steps:
+        assert not (step.held_prefills and step.num_prefill_tokens)
+        assert "kv_blocks" not in (step.waiting_reasons or {})
+    late = [each for each in explained(played.messages).late if not each.token_idx]
+    said = " ".join(each.explanation for each in late)
+    assert "waited in the queue for a step that takes prefills" in said
+    assert "without prefills (prefill_schedule_interval)" in said
+
+
 def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priority(
     attach: Attach,
 ) -> None:
@@ -185,11 +208,12 @@ def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_bl
         SimpleNamespace(is_prefill_chunk=True),
     )
     scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
-    assert not waits.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
     scheduler.running.append(decoding)
-    assert waits.leaves_out_prefills(scheduler)
+    assert waits.leaves_out_prefills(scheduler, is_throttled=True)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=False)
     scheduler.prefill_capacity_bound = True
-    assert not waits.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
 
     picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
     pool = SimpleNamespace(get_num_free_blocks=lambda: 7)

@@ -129,6 +129,28 @@ def causes(late: Late) -> dict[str, float]:
 # Each cause
 
 
+def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_while_running() -> (
+    None
+):
+    script = Script(prefill_schedule_interval=4, max_num_batched_tokens=128)
+    script.submit(64, 40)
+    script.run()
+    script.submit(200, 4)  # two chunks
+    script.run(12)
+    (late,) = [e for e in explained(script.messages) if e.request_id == 1 and not e.token_idx]
+    queued = [each for each in late.pieces if each.cause == "queued"]
+    left_out = [each for each in late.pieces if each.cause == "left_out"]
+    assert {each.detail for each in queued} == {"cadence"}
+    assert sum(each.num_steps for each in queued) == 3
+    assert [(each.detail, each.num_steps) for each in left_out] == [("cadence", 3)]
+    history = History()
+    for sequence, message in script.messages:
+        history.append(sequence, message)
+    held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
+    assert history.limits(None, None)["cadence"] == sum(held) / len(held)
+    assert sum(held) == 6
+
+
 def test_a_request_that_a_later_one_of_higher_priority_overtakes_waits_for_priority() -> None:
     script = Script(policy="priority", max_num_seqs=1)
     script.submit(64, 4)

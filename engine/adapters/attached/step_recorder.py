@@ -216,6 +216,7 @@ class StepRecorder:
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
             held=self._hold(step.held, step.overtaken),
+            held_prefills=step.held_prefills,
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )

@@ -50,6 +50,7 @@ class UnfinishedStep:
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.
+        held_prefills: as in `StepRecord`.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -81,6 +82,7 @@ class UnfinishedStep:
     num_running: int = 0
     num_waiting: int = 0
     waiting_reasons: dict[str, int] = field(default_factory=dict)
+    held_prefills: bool = False
 
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
         """Note that this step preempted these requests and took their blocks."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from stepscope.engine.adapters.attached.unfinished_step import Held
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 
 _MOST_HELD = 256  # requests whose reason is looked for in a step
@@ -57,11 +58,28 @@ def _num_blocks(scheduler: VllmScheduler, request: VllmRequest) -> int:
     return sum(1 for group in groups for block in group if block)
 
 
-def leaves_out_prefills(scheduler: VllmScheduler) -> bool:
-    """Whether a step that vLLM was asked to keep free of prefills (`throttle_prefills`) is so."""
-    if getattr(scheduler, "prefill_capacity_bound", False):
+def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
+    """Whether vLLM would have computed no prompt in the step that it has just scheduled.
+
+    Args:
+        is_throttled: whether its engine asked for that (`throttle_prefills`). From 0.33 on the
+            scheduler of a single engine decides so itself.
+    """
+    interval: int = getattr(scheduler, versions.CADENCE, 1)
+    if interval > 1:
+        num_steps = scheduler.num_executed_steps - scheduler.last_prefill_step
+        is_throttled |= 0 < num_steps < interval
+    if not is_throttled or getattr(scheduler, "prefill_capacity_bound", False):
         return False
     return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
+
+
+def has_left_out(scheduler: VllmScheduler, out: SchedulerOutput) -> bool:
+    """Whether a running request that has more of its prompt to compute is not in the step."""
+    return any(
+        request.is_prefill_chunk and request.request_id not in out.num_scheduled_tokens
+        for request in scheduler.running
+    )
 
 
 def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
@@ -94,18 +112,18 @@ def common_reason(
     budget: int,
     held: Collection[str],
     *,
-    is_throttled: bool,
+    is_without_prefills: bool,
 ) -> str:
     """Return what those wait for that are not held, if vLLM is not paused and preempted nobody.
 
     Args:
-        is_throttled: whether vLLM was asked to leave prefills out of this step.
+        is_without_prefills: see `leaves_out_prefills`.
     """
     if len(scheduler.running) >= num_seats:
         return "seats"
     if out.total_num_scheduled_tokens >= budget:
         return "budget"
-    if is_throttled and leaves_out_prefills(scheduler):
+    if is_without_prefills:
         return "cadence"
     return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
 
