@@ -22,6 +22,7 @@ from stepscope.tui.session.live_source import (
     local_addresses,
     receive,
 )
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
 from stepscope.tui.settings.terminal import (
