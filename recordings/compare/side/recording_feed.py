@@ -8,7 +8,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Side, follower_of, oldest_arrival
+from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
@@ -89,7 +89,7 @@ class RecordingFeed:
             start = min(before, recording.find_time(wall_ns - _CLOCKS_APART_NS))
             snapshot, position = recording.keyframe_before(start)
         state = SessionState.from_snapshot(snapshot)
-        past = follower_of(self._slo, state, self._since(snapshot))
+        past = Follower(self._slo, state, self._since(snapshot))
         for message, after_gap in self._messages_until(before, snapshot, position):
             past.take(message, after_gap)
         self.side = Side(self.name, self._slo, past)
@@ -141,6 +141,7 @@ class RecordingFeed:
         if isinstance(message[0], StepRecord):
             step = message[0].step
             if step > self._last:
+                self.side.is_cut = True
                 return False
             self.share = (step - self._first + 1) / (self._last - self._first + 1)
         self.side.take(*message)

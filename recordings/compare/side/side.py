@@ -43,13 +43,14 @@ Kind: TypeAlias = Literal["TTFT", "ITL"]
 MAX_VALUES = 8  # most values kept of a knob, the last ones
 
 
-def follower_of(slo: SLO, state: SessionState, since_ns: int | None = None) -> Explainer:
-    """An explainer for the waits of a compared run.
+class Follower:
+    """Follows the waits and the requests of a compared run, and those before it.
 
-    A wait belongs to the run in which it ends. Waits that were in progress at the beginning of a
-    run must count: else a run that begins with a queue would lose its longest waits and keep only
-    short ones. So it is fed the messages from the arrival of the oldest request on. A wait still in
-    progress at the end of a run does not belong to that run. So each wait counts once.
+    A wait belongs to the run in which it ends, and a request to the one in which it finishes. Those
+    that were in progress at the beginning of a run must count: else a run that begins with a queue
+    would lose its longest waits and keep only short ones. So it is fed the messages from the
+    arrival of the oldest request on. What is still in progress at the end of a run does not belong
+    to that run. So each wait and each request counts once.
 
     Args:
         slo: a longer wait is late.
@@ -58,15 +59,37 @@ def follower_of(slo: SLO, state: SessionState, since_ns: int | None = None) -> E
             began earlier are left out, because an unknown part of them, perhaps hours, may be a
             pause by the operator.
     """
-    baseline = Baseline()  # learns while it reads: a run is read once and may still grow
-    return Explainer(
-        slo.itl_ms * 1e6,
-        slo.ttft_ms * 1e6,
-        state=state,
-        since_ns=since_ns,
-        baseline=baseline,
-        learns=baseline,
-    )
+
+    def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:
+        baseline = Baseline()  # learns while it reads: a run is read once and may still grow
+        self.explainer = Explainer(
+            slo.itl_ms * 1e6,
+            slo.ttft_ms * 1e6,
+            state=state,
+            since_ns=since_ns,
+            baseline=baseline,
+            learns=baseline,
+        )
+        self._watch = RequestWatch(0.0)
+        self._watch.begin(self.state)
+
+    @property
+    def state(self) -> SessionState:
+        """The state after the last message."""
+        return self.explainer.state
+
+    def take(self, message: Telemetry, after_gap: bool = False) -> Outcome | None:
+        """Process the next message. Returns the outcome of a step; None if it is repeated.
+
+        Args:
+            after_gap: whether messages before it are missing.
+        """
+        if after_gap:
+            self._watch.begin(self.state)
+        outcome = self.explainer.take(message, after_gap)
+        if outcome is not None and isinstance(message, StepRecord):
+            self._watch.take(outcome, self.state, message.tokens_ns)
+        return outcome
 
 
 def oldest_arrival(views: Iterable[RequestView]) -> int | None:
@@ -84,11 +107,12 @@ class Side:
         name: the name shown to people.
         slo: the service levels, the same for both runs.
         past: the state right before the first message; waits in progress then are left out. Or a
-            follower (`follower_of`) that was fed the messages before it.
+            follower that was fed the messages before it.
 
     Attributes:
         lock: held while a message is processed. Readers of columns or tables must hold it too.
         version: grows with every message.
+        is_cut: whether a later step followed the last one. What happened between them counts there.
         origin_ns: engine time at which the first step began; None before it.
         had_cache: whether the prefix cache may have held something before the first message.
         knob_values: for each knob, the values it had, in order (the last `MAX_VALUES`).
@@ -96,11 +120,12 @@ class Side:
         num_late: number of late waits that have this cause as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, past: Explainer | SessionState) -> None:
+    def __init__(self, name: str, slo: SLO, past: Follower | SessionState) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
         self.version = 0
+        self.is_cut = False
         self.origin_ns: int | None = None
         self.points = StepPoints()
         self.totals = RunTotals()
@@ -110,16 +135,14 @@ class Side:
         self.kept = KeptLevels(0, 0)
         self.sliced = WaitSlices()
         self.requests: dict[int, RequestRun] = {}
-        self._explainer = follower_of(slo, past) if isinstance(past, SessionState) else past
-        self._explainer.late.clear()  # those waits ended before this run
-        self._state = state = self._explainer.state
+        self._follower = Follower(slo, past) if isinstance(past, SessionState) else past
+        self._follower.explainer.late.clear()  # those waits ended before this run
+        self._state = state = self._follower.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.knob_values: dict[str, list[KnobValue]] = {}
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._watch = RequestWatch(0.0)
-        self._watch.begin(state)
         self._in_force = dict(state.knobs)  # knob values at the last step, or before the first
         self._coming: list[KnobsChanged] = []  # changes that are not in force yet
         for view in state.requests.values():
@@ -151,8 +174,8 @@ class Side:
 
     def sums(self) -> Sums:
         """The sums from which figures are computed. The caller must hold `lock`."""
-        sums = self.totals.sums + sums_between(self._state.between)
-        return replace(sums, span_ns=self.points.end_ns)
+        between = None if self.is_cut else self._state.between
+        return replace(self.totals.sums + sums_between(between), span_ns=self.points.end_ns)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """The percentiles of all latencies. The caller must hold `lock`."""
@@ -176,9 +199,7 @@ class Side:
         if isinstance(message, Mark):
             self.points.flag(message.step, MARKED)
             return
-        if after_gap:
-            self._watch.begin(self._state)
-        outcome = self._explainer.take(message, after_gap)
+        outcome = self._follower.take(message, after_gap)
         self._count_causes()
         if isinstance(message, KnobsChanged):
             self._coming.append(message)
@@ -198,7 +219,7 @@ class Side:
             self.origin_ns = record.schedule_start_ns
         is_one_step = not self._state.is_summed_up
         self._wait_sums.add(record, outcome, is_one_step=is_one_step)
-        finished = self._take_finished(outcome, now_ns)
+        finished = self._take_finished(outcome)
         for request_id, gap_ns in outcome.longer:
             run = self.requests.get(request_id)
             if run is not None and gap_ns > (run.worst_itl_ns or -1):
@@ -231,9 +252,8 @@ class Side:
         """Nanoseconds from the start of the run to `time_ns`. Never less than at the last step."""
         return max(time_ns - (self.origin_ns or 0), self.points.end_ns)
 
-    def _take_finished(self, outcome: Outcome, now_ns: int) -> list[bool]:
+    def _take_finished(self, outcome: Outcome) -> list[bool]:
         """For each request that finished in a step, whether it met the service levels."""
-        self._watch.take(outcome, self._state, now_ns)
         slo = self.slo
         kept = [each.keeps(slo.ttft_ms * 1e6, slo.itl_ms * 1e6) for each in outcome.finished]
         self.kept = KeptLevels(self.kept.num_judged + len(kept), self.kept.num_kept + sum(kept))
@@ -314,7 +334,7 @@ class Side:
         return KNOB if any(change.new for change in due) else 0
 
     def _count_causes(self) -> None:
-        late = self._explainer.late
+        late = self._follower.explainer.late
         if not late:
             return
         # Requests that decode side by side share the pieces of their waits.
