@@ -25,6 +25,7 @@ from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import StepRange, moments
 from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.importing import bench_result
@@ -281,6 +282,14 @@ def check_stretches(history: History, path: Path) -> None:
         shown = history.figures(ends.tokens_ns, seconds)
         for name in UNTIMED:
             assert compared[name] == shown[name], name
+
+
+@pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
+def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str) -> None:
+    path = shipped()[name]
+    with Recording(path) as recording:
+        assert all(stored_index(recording, each) for each in range(recording.num_chunks))
+    assert figures_of_index(path) == figures_of_index(path, is_made=True)
 
 
 @pytest.mark.parametrize("session", WHOLE)

@@ -117,7 +117,7 @@ class StepPoints:
         if first > last:
             return None
         values = _merged(self._points[:, first : last + 1], [0])[:, 0].tolist()
-        return StepPoint(*(None if value == UNKNOWN else value for value in values))
+        return StepPoint(*(None if value == UNKNOWN else value for value in values))  # type: ignore[arg-type]
 
     def next_flagged(self, index: int, direction: int, flags: int) -> int | None:
         """Index of the nearest point with any of these flags, after (1) or before (-1) `index`."""
