@@ -160,6 +160,12 @@ class Windows:
                     return Stalls(self._longest_of(places, kind, limit), number)
             return Stalls([], 0)
 
+    def last_stall_step(self, step: int | None) -> int | None:
+        """The last step up to `step` (None: all) in which a gap above the ITL level ended."""
+        with self._lock:
+            late = self._late_places("ITL", step)
+            return self._timeline.columns.steps[late[-1]] if len(late) else None
+
     def late_events(
         self, step: int | None, limit: int, kinds: Collection[str] = _KINDS
     ) -> list[SessionEvent]:
