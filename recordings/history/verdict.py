@@ -37,6 +37,7 @@ _BOUND: dict[Limit, str] = {
     "grammar": "held by grammars that are being compiled",
     "remote_kv": "held until keys and values come from elsewhere",
     "encoder": "bound by the encoder budget",
+    "cadence": "held by prefill_schedule_interval",
 }
 
 

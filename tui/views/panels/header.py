@@ -46,7 +46,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     if status == "live":
         return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
-        return "▐REPLAY END▌", "badge_replay"
+        return f"▐{'REPLAY' if frame.is_replay else 'LOG'} END▌", "badge_replay"
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 
