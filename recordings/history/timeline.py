@@ -143,16 +143,15 @@ class Timeline:
             has_forgotten = self.ring.extend_packed(
                 payloads, steps, self.state, self._true_after, forward.rows
             )
-            taken = []
             for sequence, record, _ in part:
                 pauses = self.state.pauses
                 outcome = forward.advance(record)
                 self._note_pause(record, pauses)
                 self._note_step(record, outcome)
-                taken.append(AppliedStep(sequence, record, outcome, forward.num_rows))
-            self.columns.extend(taken)
-            self.latencies.extend(taken)
-            self.last_sequence = taken[-1].sequence
+                applied = AppliedStep(sequence, record, outcome, forward.num_rows)
+                self.columns.append(applied)
+                self.latencies.append(applied)
+            self.last_sequence = part[-1].sequence
             if has_forgotten:
                 self._forget_old()
 
