@@ -19,9 +19,9 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
+from stepscope.tui.screens.drawing.textual_theme import use_colours
 from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path, see_log
