@@ -79,7 +79,11 @@ class CliCommand:
     def parameters(self) -> list[inspect.Parameter]:
         own = inspect.signature(self.body).parameters.values()
         old = [
-            _parameter(_OLD + field.name, str, typer.Option(_old_flag(field.name), hidden=True))
+            _parameter(
+                _OLD + field.name,
+                str,
+                typer.Option("--" + field.name.replace("_", "-"), hidden=True),
+            )
             for field in self._fields
             if field.name in DURATIONS
         ]
@@ -197,10 +201,6 @@ def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
-
-
-def _old_flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def example(*lines: str) -> str:

@@ -55,7 +55,7 @@ class CompareHandlers:
 
     def choose(self) -> None:
         """Open the compare page with a list of what this session can be compared with."""
-        self._session.compare.choose(self._session.source)
+        self._session.compare.chooser.open(self._session.source)
         self._show("compare")
 
     def go_home(self) -> None:

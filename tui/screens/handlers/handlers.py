@@ -229,7 +229,7 @@ class Handlers:
             "glyphs": self._looks.glyphs,
             "inspect": self.pages.inspect,
             "budget": self.opening.budget,
-            "knobs": self.opening.knobs,
+            "knobs": partial(self.opening.edit_knob, None),
             "undo": operator.undo,
             "autopilot": self._sessions.autopilot,
             "pause_engine": operator.pause_or_resume,

@@ -141,9 +141,6 @@ class Opening:
         elif self._has_engine():
             self._notices.say("this engine has no token budget to change", "caution")
 
-    def knobs(self) -> None:
-        self.edit_knob(None)
-
     def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
         """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
         if not self._has_engine():

@@ -235,7 +235,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "inspect": self._choose_selected,
             "endpoint": partial(self.choose, StartChoice("ask")),
             "theme": self._other_theme,
-            "glyphs": self._other_glyphs,
+            "glyphs": lambda: self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only)),
             "redraw": lambda: self.screen.refresh(layout=True),
             "help": self._help,
             "palette": self._palette,
@@ -247,9 +247,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if self.skin.mode in ("dark", "light"):
             mode: ThemeName = "light" if self.skin.mode == "dark" else "dark"
             self.set_skin(Skin(mode, self.skin.ascii_only))
-
-    def _other_glyphs(self) -> None:
-        self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only))
 
     def _help(self) -> None:
         from stepscope.tui.screens.overlays.help import (

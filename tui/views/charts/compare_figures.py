@@ -3,8 +3,6 @@
 Latencies form a matrix of kinds and percentiles; the other figures are listed in columns below.
 """
 
-from collections.abc import Sequence
-
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY
@@ -100,7 +98,11 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
     """Return the figures that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
     room = width // num
-    figures = _by_need([each for each in found.figures if each.kind is None])[: num * height]
+    # First those with a better run, last those without values in both runs.
+    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
+    figures = [each for each in found.figures if each.kind is None]
+    figures.sort(key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
+    figures = figures[: num * height]
     lines: list[Line] = []
     for first in range(0, len(figures), num):
         line: list[Run] = []
@@ -108,12 +110,6 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
             line += _entry(figure, room)
         lines.append(tuple(line))
     return lines
-
-
-def _by_need(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """Sort figures: first those with a better run, last those without values in both runs."""
-    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
-    return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 
 
 def _entry(figure: ComparedFigure, room: int) -> Line:
