@@ -111,10 +111,7 @@ class _Terminal:
 
     @contextmanager
     def _noticed(self) -> Iterator[None]:
-        """Context for a write: if it fails, end the dashboard as SIGHUP does.
-
-        The kernel may send SIGHUP late or never.
-        """
+        """Context for a write: if it fails, end as SIGHUP does, which may come late or never."""
         try:
             yield
         except OSError:
@@ -148,10 +145,7 @@ def _terminal_may_go() -> Iterator[None]:
 
 @contextmanager
 def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, call `gone` once if the terminal of this process hangs up.
-
-    The call comes from a separate thread.
-    """
+    """Inside this context, call `gone` once, from a thread, if the terminal hangs up."""
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)

@@ -19,7 +19,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.handlers.svg_picture import svg
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import ZOOMS, Axis

@@ -40,14 +40,7 @@ _WHO = "alert"
 
 
 class AlertWatch:
-    """Checks the alert rules, and puts a mark at the newest step when a rule begins to fire.
-
-    Use it only on the UI thread.
-
-    Args:
-        source: the rules are checked only if it is live.
-        clock: returns seconds.
-    """
+    """Checks the rules on a live source, and marks the step at which one begins to fire."""
 
     def __init__(self, source: Source, rules: Sequence[Rule], clock: Callable[[], float]) -> None:
         self._source = source
@@ -131,10 +124,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class SessionMaker:
-    """Makes sessions; its fields are what all sessions share.
-
-    `run_dashboard` explains the fields.
-    """
+    """Makes sessions; its fields are what all sessions share, as `run_dashboard` explains."""
 
     fleet_view: FleetView
     title: str

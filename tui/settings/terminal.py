@@ -15,10 +15,7 @@ def in_browser() -> bool:
 
 
 def no_terminal() -> str | None:
-    """Return which of standard input and output is no terminal; None if both are terminals.
-
-    Standard error may go to a file. A browser is a terminal.
-    """
+    """Return which of standard input and output is no terminal; None if both are, or a browser."""
     if in_browser():
         return None
     for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
@@ -57,11 +54,7 @@ def forget_empty_no_color() -> None:
 
 
 def said_environment() -> Mapping[str, str]:
-    """Return the environment that this process was started with.
-
-    If the locale is C, or not installed, Python sets LC_CTYPE itself (PEP 538); that value is left
-    out here.
-    """
+    """Return the environment as this process got it, without what Python set (PEP 538)."""
     environment = dict(os.environ)
     if environment.get("LC_CTYPE", "").lower() not in _COERCED or environment.get("LC_ALL"):
         return environment

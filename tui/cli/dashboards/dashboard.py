@@ -68,13 +68,7 @@ def run_live(
     news: Callable[[], str | None] | None = None,
     tour: Tour | None = None,
 ) -> None:
-    """Show the dashboard of a running engine until the operator leaves it.
-
-    Args:
-        source: already started.
-        keeps_levels: whether service levels changed in the dashboard are saved for next time.
-        news: called in every frame; returns a notice for the operator, or None.
-    """
+    """Show a live engine until its operator leaves; `keeps_levels`: save changed service levels."""
     # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
 
@@ -111,7 +105,6 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
 
 
 def _writable(path: Path) -> Path:
-    """Return the path of the log file; raise WrongUsage if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

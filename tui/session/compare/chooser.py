@@ -10,12 +10,7 @@ from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSea
 
 @dataclass(slots=True)
 class CompareChooser:
-    """The state of the list: its rows and the selected row. Use it only on the screen's thread.
-
-    Attributes:
-        choices: the rows of the list; None while it is closed.
-        selected: index of the selected row.
-    """
+    """The rows of the list (None: closed) and the selected one; for the screen's thread."""
 
     choices: list[CompareChoice] | None = None
     selected: int = 0
@@ -53,10 +48,7 @@ class CompareChooser:
         return self.choices is not None, self.selected, is_searched
 
     def refresh(self) -> None:
-        """Make the list again if the search of the recording has found more marks and changes.
-
-        The same choice stays selected.
-        """
+        """Make the list again if the recording has more; the choice stays selected."""
         source, search = self._source, self._search
         found = () if search is None else search.found or ()
         if source is None or len(found) == self._num_recorded:

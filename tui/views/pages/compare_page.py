@@ -41,10 +41,7 @@ def chart_columns(width: int) -> int:
 
 
 def column_at(line: str, width: int, x: int) -> int | None:
-    """Return the index of the chart column at cell `x` of the page.
-
-    None if `x` is beside the charts.
-    """
+    """Return the index of the chart column at cell `x` of the page; None beside the charts."""
     first = (_TABLE_WIDTH if width >= _BESIDE else 0) + 1 + compare_charts.GUTTER
     if len(line) <= first or line[first - 1] not in "│┤" or not first <= x < width - 1:
         return None
@@ -83,11 +80,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
-    """Return short names of both runs, and what divides them if they are parts of one session.
-
-    The parts of a divided session are called "before" and "after"; otherwise the last text is
-    empty.
-    """
+    """Return short names of both runs, and what divides them if they are parts of one session."""
     found = reaches(a, b)
     return ((a, b), "") if found is None else (("before", "after"), found[0])
 
@@ -205,7 +198,6 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 
 
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
-    """Return a heading and its phrases, wrapped to at most `most` lines."""
     wrapped = _wrapped(phrases, width - _HEAD - 1, most)
     return [
         ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))

@@ -28,10 +28,7 @@ class SourceState:
 
 
 def badge(frame: Frame, connection: SourceState) -> Run:
-    """Return the state of the picture as a badge, such as live, stale or paused.
-
-    It is never "live" if the data is stale.
-    """
+    """Return the state of the picture as a badge; it is never "live" if the data is stale."""
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
@@ -152,10 +149,7 @@ def _step(frame: Frame) -> Line:
 
 
 def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
-    """Return why the engine does not run now, while the picture shows an earlier step.
-
-    None if the engine runs, or if the picture shows the newest step.
-    """
+    """Return why the engine does not run now, while the picture shows an earlier step, or None."""
     if frame.view.live or frame.is_replay or connection.is_previous:
         return None
     if connection.status in ("stale", "down", "starting"):
@@ -175,7 +169,6 @@ def _rate(frame: Frame, connection: SourceState) -> str:
 
 
 def _output(frame: Frame) -> list[tuple[int, Line]]:
-    """Return the output tokens per second, with a sparkline of the last seconds."""
     rate = frame.rates.output_tokens_per_s
     if rate is None or frame.is_past:
         return []

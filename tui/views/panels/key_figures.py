@@ -30,10 +30,7 @@ _ACTIONS = (
 
 
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """Return the action that a click on the lines of `draw` starts.
-
-    None if the click hits no group of figures.
-    """
+    """Return the action that a click on the lines of `draw` starts; None beside a group."""
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
         return None
@@ -69,7 +66,6 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of figures; in grey if the engine is silent."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
         return groups
@@ -77,7 +73,6 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of figures, most important first."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -117,7 +112,6 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _recompute(frame: Frame) -> Line:
-    """Return the recompute tax: the share of the last minute's step time spent on recompute."""
     tax = frame.rates.recompute_tax
     if tax is None:
         return (("RECOMPUTE ", "muted"), ("—", "muted"))
@@ -125,7 +119,6 @@ def _recompute(frame: Frame) -> Line:
 
 
 def _limited(frame: Frame, cut: str) -> Line:
-    """Return what limited most steps, and the share of steps that it limited."""
     limits = frame.limits
     if not limits:
         return (*_named("LIMIT ", cut), ("—", "muted"))
@@ -146,10 +139,7 @@ def _named(name: str, cut: str) -> Line:
 
 
 def _in_a_minute(frame: Frame, number: int) -> str:
-    """Return a count per minute: "12/m".
-
-    If less than a minute is known, return the count with the seconds counted: "3/20s".
-    """
+    """Return a count per minute ("12/m"), or in the seconds that are known ("3/20s")."""
     seconds = frame.rates.preempted_s
     if not frame.is_whole and not frame.history.is_short:
         cut_s = frame.cut_s(MINUTE_S)
@@ -217,10 +207,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 
 
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
-    """Return how much of the token budget is used while no step runs.
-
-    An idle engine uses 0; otherwise show what the last step used.
-    """
+    """Return how much of the budget is used while no step runs: 0, or by the last step."""
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
     if frame.is_idle:  # no step has used the budget that was set since
         budget = _knob(frame, "max_num_batched_tokens") or budget

@@ -46,10 +46,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel as one line: p50, p95 and p99 of each latency, and the stalls.
-
-    If the stalls do not fit, leave out first the names of the percentiles, then TPOT.
-    """
+    """Return the panel as one line: percentiles and stalls, without names and TPOT if need be."""
     report, slo = frame.latency, frame.history.slo
     waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
     waits.append(_percentiles("ITL", report.itl, slo.itl_ms))
@@ -119,11 +116,7 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """Return a sparkline: one cell per slice of the values shows the largest value in it.
-
-    The largest of all values sets the scale; a slice without values is blank. Cells are never full,
-    because sparklines in adjacent rows would merge into one block.
-    """
+    """Return a cell, never full, for the largest value of each slice, on the scale of all."""
     if width <= 0 or not values:
         return ""
     slices: list[float | None] = []
@@ -166,7 +159,6 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _stall(frame: Frame, width: int) -> list[Line]:
-    """Return a line on the last stall, and a line on the longest stall if that is another one."""
     worst = _worst(frame, width)
     last = _last_stall(frame, width, is_short=bool(worst))
     return [*last, *worst]
