@@ -1,11 +1,10 @@
 """Lanes of requests that prefill on one engine and decode on another, on one time axis."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from stepscope.recordings.fleets.whole_lives import WholeLife
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.views.lines import Line, Run, clean, fitted
+from stepscope.tui.views.lines import Line, Run, clean, fitted, joined
 
 CELL_NS = 100_000_000
 _LABEL = 24
@@ -51,12 +50,7 @@ def _label(life: WholeLife) -> Line:
 
 def _lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
     runs = (_cell(life, begin_ns + place * CELL_NS, now_ns) for place in range(cells))
-    return tuple(_merged(runs))
-
-
-def _merged(runs: Iterator[Run]) -> Iterator[Run]:
-    for style, alike in groupby(runs, key=lambda run: run[1]):
-        yield "".join(text for text, _ in alike), style
+    return joined(runs)
 
 
 def _cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
