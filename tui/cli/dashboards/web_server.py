@@ -19,6 +19,7 @@ from textual_serve.server import Server
 from stepscope.engine.http.settings import Address
 
 _COOKIE = "stepscope"  # not every browser sends its key with a WebSocket
+_END_S = 0.5  # how long browsers may go on after Ctrl-C
 _PAGE = Path(__file__).with_name("page.html")
 _ASK = {"WWW-Authenticate": 'Basic realm="stepscope: any name, and the web key"'}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -79,4 +80,5 @@ def serve(listener: socket.socket, command: str, key: str) -> None:
     """Serve browsers until SIGINT or SIGTERM; what runs for them ends then, too."""
     logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser that goes is no error
     os.environ["TERM"] = "xterm-256color"
-    web.run_app(web_app(command, key), sock=listener, print=None, access_log=None)
+    app = web_app(command, key)
+    web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
