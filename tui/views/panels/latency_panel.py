@@ -9,7 +9,7 @@ from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
 from stepscope.tui.views.lines import Line, Run, framed, length_of, spot
 from stepscope.tui.views.theme import LEVELS
 
-GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
+_GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
@@ -102,7 +102,7 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
     else:
         # Never round up to 100 %: that would hide a breach.
         kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
-        good = values.within_slo >= GOOD_SHARE
+        good = values.within_slo >= _GOOD_SHARE
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
     line.append((sparkline(values.trend_ms, trend_width), "decode"))
     return tuple(line)
@@ -154,7 +154,7 @@ def _goodput(frame: Frame) -> Line:
     share, rate = frame.goodput.share, frame.goodput.per_s
     if share is None or rate is None:
         return ()
-    style = "good" if share >= GOOD_SHARE else "breach"
+    style = "good" if share >= _GOOD_SHARE else "breach"
     return (("goodput ", "muted"), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
 
