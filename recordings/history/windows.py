@@ -1,7 +1,7 @@
 """`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
@@ -9,7 +9,7 @@ from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
-from stepscope.recordings.session.sums import per, sums_between, sums_in
+from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -111,6 +111,13 @@ class Windows:
             sums = sums_in(self._timeline.columns, start_ns, end_ns)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
+
+    def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
+        """For each limit, the sums over the steps that had it."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            table = self._timeline.columns
+            return limited_sums(table, *table.places(start_ns, end_ns))
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """All figures of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
