@@ -71,10 +71,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
         body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
+    legend = _LEGEND if frame.imported is None else _IMPORTED_LEGEND
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
     body.append((*labelled(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
-    return framed(body, width, height, _title(frame), _LEGEND)
+    return framed(body, width, height, _title(frame), legend)
 
 
 def _decode_cell(column: ChartColumn | None) -> str:
@@ -136,6 +137,9 @@ _LEGEND: Line = (
     ("!", "breach"), ("late ", "muted"),
     ("●", "finished"), ("end", "muted"),
 )  # fmt: skip
+# A file of another tool tells how many tokens there were, not what was done for them.
+_IMPORTED_LEGEND: Line = (("▓", "prefill"), ("prompt ", "muted"), ("━", "decode"),
+                          ("output ", "muted"), *_LEGEND[-4:])  # fmt: skip
 
 
 def _title(frame: Frame) -> Line:

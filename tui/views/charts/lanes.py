@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
@@ -13,6 +14,8 @@ from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 
 MAX_LABEL = 20
 _TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
+# A client knows when tokens came, not what the engine did for them or in between.
+_CLIENTS = {Cell.PREFILL: "━", Cell.PREFILL_ALT: "━", Cell.IDLE: "─"}
 _MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
 _TOKENS = {ord(glyph): LATE for glyph in "━═"}
 _STILL = {ord("─"): LATE}  # its token does not come
@@ -34,6 +37,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         gutter: cells left of the columns, for the request's name and status.
     """
     glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
+    if frame.imported is not None:
+        glyphs = glyphs | _CLIENTS
     late = _late_columns(frame)
     body = [
         (
