@@ -13,11 +13,15 @@ _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 _COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
 
 
-def no_terminal() -> str | None:
-    """Return which of standard input and output is no terminal; None if both are terminals.
+def in_browser() -> bool:
+    """Whether this process draws for a browser, over the pipes of a web server (`--web`)."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
 
-    Standard error may go to a file.
-    """
+
+def no_terminal() -> str | None:
+    """Return which of standard input and output is no terminal; a browser is one, for both."""
+    if in_browser():
+        return None
     for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
         if stream is None or not stream.isatty():
             return f"standard {name}"
@@ -66,11 +70,7 @@ def forget_empty_no_color() -> None:
 
 
 def said_environment() -> Mapping[str, str]:
-    """Return the environment that this process was started with.
-
-    If the locale is C, or not installed, Python sets LC_CTYPE itself (PEP 538); that value is left
-    out here.
-    """
+    """Return the environment as this process got it, without what Python set (PEP 538)."""
     environment = dict(os.environ)
     if environment.get("LC_CTYPE", "").lower() not in _COERCED or environment.get("LC_ALL"):
         return environment

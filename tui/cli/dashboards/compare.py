@@ -32,8 +32,7 @@ from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame.compare_choices import Split, session_origin, split_origins
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin, Split, session_origin, split_origins
 
 _ALIGN: Align = "time"  # the screen can align the runs in other ways
 _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
@@ -144,12 +143,7 @@ def compare(
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
-    """Return the settings, with the service levels by which both runs are judged.
-
-    These are the levels stored in the first recording that has any, unless an option or the
-    environment overrides them. If the other recording has other levels, a line on stderr says which
-    recording counts.
-    """
+    """Return the settings with the levels that judge both runs: the first that are stored."""
     carried: dict[str, Levels] = {}
     own: dict[str, Levels] = {}
     for file in files:
@@ -173,7 +167,6 @@ def _compared_as(
 
 
 def _print(comparer: Comparer, as_json: bool) -> None:
-    """Read first run A, then run B, and then compare them."""
     try:
         with Progress() as progress:
             for feed in comparer.feeds:

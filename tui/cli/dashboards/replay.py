@@ -6,19 +6,21 @@ from typing import Any
 
 from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
-from stepscope.recordings.file.incident import incident_in, incidents_in
+from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.dashboards.dashboard import (
+    dashboard_options,
+    need_terminal,
+    new_history,
+    recording_settings,
+)
 from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 
 @command(
@@ -62,9 +64,7 @@ def replay(
             session, match = open_client(client, recording)
             marks = worst_marks(match, session.info.engine or "client")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
-        axis = {"axis": "time"} if _is_about_time(recording) else None
-        settings = resolve(DashboardSettings, "dashboard", flags, axis)
-        settings = judged_as(settings, flags, recording)
+        settings = recording_settings(recording, flags)
         source = ReplaySource(
             recording, new_history(settings), speed or 1.0, playing=at is None, marks=marks
         )
@@ -79,16 +79,6 @@ def replay(
             run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
-
-
-def _is_about_time(recording: Recording) -> bool:
-    """Whether a recording was made to show how long something takes."""
-    shipped = samples.shipped()
-    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
-        return True
-    incident = incident_in(recording.metadata)
-    fired = () if incident is None else incident.rules
-    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def list_incidents(folder: Path) -> None:

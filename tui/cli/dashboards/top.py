@@ -9,6 +9,7 @@ from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
+from stepscope.tui.cli.dashboards.browsers import Web, may_steer, serve_browsers, web_address
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
@@ -21,9 +22,15 @@ from stepscope.tui.session.live_source import (
     local_addresses,
     receive,
 )
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, piped_input
+from stepscope.tui.settings.terminal import (
+    cannot_be_drawn_on,
+    in_browser,
+    no_terminal,
+    piped_input,
+)
 
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
@@ -34,6 +41,7 @@ _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all b
     "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
     "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
     "stepscope top http://127.0.0.1:8000",
+    "stepscope top --web 8080",
     "tail -F server.log | stepscope top -",
     takes_key=True,
     sections=("dashboard",),
@@ -54,18 +62,28 @@ def top(
     ),
     name: As = None,
     wait: Wait = True,
+    web: Web = None,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
     if endpoints == ["-"]:
+        if web is not None:
+            raise WrongUsage("--web: not of a log on standard input")
         _show_log(resolve(DashboardSettings, "dashboard", flags))
         return
     named = named_engines(endpoints or ())
     call_me(name)
     check_past(past)
     settings = resolve(DashboardSettings, "dashboard", flags)
-    waits = wait and no_terminal() is None and cannot_be_drawn_on(os.environ) is None
-    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=True)
+    steers = web is not None and may_steer(settings.readonly)
+    address = None if web is None else web_address(web, steers=steers)
+    is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
+    waits = wait and (is_drawn or web is not None)
+    q_ends = web is None and not in_browser()
+    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=q_ends)
+    if address is not None:
+        serve_browsers(address, endpoints or (), {**flags, "past": past}, steers=steers)
+        return
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
         connect(chosen[0]).close()  # of several, the row of each says that it is starting
