@@ -209,7 +209,7 @@ def _alike(
         for place, each in enumerate(requests):
             if (key := kind(each)) is not None:
                 of_kind[key][side].append(place)
-    groups = [each for each in of_kind.values() if all(each)]
+    groups, best = [each for each in of_kind.values() if all(each)], list[ClientPair]()
     for width in _WIDTHS_NS if nominal else _WIDTHS_IN_ORDER:
         if (after := _usual_delay(groups, sent, came, width, nominal)) is None:
             continue
@@ -222,9 +222,9 @@ def _alike(
                 if free < len(times) and times[free] <= sent[place] + after + reach:
                     pairs.append(ClientPair(clients[place], served[theirs[free]]))
                     free += 1
-        if len(pairs) * 2 >= len(clients):
-            return pairs
-    return []
+        if len(pairs) > len(best):
+            best = pairs
+    return best if len(best) * 2 >= len(clients) else []
 
 
 def _usual_delay(
