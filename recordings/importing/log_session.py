@@ -107,9 +107,11 @@ class LogFormat(NamedTuple):
         """The session of the first rank in a log; None if no line of its begin has figures."""
         if not any(map(self.parse, file.head.splitlines())):
             return None
-        clock = LogClock(file)
-        found = (self.entry(clock, number, line) for number, line in file.lines())
-        (rank, mine), *others = by_rank(each for each in found if each is not None).items()
+        clock, ranks = LogClock(file), dict[str, list[LogEntry]]()
+        for number, line in file.lines():
+            if (entry := self.entry(clock, number, line)) is not None:
+                ranks.setdefault(entry.rank, []).append(entry)
+        (rank, mine), *others = ranks.items()
         name, notes = file.path.name, _odd_stamps(mine)
         if others:
             names = ", ".join(name for name, _ in others)
@@ -148,14 +150,6 @@ class LogFormat(NamedTuple):
         info = file.info(self.engine, "log", began_ns, began_ns, unit_s)
         lines = chain(begun, later)
         return ForeignSession(info, _steps(lines) if has_steps else _intervals(lines, every_s))
-
-
-def by_rank(entries: Iterable[LogEntry]) -> dict[str, list[LogEntry]]:
-    """The lines of each rank, in the order in which ranks appear."""
-    found: dict[str, list[LogEntry]] = {}
-    for each in entries:
-        found.setdefault(each.rank, []).append(each)
-    return found
 
 
 def _odd_stamps(entries: Sequence[LogEntry]) -> list[str]:
