@@ -32,8 +32,9 @@ def sizes(found: Comparison, width: int) -> str:
 
 def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
+    unit = "records" if work.sums_up else "steps"
     return (
-        f"{how}{work.num_steps:,} steps in {fmt.span(work.seconds)}, "
+        f"{how}{work.num_steps:,} {unit} in {fmt.span(work.seconds)}, "
         f"{_requests(work)}, "
         f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )
