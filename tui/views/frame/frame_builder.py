@@ -10,6 +10,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
@@ -55,6 +56,7 @@ class _Figures(NamedTuple):
     waiting_trend: int
     verdict: Verdict
     output_trend: tuple[float | None, ...]
+    speculation: Speculation | None
     time_ns: int  # of the step that they are up to
 
 
@@ -214,6 +216,7 @@ class FrameBuilder:
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
             windows=windows,
+            speculation=figures.speculation,
             keys=self._keys,
         )
 
@@ -242,7 +245,8 @@ class FrameBuilder:
         # While earlier steps are being loaded, a report of the last minute would be incomplete.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
         reach = None if view.live else history.first_step
-        mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
+        engine_id = None if info is None else info.engine_id
+        mode = (view.live, engine_id, history.is_short, reach, view.page == "latency")
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
@@ -260,6 +264,7 @@ class FrameBuilder:
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
+                history.speculation(end_ns, window_s) if view.page == "latency" else None,
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor
