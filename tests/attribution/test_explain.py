@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
@@ -53,7 +52,6 @@ class Script:
             Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
             limits,
             self,
-            dispatch,
             overlap=overlap,
         )
         self._tokens = 0

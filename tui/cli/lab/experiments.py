@@ -39,12 +39,10 @@ def _budget(num_tokens: int) -> dict[str, int]:
 def _each(
     name: str, value: Callable[[ArmRun], float], form: str = ",.0f", *, is_drawn: bool = False
 ) -> ArmFigure:
-    """A column with one figure of each run."""
     return ArmFigure(name, lambda runs: [value(run) for run in runs], form, is_drawn)
 
 
 def _figure(name: str, key: str, form: str = ",.0f", *, is_drawn: bool = False) -> ArmFigure:
-    """A column with a figure of `stepscope compare`."""
     return _each(name, lambda run: run.decoding.value(key), form, is_drawn=is_drawn)
 
 
@@ -141,7 +139,6 @@ def _every(interval: int, num_tokens: int) -> Arm:
 
 
 def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
-    """An arm for each token budget, named after it."""
     return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
 
 
