@@ -29,12 +29,15 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.windows import Goodput, Stalls, Windows
+from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import Lane, LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
+
+_DRAFT_STEPS = 256  # to count drafts by position and request in
 
 
 class Newest(NamedTuple):
@@ -239,6 +242,20 @@ class HistoryView:
         The window is given as in `latency`.
         """
         return self.windows.limits(end_ns, window_s)
+
+    def speculation(
+        self, end_ns: int | None = None, window_s: float | None = 60.0
+    ) -> Speculation | None:
+        """What drafts did; None if there were none. The window is given as in `latency`.
+
+        By position and request, only the last steps are counted.
+        """
+        found = self.windows.speculation(end_ns, window_s)
+        step = self.last_step if end_ns is None else self.step_at(end_ns)
+        if found is None or step is None:
+            return found
+        last = [self.record(each) for each in range(step - _DRAFT_STEPS + 1, step + 1)]
+        return with_records(found, [each for each in last if each is not None])
 
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0
