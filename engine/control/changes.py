@@ -53,10 +53,6 @@ class AnswerBook(Generic[_C]):
     def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
         """Whether the command must be applied. If False, `take_ready` will return its answer.
 
-        Args:
-            key: the client, and its name for the command.
-            client: will receive the answer if the command is a repeated one.
-
         Raises OnceReused: the client sent another command under this name before.
         """
         digest = digest_of(payload)

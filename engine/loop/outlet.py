@@ -109,7 +109,6 @@ class TelemetryOutlet:
 
     Attributes:
         pauses: when the engine was paused, as its messages show it.
-        has_unpublished: whether something happened that no message has reported yet.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class TelemetryOutlet:
         control_tally: ControlTally,
     ) -> None:
         self.sink = sink
-        self.has_unpublished = False
+        self.has_unpublished = False  # whether something happened that no message has reported yet
         self._scheduler = scheduler
         self._workload = workload
         self._control_tally = control_tally

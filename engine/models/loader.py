@@ -27,9 +27,8 @@ from stepscope.engine.text.tokenizer import Tokenizer
 def load_config(folder: Path, name: str) -> Any:
     """Load the configuration of a model and check that it can be served.
 
-    Raises:
-        ConfigError: transformers does not know the model, or it needs something that is not
-            implemented.
+    Raises ConfigError: transformers does not know the model, or it needs something that is not
+    implemented.
     """
     raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     kind = raw.get("model_type")
@@ -65,9 +64,8 @@ def load_model(
 ) -> Model:
     """Read the weights of `folder` and put them on `device`.
 
-    Raises:
-        ConfigError: weights are missing or have another shape; they do not fit on the device; the
-            model cannot be served exactly, or the chosen implementation cannot run it.
+    Raises ConfigError: weights are missing or have another shape; they do not fit on the device;
+    the model cannot be served exactly, or the chosen implementation cannot run it.
     """
     if implementation != "transformers":
         reason = misfit(config)

@@ -21,10 +21,7 @@ def siblings_of(rank: Endpoint) -> list[Endpoint]:
 def ranks_of(text: str) -> list[Endpoint]:
     """Return the ranks of a data-parallel engine that run on this machine.
 
-    Args:
-        text: the user's input: `vllm-0`, or an address like `ipc:///run/vllm`.
-
-    Raises ConfigError: `text` is no endpoint.
+    `text` is `vllm-0` or an address like `ipc:///run/vllm`. Raises ConfigError: it is no endpoint.
     """
     group = Endpoint.parse(text)
     ranks: dict[int, Endpoint] = {}

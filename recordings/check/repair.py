@@ -75,8 +75,7 @@ def default_output(path: Path) -> Path:
 def what_is_wrong(path: Path, progress: Progress) -> str | None:
     """Text for why a file needs repair; None for a whole file. Reads all of it.
 
-    Raises:
-        RecordingError: the file is no recording, is unreadable, or is being written.
+    Raises RecordingError: the file is no recording, is unreadable, or is being written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:
@@ -100,9 +99,8 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
     Whole chunks are copied unchanged. Of a damaged chunk, everything up to its last good checkpoint
     is kept. The metadata of the new file tell which steps are missing.
 
-    Raises:
-        RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
-            `path` is being written.
+    Raises RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
+    `path` is being written.
     """
     if output.exists():
         raise RecordingError(f"{output} is there already; name another with -o")

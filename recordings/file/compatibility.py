@@ -11,8 +11,7 @@ from stepscope.recordings.file.mcap.format import FORMAT_VERSION
 def check_metadata(metadata: dict[str, str], path: object) -> None:
     """Check from the metadata of a file, before any message is decoded, that it can be read.
 
-    Raises:
-        RecordingError: a later major version wrote the file.
+    Raises RecordingError: a later major version wrote the file.
     """
     for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
         written = metadata.get(f"{what}_version", "")
@@ -27,8 +26,7 @@ def check_metadata(metadata: dict[str, str], path: object) -> None:
 def check_info(info: EngineInfo, path: object) -> None:
     """Check from the engine's version that a file can be read. For files whose metadata is lost.
 
-    Raises:
-        RecordingError: the engine is of a later major version.
+    Raises RecordingError: the engine is of a later major version.
     """
     if info.schema_version > SCHEMA_VERSION:
         raise RecordingError(
@@ -41,8 +39,7 @@ def check_info(info: EngineInfo, path: object) -> None:
 def decode_keyframe(payload: bytes, path: object) -> Snapshot:
     """Decode a keyframe (a stored state).
 
-    Raises:
-        RecordingError: the payload cannot be decoded, or is another kind of message.
+    Raises RecordingError: the payload cannot be decoded, or is another kind of message.
     """
     try:
         message = wire.decode(payload)

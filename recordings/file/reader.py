@@ -40,22 +40,19 @@ class Position(NamedTuple):
 class Recording:
     """A recording opened for reading; a context manager.
 
+    Raises RecordingError: the file does not exist, is no recording, is empty, or has a later
+    schema.
+
     Attributes:
-        info: the engine that was recorded.
-        opened_path: the file that was opened; `PATH.part` if the file was never finished.
-        first_step, last_step: None if the file has no step.
-        start_ns, end_ns: wall time of the first and last message.
         known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
             keyframe if the engine does not publish earlier pauses.
         truncated, message: whether something is missing, and what, in one line.
-
-    Raises:
-        RecordingError: the file does not exist, is no recording, is empty, or has a later schema.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         part = self.path.with_name(self.path.name + PART_SUFFIX)
+        # The file that was opened; `PATH.part` if the file was never finished.
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
@@ -80,10 +77,12 @@ class Recording:
             self._index = index
             if not index.is_complete:
                 mend_times(self._chunks)
-            self.info = self._find_info()
+            self.info = self._find_info()  # the engine that was recorded
+            # Both are None if the file has no step.
             self.first_step = end_step(self._chunks, first=True)
             self.last_step = end_step(self._chunks, first=False)
             self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
+            # Wall time of the first and last message.
             self.start_ns, self.end_ns = end_times(self._chunks)
         except RecordingError:
             self._stream.close()
@@ -149,8 +148,7 @@ class Recording:
     def stored_index(self, number: int) -> bytes | None:
         """The index of a chunk as the recorder wrote it; None if there is none.
 
-        Raises:
-            ValueError: it is damaged.
+        Raises ValueError: it is damaged.
         """
         return self._chunks.stored_index(number)
 
@@ -217,8 +215,7 @@ class Recording:
 
         If there is none before the position, the first keyframe of the file.
 
-        Raises:
-            RecordingError: no keyframe can be read.
+        Raises RecordingError: no keyframe can be read.
         """
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)

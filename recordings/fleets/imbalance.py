@@ -293,8 +293,7 @@ def _by_value(
 ) -> list[tuple[object, list[str]]]:
     """Group engines by value. Engines with an unknown value are left out.
 
-    Returns:
-        (value, names of the engines with it) pairs.
+    Returns (value, names of the engines with it) pairs.
     """
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):

@@ -61,13 +61,7 @@ class _LifeFollower:
 
 
 class LifeKeeper:
-    """Explains the waits of one timeline.
-
-    Args:
-        lock: guards the timeline.
-        cache: the step cache of the same timeline.
-        baseline: tells which steps of the timeline were slow.
-    """
+    """Explains the waits of one timeline."""
 
     def __init__(
         self,
@@ -244,11 +238,7 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """Return an explainer that starts before `start_ns`, and the number of its first message.
-
-        Args:
-            last_step: the last step to explain (None: the newest).
-        """
+        """Return an explainer from before `start_ns` on, and the number of its first message."""
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)

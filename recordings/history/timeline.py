@@ -43,9 +43,6 @@ class Timeline:
         state: the state before the first message.
         last_sequence: number of the message that led to `state`; None if unknown.
         max_steps, max_bytes: how much is kept at most.
-
-    Attributes:
-        known_since_ns: waits that began before this engine time are left out of all figures.
     """
 
     def __init__(
@@ -57,6 +54,7 @@ class Timeline:
         last_sequence: int | None,
     ) -> None:
         self.slo = slo
+        # Waits that began before this engine time are left out of all figures.
         self.known_since_ns = 0
         self.state = state
         self.last_sequence = last_sequence
@@ -127,8 +125,8 @@ class Timeline:
         Args:
             forward: applies the steps to the state; it must hold `state`.
 
-        Raises:
-            ValueError: a step does not fit the steps before it. Do not use this timeline any more.
+        Raises ValueError: a step does not fit the steps before it. Do not use this timeline any
+        more.
         """
         is_first = not self.columns.steps
         begin = 0

@@ -53,11 +53,7 @@ class Stalls(NamedTuple):
 
 
 class Windows:
-    """Computes figures of one timeline. Long computations happen outside its lock.
-
-    Args:
-        lock: guards the timeline.
-    """
+    """Computes figures of one timeline. Long computations happen outside its lock."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock

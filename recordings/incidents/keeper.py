@@ -69,7 +69,6 @@ class IncidentKeeper:
         source: a live source, whose `History` keeps steps.
         before_s, after_s: seconds of steps to keep before the first rule fired, and after the last
             one stopped holding.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

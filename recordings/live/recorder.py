@@ -19,8 +19,7 @@ class Recorder:
         target: a file, replaced if it exists, or a series of files.
         levels: returns the service levels to store in the file; called once a second.
 
-    Raises:
-        RecordingError: the source is itself a recording, or `target` cannot be written.
+    Raises RecordingError: the source is itself a recording, or `target` cannot be written.
     """
 
     def __init__(

@@ -98,8 +98,7 @@ def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple
 
     A text is right of its line, or left of it near the right edge of the plot.
 
-    Returns:
-        The placed labels, and how many texts did not fit.
+    Returns the placed labels, and how many texts did not fit.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MAX_ROWS)]
     labels = []

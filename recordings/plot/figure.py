@@ -47,8 +47,7 @@ def figure(
         target: "svg", "png" or "pdf".
         size: width and height in inches.
 
-    Raises:
-        MissingPackage: matplotlib is not installed.
+    Raises MissingPackage: matplotlib is not installed.
     """
     grid = PlotGrid(series, COLOURS[theme])
     return rendered(lambda drawing: _paint(drawing, grid, heading, details), target, size, theme)
@@ -80,11 +79,7 @@ def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[st
 
 
 def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
-    """Draw all panels from top to bottom, with the labels of events above them.
-
-    Args:
-        head: inches for the texts above the labels.
-    """
+    """Draw all panels from top to bottom, with the labels of events above them."""
     width, height = drawing.get_size_inches()
     left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
     num_rows = draw_events(
@@ -122,8 +117,7 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
             in order.
         width: width of the axis, in the unit of the positions.
 
-    Returns:
-        (step number, position) of each tick.
+    Returns (step number, position) of each tick.
     """
     steps, places = [step for step, _ in columns], [place for _, place in columns]
     stretch = width / _NUM_TICKS
@@ -149,11 +143,7 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
 
 
 def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
-    """Draw an axis of step numbers below the time axis, by which a step can be found in a replay.
-
-    Args:
-        height: height of the panel, in inches.
-    """
+    """Draw an axis of step numbers below the time axis, to find a step in a replay."""
     from matplotlib.ticker import FixedLocator
 
     found = [

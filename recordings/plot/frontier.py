@@ -47,13 +47,10 @@ def frontier_figure(
 
     Args:
         recorded: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
-        target: "svg", "png" or "pdf".
 
-    Returns:
-        The bytes of the file.
+    Returns the bytes of the file.
 
-    Raises:
-        MissingPackage: matplotlib is not installed.
+    Raises MissingPackage: matplotlib is not installed.
     """
     colours = COLOURS[theme]
 

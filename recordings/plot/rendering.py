@@ -18,11 +18,9 @@ def rendered(
     """Draw a figure by calling `paint`, and return the bytes of the image file.
 
     Args:
-        target: "svg", "png" or "pdf".
         size: width and height in inches.
 
-    Raises:
-        MissingPackage: matplotlib is not installed.
+    Raises MissingPackage: matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

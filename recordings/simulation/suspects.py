@@ -60,25 +60,16 @@ class Seen(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """One setting that may be the bottleneck.
-
-    Attributes:
-        look: finds the evidence.
-        remedies: yields the changes that would lift the limit of a setup.
-    """
+    """One setting that may be the bottleneck."""
 
     name: str
-    look: Callable[[Seen], Evidence]
+    look: Callable[[Seen], Evidence]  # finds the evidence
+    # Yields the changes that would lift the limit of a setup.
     remedies: Callable[[SimulatedSetup], Iterator[Remedy]]
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Sum up a recording.
-
-    Args:
-        side: the sums over all its steps, as `stepscope compare` computes them.
-        basis: what a forecast reads from it.
-    """
+    """Sum up a recording."""
     return Seen(
         basis,
         side.figures(),

@@ -92,8 +92,7 @@ class Tuning:
     def run(self) -> Tuned:
         """Run the search and return its result.
 
-        Raises:
-            ForecastStopped: `on_run` returned True.
+        Raises ForecastStopped: `on_run` returned True.
         """
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
@@ -150,8 +149,7 @@ class Tuning:
     ) -> list[Candidate]:
         """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
 
-        Returns:
-            One candidate for the recorded knobs, then one for each of `wanted`.
+        Returns one candidate for the recorded knobs, then one for each of `wanted`.
         """
         cases: list[Changes] = [{}, *wanted]
         found = []
@@ -242,11 +240,7 @@ def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:
-    """Spread the same requests and knob changes over more time.
-
-    Args:
-        share: the new load divided by the recorded load.
-    """
+    """Spread the same requests and knob changes over more time, at this `share` of the load."""
     requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
     changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
     return work._replace(requests=requests, changes=changes)

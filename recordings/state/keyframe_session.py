@@ -21,11 +21,7 @@ _DECODE = int(Phase.DECODE)
 
 
 class KeyframeSession:
-    """Computes the same state as `SessionState`, in a fraction of the time.
-
-    Args:
-        state: the initial state, which is changed in place.
-    """
+    """Applies messages to `state`, in place, as `SessionState` does, in a fraction of the time."""
 
     def __init__(self, state: SessionState | None = None) -> None:
         self._state = SessionState() if state is None else state

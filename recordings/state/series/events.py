@@ -142,11 +142,7 @@ def _step(event: SessionEvent) -> int:
 def request_event(
     event: RequestEvent, state: SessionState, step: int, time_ns: int
 ) -> SessionEvent | None:
-    """The log line for a request event; None if the event is not logged.
-
-    Args:
-        state: the state after the message that contains the event.
-    """
+    """The log line for a request event; None if the event is not logged."""
     name = request_name(event.request_id)
     if isinstance(event, Preempted):
         text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
@@ -233,12 +229,7 @@ class EventNotes:
         self._log = log
 
     def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
-        """Log the request events in a message, such as arrivals and preemptions.
-
-        Args:
-            state: the state right after `message`.
-            step: the step in or after which they happened.
-        """
+        """Log the request events in a message, such as arrivals and preemptions."""
         time_ns = message.tokens_ns if isinstance(message, StepRecord) else message.time_ns
         for event in message.events:
             line = request_event(event, state, step, time_ns)
@@ -261,12 +252,7 @@ class EventNotes:
         self._log.add(gap_event(gap.num_messages, gap.after_step, time_ns))
 
     def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
-        """Log that a step in flight takes long, once per step.
-
-        Args:
-            before: the previous message about a step in flight.
-            step: the last step that has ended.
-        """
+        """Log that a step in flight takes long, once per step."""
         if before is None or before.step != message.step:
             self._log.add(SessionEvent(step, message.time_ns, "engine", in_flight_text(message)))
 
