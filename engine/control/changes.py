@@ -102,7 +102,7 @@ class Changes:
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._num_on_their_way = 0  # changes that the engine has not answered yet
 
-    def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
+    def apply(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
         """Handle a change. Raises ConfigError if its name belongs to another command."""
         # A name is valid for all connections of a key. Without keys, all clients are one user.
         # A command without a name is identified by its connection, id and content.
