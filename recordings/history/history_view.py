@@ -31,7 +31,7 @@ from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.windows import Goodput, Stalls, Windows
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
-from stepscope.recordings.state.series.lanes import Lane, LaneName
+from stepscope.recordings.state.series.lanes import LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
@@ -185,17 +185,8 @@ class HistoryView:
         """
         return self._cache.state_at(step)
 
-    def lanes(self, first: int, last: int) -> list[Lane]:
-        """What each request did in the steps `first` to `last`: one `Cell` per step.
-
-        Requests are in order of their ids. Future and forgotten steps are `Cell.ABSENT`, lost ones
-        `Cell.UNKNOWN`.
-        """
-        with self._lock:
-            return self._timeline.lanes.view(first, last)
-
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The ids of the requests that `lanes` would return, without computing their cells."""
+        """The ids of the requests that did anything in the steps `first` to `last`, in order."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
@@ -205,7 +196,11 @@ class HistoryView:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """The cells of these requests in steps `first` to `last`; all absent for unknown ones."""
+        """What these requests did in the steps `first` to `last`: one `Cell` per step.
+
+        Future and forgotten steps are `Cell.ABSENT`, as are all of an unknown request; lost ones
+        are `Cell.UNKNOWN`.
+        """
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -339,8 +334,7 @@ class HistoryView:
 
     def last_stall(self, step: int | None = None) -> Late | None:
         """The last wait above the ITL level, up to a step (None: the newest)."""
-        with self._lock:
-            found = self._timeline.last_stall_step(step)
+        found = self.windows.last_stall_step(step)
         return None if found is None else self.stall(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:

@@ -162,6 +162,13 @@ class Windows:
                 found += [self._breach(late, each) for late in steps]
             return found
 
+    def last_stall_step(self, step: int | None) -> int | None:
+        """The last step, up to `step` (None: all), in which a gap above the ITL level ended."""
+        self._scan()
+        with self._lock:
+            self._scan_some()
+            return next(iter(self._longest["ITL"].last(step, 1)), None)
+
     def stalls(self, step: int | None, limit: int) -> Stalls:
         """The longest late waits, one per second; see `HistoryView.stalls`."""
         self._scan()
@@ -213,8 +220,8 @@ class Windows:
             until_ns = columns.tokens_ns[bisect_right(columns.steps, last_step) - 1]
             num_tokens = 0
             for samples, bound_ms in (
-                (self._timeline.latencies.itl, slo.itl_ms),
-                (self._timeline.latencies.ttft, slo.ttft_ms),
+                (self._timeline.latencies.of("itl"), slo.itl_ms),
+                (self._timeline.latencies.of("ttft"), slo.ttft_ms),
             ):
                 num_tokens += samples.num_above(-1, until_ns, bound_ms * 1e6)
             num_twice = bisect_right(self._twice, last_step)
@@ -272,27 +279,23 @@ class Windows:
         return breach
 
     def _late_event(self, step: int, kind: str) -> SessionEvent:
-        columns, name = self._timeline.columns, kind.lower()
-        at = bisect_left(columns.steps, step)
-        ns = columns.column(f"max_{name}_ns")[at]
-        request_id = columns.column(f"max_{name}_request_id")[at]
-        return breach_event(self._timeline.slo, step, columns.tokens_ns[at], kind, ns, request_id)
+        time_ns, ns, request_id = self._longest_in(step, kind)
+        return breach_event(self._timeline.slo, step, time_ns, kind, ns, request_id)
 
     def _look_up(self, step: int, kind: str) -> Breach:
-        columns, slo, latencies = (
-            self._timeline.columns,
-            self._timeline.slo,
-            self._timeline.latencies,
-        )
-        at = bisect_left(columns.steps, step)
-        name = kind.lower()
-        bound_ms, samples = slo.itl_ms, latencies.itl
+        slo, latencies = self._timeline.slo, self._timeline.latencies
+        bound_ms, samples = slo.itl_ms, latencies.of("itl")
         if kind == "TTFT":
-            bound_ms, samples = slo.ttft_ms, latencies.ttft
-        time_ns, ns = columns.tokens_ns[at], columns.column(f"max_{name}_ns")[at]
+            bound_ms, samples = slo.ttft_ms, latencies.of("ttft")
+        time_ns, ns, request_id = self._longest_in(step, kind)
         number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ms * 1e6))
-        request_id = columns.column(f"max_{name}_request_id")[at]
         return Breach(step, time_ns, kind, ns, request_id, number)
+
+    def _longest_in(self, step: int, kind: str) -> tuple[int, int, int]:
+        columns, name = self._timeline.columns, f"max_{kind.lower()}"
+        at = bisect_left(columns.steps, step)
+        ns, request_ids = columns.column(f"{name}_ns"), columns.column(f"{name}_request_id")
+        return columns.tokens_ns[at], ns[at], request_ids[at]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
