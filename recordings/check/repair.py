@@ -14,7 +14,6 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import losses, write_lock
 from stepscope.recordings.file import rights as file_rights
 from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk, step_of
-from stepscope.recordings.file.compatibility import decode_keyframe
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import (
     channels,
@@ -31,7 +30,7 @@ from stepscope.recordings.file.mcap.format import (
 )
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
 from stepscope.recordings.file.mcap.sink import McapSink
-from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.reader import Recording, decode_keyframe
 
 UNFINISHED_SUFFIX = ".repairing"
 

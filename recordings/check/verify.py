@@ -20,10 +20,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
-from stepscope.recordings.check.token_ledger import TokenLedger
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
 from stepscope.recordings.file.mcap.chunk import was_overwritten

@@ -2,6 +2,8 @@
 
 It finds positions by bisecting the chunks and never scans from the beginning. It also reads a file
 that was cut short, as far as its chunks are intact; `message` tells what is missing.
+
+A recording of a later major version is refused, with what to install.
 """
 
 import os
@@ -10,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import write_lock
 from stepscope.recordings.file.chunk_cache import (
@@ -22,12 +27,53 @@ from stepscope.recordings.file.chunk_cache import (
     nothing_left,
     step_of,
 )
-from stepscope.recordings.file.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.file.mcap.chunk import was_overwritten
-from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE
+from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
 from stepscope.recordings.file.step_index import StepIndex, end_step, end_times, mend_times
 from stepscope.recordings.state.clocks import known_since
+
+
+def check_metadata(metadata: dict[str, str], path: object) -> None:
+    """Check from the metadata of a file, before any message is decoded, that it can be read.
+
+    Raises RecordingError: a later major version wrote the file.
+    """
+    for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
+        written = metadata.get(f"{what}_version", "")
+        if written.isdecimal() and int(written) > highest:
+            by = metadata.get("software_version", "a later version")
+            raise RecordingError(
+                f"{path} has {what} {written} (written by stepscope {by}), this stepscope reads "
+                f"up to {highest}: install {by} or later"
+            )
+
+
+def check_info(info: EngineInfo, path: object) -> None:
+    """Check from the engine's version that a file can be read. For files whose metadata is lost.
+
+    Raises RecordingError: the engine is of a later major version.
+    """
+    if info.schema_version > SCHEMA_VERSION:
+        raise RecordingError(
+            f"{path} has schema {info.schema_version} (of an engine of version "
+            f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
+            f"{info.software_version} or later"
+        )
+
+
+def decode_keyframe(payload: bytes, path: object) -> Snapshot:
+    """Decode a keyframe (a stored state).
+
+    Raises RecordingError: the payload cannot be decoded, or is another kind of message.
+    """
+    try:
+        message = wire.decode(payload)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"{path} holds a keyframe that cannot be decoded: {error}") from error
+    if not isinstance(message, Snapshot):
+        raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
+    return message
 
 
 class Position(NamedTuple):

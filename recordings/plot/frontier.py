@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.rendering import rendered
-from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme
+from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

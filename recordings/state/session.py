@@ -38,6 +38,14 @@ from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.requests import RequestTable, comes_back
 
+SIMULATED = "simulated"
+
+
+def model_text(info: EngineInfo) -> str:
+    """The model name, marked as simulated if the steps were simulated."""
+    return info.model if info.simulated is None else f"{info.model}, {SIMULATED}"
+
+
 MAX_AUDIT = 20
 _SILENT_NS = 1_000_000_000  # in this time an engine sends several messages of a step in flight
 
