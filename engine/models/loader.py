@@ -18,7 +18,7 @@ from stepscope.engine.models.random_model import is_random
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
-from stepscope.engine.models.weights import Weights, WeightSource, refuse_unused
+from stepscope.engine.models.weights import Weights, WeightSource, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -125,21 +125,8 @@ def _load_transformers(
         model = model.to(device)
     except Exception as error:  # noqa: BLE001 - the library's code may raise anything
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
-    mismatched = sorted(info["mismatched_keys"])
-    if mismatched:
-        tensor, found, expected = mismatched[0]
-        raise ConfigError(
-            "bad_weights",
-            f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
-            f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
-        )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(
-            "bad_weights",
-            f"the weights of {name} lack {len(missing)} tensors (first: {missing[0]}): "
-            "copy the checkpoint again",
-        )
+    check_tensors((), list(info["mismatched_keys"]), name)
+    check_tensors(list(info["missing_keys"]), (), name)
     refuse_unused(info["unexpected_keys"], name)
     model.eval()
     model.requires_grad_(False)

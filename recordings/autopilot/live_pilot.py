@@ -10,13 +10,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineStatus,
-    KnobsChanged,
-    KnobValue,
-    Snapshot,
-)
+from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move, StepFeed
 from stepscope.recordings.live.subscriber import Subscriber

@@ -136,10 +136,7 @@ class BlockLedger:
         return problems
 
     def take(
-        self,
-        moves: list[BlockMove],
-        batch: list[BatchRow] | None,
-        events: list[RequestEvent],
+        self, moves: list[BlockMove], batch: list[BatchRow] | None, events: list[RequestEvent]
     ) -> list[str]:
         """Apply the block moves and events of a step, or of a status between two steps.
 

@@ -6,7 +6,7 @@ file without gaps may come from an engine that miscounts. So each is a check of 
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import msgspec
@@ -87,18 +87,8 @@ class VerifyReport:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return (
-            self.file,
-            self.checksums,
-            self.messages,
-            self.sequence,
-            self.steps,
-            self.times,
-            self.blocks,
-            self.tokens,
-            self.keyframes,
-            self.privacy,
-        )
+        values = [getattr(self, each.name) for each in fields(self)]
+        return tuple(value for value in values if isinstance(value, Check))
 
     @property
     def is_good(self) -> bool:

@@ -212,11 +212,7 @@ class Recording:
         """The position after the record of `step`, or of the last step before it; None if none."""
         for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
             chunk = self._chunks.load(number)
-            count = bisect_right(
-                chunk.step_places,
-                step,
-                key=lambda place: _step_at(chunk, place),
-            )
+            count = bisect_right(chunk.step_places, step, key=lambda place: _step_at(chunk, place))
             if count:
                 return Position(number, chunk.step_places[count - 1] + 1)
         return None

@@ -17,10 +17,7 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.recordings.attribution.baseline import (
-    FileBaseline,
-    MemoryBaseline,
-)
+from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
@@ -255,10 +252,7 @@ class HistoryView:
     # What happened
 
     def events(
-        self,
-        last_step: int | None = None,
-        limit: int = 100,
-        kinds: frozenset[str] | None = None,
+        self, last_step: int | None = None, limit: int = 100, kinds: frozenset[str] | None = None
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 

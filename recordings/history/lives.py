@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
@@ -41,23 +42,16 @@ class Life(NamedTuple):
     text: KnownText | None = None  # prompt and output; None if the engine does not publish them
 
 
+@dataclass(slots=True)
 class _LifeFollower:
     """An `Explainer` that follows one request, and the number of the next message to feed it."""
 
-    def __init__(
-        self,
-        request_id: int,
-        explainer: Explainer,
-        next_number: int,
-        transcript: TranscriptReader,
-        baseline: Baseline,
-    ) -> None:
-        self.request_id = request_id
-        self.baseline = baseline  # the baseline it began with
-        self.transcript = transcript
-        self.explainer = explainer
-        self.next_number = next_number
-        self.life: Life | None = None
+    request_id: int
+    explainer: Explainer
+    next_number: int
+    transcript: TranscriptReader
+    baseline: Baseline  # the one it began with
+    life: Life | None = None
 
 
 class LifeKeeper:

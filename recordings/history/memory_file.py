@@ -66,10 +66,7 @@ def write_memory(
 
 
 def _frames(
-    follower: Follower,
-    num_messages: int,
-    sequences: Mapping[int, int],
-    num_lost: Mapping[int, int],
+    follower: Follower, num_messages: int, sequences: Mapping[int, int], num_lost: Mapping[int, int]
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
     """Yield a snapshot, then the messages of a follower, each with its sequence number and payload.
 

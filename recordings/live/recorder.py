@@ -23,10 +23,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        source: Source,
-        target: Path | str | FileSeries,
-        levels: Callable[[], Levels] = dict,
+        self, source: Source, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
     ) -> None:
         if not source.is_live:
             raise RecordingError(f"{source.name} is a recording already")

@@ -76,10 +76,7 @@ class Tuning:
     """
 
     def __init__(
-        self,
-        basis: WhatIfBasis,
-        level: SLO,
-        on_run: Callable[[str, float], bool],
+        self, basis: WhatIfBasis, level: SLO, on_run: Callable[[str, float], bool]
     ) -> None:
         self._basis, self._setup = basis, basis.setup
         self._level = level
@@ -90,10 +87,7 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Run the search and return its result.
-
-        Raises ForecastStopped: `on_run` returned True.
-        """
+        """Run the search and return its result. Raises ForecastStopped: `on_run` returned True."""
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -142,10 +136,7 @@ class Tuning:
         return _CHOICES[name]
 
     def _forecasts(
-        self,
-        what: str,
-        wanted: Sequence[Changes],
-        num_runs: int = _SEARCH_RUNS,
+        self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
         """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
 
@@ -165,11 +156,7 @@ class Tuning:
         return found
 
     def _forecast(
-        self,
-        changes: Changes,
-        on_run: Callable[[float], bool],
-        num_runs: int,
-        work: RecordedWork,
+        self, changes: Changes, on_run: Callable[[float], bool], num_runs: int, work: RecordedWork
     ) -> Candidate:
         text = changes_text(changes)
         basis = self._basis._replace(work=work)

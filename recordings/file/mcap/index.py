@@ -29,10 +29,7 @@ from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, COMPRESSION, MAGIC, 
 
 _SEARCH_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 26
-_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
-    Opcode.DATA_END: 4,
-    Opcode.FOOTER: 20,
-}
+_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {Opcode.DATA_END: 4, Opcode.FOOTER: 20}
 # The name of the compression, with its length, in the head of a chunk; and its place there.
 _NAME_BYTES = struct.pack("<I", len(COMPRESSION)) + COMPRESSION.encode()
 _NAME = slice(37, 37 + len(_NAME_BYTES))

@@ -216,11 +216,7 @@ class FastForward:
         return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
 
     def _draw(
-        self,
-        lanes: LaneBoard,
-        record: PackedRecord,
-        dropped: list[_Going],
-        spelled: list[BatchRow],
+        self, lanes: LaneBoard, record: PackedRecord, dropped: list[_Going], spelled: list[BatchRow]
     ) -> None:
         """Extend the lanes by a step.
 
