@@ -131,6 +131,12 @@ def _threshold(seen: Seen) -> Evidence:
     return _limit("threshold", seen)
 
 
+def _cadence(seen: Seen) -> Evidence:
+    if seen.basis.setup.knobs.prefill_schedule_interval == 1:
+        return Evidence(False, "every step takes prefills")
+    return _limit("cadence", seen)
+
+
 def _long_prompts(seen: Seen) -> Evidence:
     prompts = sorted(each.num_prompt_tokens for each in seen.basis.work.requests)
     median, long = prompts[len(prompts) // 2], prompts[round(0.95 * (len(prompts) - 1))]
@@ -235,6 +241,11 @@ def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
         yield from _live(setup, **changes)
 
 
+def _rarer_prefills(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for interval in (2, 4, 8):
+        yield from _live(setup, prefill_schedule_interval=interval)
+
+
 def _short_chunks(setup: SimulatedSetup) -> Iterator[Remedy]:
     for share in (2, 4):
         value = setup.knobs.max_num_batched_tokens // share
@@ -281,6 +292,12 @@ SUSPECTS = (
         "limit for one prompt (long_prefill_token_threshold)",
         _threshold,
         partial(_live, long_prefill_token_threshold=0),
+    ),
+    Suspect("prefills in every step", _large_budget, _rarer_prefills),
+    Suspect(
+        "prefill cadence (prefill_schedule_interval)",
+        _cadence,
+        partial(_live, prefill_schedule_interval=1),
     ),
     Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
     Suspect("KV memory", _kv, _more_kv),

@@ -23,8 +23,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.compare.what_if_run import WhatIfRun
-from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
 from stepscope.tui.views.frame.compare_sides import sizes
 from stepscope.tui.views.frame.compare_text import outcome, unclear, verdict
@@ -89,7 +88,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
     async with samples_compared() as (app, pilot):
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
-        best = "B is better in ITL p99 766→90.1 ms (8.5x), A in ITL p95 8.0→62.8 ms (7.8x)"
+        best = "B is better than A in ITL p99 766→90.1 ms (8.5x), worse in ITL p95 8.0→62.8 ms"
         assert best in shown.splitlines()[2]
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)" in shown

@@ -113,11 +113,7 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Shows the progress of long work. Call it with the name of the work and the share done.
-
-    On a terminal it redraws one line, which disappears at the end. Elsewhere it prints a line when
-    the name changes, and every few seconds.
-    """
+    """Shows the progress of long work: in one line of a terminal, else a line now and then."""
 
     def __init__(self) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()

@@ -31,6 +31,7 @@ _LIMIT_NAMES = {
     "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
     "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
     "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
+    "cadence": "prefill_schedule_interval",
 }  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
@@ -152,7 +153,6 @@ def _guess(found: Tuned) -> Iterator[str]:
 
 
 def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
-    """Return a line on which knobs to set, or why none keep the levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"

@@ -59,12 +59,7 @@ def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
 
 
 def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
-    """Return one line on the late tokens of a run: how many, the total wait, and the main causes.
-
-    Args:
-        kind: "ITL" or "TTFT".
-        limit: the most causes to name.
-    """
+    """Return a line on a run's late tokens: how many, the total wait, `limit` main causes."""
     shares = [share for share in found.causes if share.kind == kind]
     total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
     number = sum(share.num_a if side == "a" else share.num_b for share in shares)
@@ -85,11 +80,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
 
 
 def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """Return the name of a cause, and its share of the run's total late waiting time.
-
-    Args:
-        total_ns: the total waiting time for the run's late tokens.
-    """
+    """Return the name of a cause, and its share of the run's total late waiting time."""
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 
