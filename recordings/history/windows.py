@@ -58,11 +58,7 @@ class Stalls(NamedTuple):
 
 
 class Windows:
-    """Computes figures of one timeline. Long computations happen outside its lock.
-
-    Args:
-        lock: guards the timeline.
-    """
+    """Computes figures of one timeline. Long computations happen outside its lock."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
@@ -224,8 +220,8 @@ class Windows:
         """The waits of a kind, and the service level in nanoseconds."""
         slo, latencies = self._timeline.slo, self._timeline.latencies
         if kind == "ITL":
-            return latencies.itl, slo.itl_ms * 1e6
-        return latencies.ttft, slo.ttft_ms * 1e6
+            return latencies.of("itl"), slo.itl_ms * 1e6
+        return latencies.of("ttft"), slo.ttft_ms * 1e6
 
     def _late_places(self, kind: str, step: int | None = None) -> "_Places":
         """The places of the late steps up to `step` (None: all), in order."""
