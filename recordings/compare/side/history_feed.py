@@ -4,7 +4,7 @@ import time
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
+from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -31,7 +31,7 @@ class HistoryFeed:
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
-        self._past = Follower(slo, self._earlier.state, since_ns)
+        self._past = RunFollower(slo, self._earlier.state, since_ns)
         self._note: str | None = None
 
     @property

@@ -6,7 +6,7 @@ from itertools import islice
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
+from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import Told, messages
 from stepscope.recordings.file.reader import Position, Recording
@@ -45,7 +45,7 @@ class RecordingFeed:
                 f"{recording.path} holds steps {first:,} to {last:,}, none of those wanted"
             )
         self._before = recording.find_step(self._first - 1) if self._first > first else None
-        self._past: Follower | None = None
+        self._past: RunFollower | None = None
         self._messages: Iterator[Told] | None = None
 
     @property
@@ -87,7 +87,7 @@ class RecordingFeed:
             snapshot, position = recording.keyframe_before(start)
         # If the engine published no pauses, they are known since the beginning of the file.
         since_ns = max(recording.known_since_ns, known_since(snapshot))
-        self._past = Follower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
+        self._past = RunFollower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
         return messages(recording, position, snapshot.sequence)
 
     def _take(self, told: Told) -> bool:

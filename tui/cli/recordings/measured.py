@@ -90,10 +90,10 @@ def measure(
             start = recording.find_time(recording.end_ns - round(seconds * 1e9))
             before = recording.step_before(start)
             first = None if before is None else before + 1
-        measured = _of_file(recording, target or "", slo, first)
-    if not for_comparison:
-        return measured
-    return measured._replace(run=side_of(chosen, measured.name, slo, Stretch(first)))
+        if not for_comparison:
+            return _of_file(recording, target or "", slo, first)
+    side = side_of(chosen, target or "", slo, Stretch(first))
+    return MeasuredSession(target or "", slo, side.figures(), side)
 
 
 def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> MeasuredSession:
