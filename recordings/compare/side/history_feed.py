@@ -3,8 +3,9 @@
 import time
 
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.compare.side.feed import BATCH, Stretch
+from stepscope.recordings.compare.side.feed import BATCH
 from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -16,7 +17,7 @@ class HistoryFeed:
     If the range has no last step, it follows the history as it grows.
     """
 
-    def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
+    def __init__(self, history: History, name: str, slo: SLO, stretch: StepRange) -> None:
         self.name = name
         self.side: Side | None = None
         self.is_done = False

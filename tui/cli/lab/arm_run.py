@@ -12,11 +12,11 @@ from typing import NamedTuple
 from stepscope.engine.protocol.wire import BatchRow, Phase, StepRecord
 from stepscope.recordings.attribution.causes import CAUSES
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.fitting import step_records
 from stepscope.recordings.state.series.latency import SLO
 
@@ -50,7 +50,7 @@ class ArmRun:
     @cached_property
     def side(self) -> Side:
         """The whole recording, read as one of the runs that `stepscope compare` compares."""
-        feed = RecordingFeed(Recording(self.path), self.name, LEVELS, Stretch())
+        feed = RecordingFeed(Recording(self.path), self.name, LEVELS, StepRange())
         while not feed.is_done:
             feed.read(time.monotonic() + 1.0)
         assert feed.side is not None
