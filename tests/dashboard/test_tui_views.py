@@ -795,3 +795,18 @@ def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> No
         view.go(step, 0, 453)
         frame = builder.build(view, 40, 12, 4)
         assert frame.columns[frame.cursor_column].last == step
+
+
+def test_a_freeze_is_told_also_where_a_column_holds_many_steps(freeze: History) -> None:
+    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66)
+    assert sum(column is not None and column.is_wide for column in columns) >= 7 * 3
+
+
+def test_how_long_a_wide_step_took_is_never_cut(freeze: History) -> None:
+    builder = FrameBuilder(freeze)
+    for last in range(100, 450):
+        view = View()
+        view.pause(last)
+        frame = builder.build(view, 60, 12, 4)
+        axis = line_texts(budget_chart.draw(frame, 76, 12, GUTTER))[-2]
+        assert not re.search(r"!\d+(?!\d| ms)", axis), axis
