@@ -8,8 +8,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
+from stepscope.recordings.importing.client_session import client_session
+from stepscope.recordings.importing.source import (
+    ClientRequest,
+    Count,
+    ForeignFile,
+    ForeignSession,
+    Number,
+)
 
 _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 
@@ -17,6 +23,7 @@ _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 class _Record(Struct):
     request_start_ns: _UnixNs
     request_end_ns: _UnixNs
+    x_request_id: str = ""
     benchmark_phase: str = "profiling"
     was_cancelled: bool = False
     error: dict[str, Any] | None = None
@@ -33,8 +40,9 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not documents or not {"metadata", "metrics"} <= documents[0][1].keys():
         return None
     for line, values in documents:
-        metrics = {name: each.get("value") for name, each in values["metrics"].items()}
-        record = file.fields(line, values | values["metadata"] | metrics, _Record)
+        told = file.part(line, values, "metrics")
+        metrics = {name: file.part(line, told, name).get("value") for name in told}
+        record = file.fields(line, values | file.part(line, values, "metadata") | metrics, _Record)
         if record.benchmark_phase == "profiling":
             requests.append(_request(record))
     began_ns = min((each.start_ns for each in requests), default=0)
@@ -51,6 +59,7 @@ def _request(told: _Record) -> ClientRequest:
             tokens_ns.append(tokens_ns[-1] + round(gap_ms * 1e6))
     error = None if told.error is None else str(told.error.get("message"))
     return ClientRequest(
+        client_id=told.x_request_id,
         start_ns=start_ns,
         end_ns=end_ns,
         num_prompt=told.input_sequence_length,

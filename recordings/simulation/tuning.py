@@ -27,12 +27,13 @@ _EQUAL_SHARE = 0.02  # goodputs that differ by less than this share are equal
 _LOADS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 _SEARCHED = (
     "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve", "order",
-    "enable_prefix_caching",
+    "prefill_schedule_interval", "enable_prefix_caching",
 )  # fmt: skip
 _CHOICES: Mapping[str, tuple[KnobValue, ...]] = {
     "long_prefill_token_threshold": (0, 128, 512),
     "reserve": ("none", "prompt", "output"),
     "order": ("decode_first", "arrival"),
+    "prefill_schedule_interval": (1, 2, 4, 8),
     "enable_prefix_caching": (True,),
 }
 Changes = Mapping[str, KnobValue]
@@ -76,10 +77,7 @@ class Tuning:
     """
 
     def __init__(
-        self,
-        basis: WhatIfBasis,
-        level: SLO,
-        on_run: Callable[[str, float], bool],
+        self, basis: WhatIfBasis, level: SLO, on_run: Callable[[str, float], bool]
     ) -> None:
         self._basis, self._setup = basis, basis.setup
         self._level = level
@@ -90,11 +88,7 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Run the search and return its result.
-
-        Raises:
-            ForecastStopped: `on_run` returned True.
-        """
+        """Run the search and return its result. Raises ForecastStopped: `on_run` returned True."""
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -143,15 +137,11 @@ class Tuning:
         return _CHOICES[name]
 
     def _forecasts(
-        self,
-        what: str,
-        wanted: Sequence[Changes],
-        num_runs: int = _SEARCH_RUNS,
+        self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
         """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
 
-        Returns:
-            One candidate for the recorded knobs, then one for each of `wanted`.
+        Returns one candidate for the recorded knobs, then one for each of `wanted`.
         """
         cases: list[Changes] = [{}, *wanted]
         found = []
@@ -167,11 +157,7 @@ class Tuning:
         return found
 
     def _forecast(
-        self,
-        changes: Changes,
-        on_run: Callable[[float], bool],
-        num_runs: int,
-        work: RecordedWork,
+        self, changes: Changes, on_run: Callable[[float], bool], num_runs: int, work: RecordedWork
     ) -> Candidate:
         text = changes_text(changes)
         basis = self._basis._replace(work=work)
@@ -242,11 +228,7 @@ def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:
-    """Spread the same requests and knob changes over more time.
-
-    Args:
-        share: the new load divided by the recorded load.
-    """
+    """Spread the same requests and knob changes over more time, at this `share` of the load."""
     requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
     changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
     return work._replace(requests=requests, changes=changes)

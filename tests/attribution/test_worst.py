@@ -53,7 +53,7 @@ def replay() -> Iterator[ReplaySource]:
 
 def notice(app: Dashboard) -> str:
     is_empty = app.main.canvas.shows_tabs
-    return "" if is_empty else app.main.text_of("notice")[0].strip()
+    return "" if is_empty else app.main.canvas.text_of("notice")[0].strip()
 
 
 async def worst(app: Dashboard, replay: ReplaySource) -> None:

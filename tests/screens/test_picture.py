@@ -172,11 +172,11 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
     async with app.run_test(size=(120, 40)) as pilot:
         gone.rmdir()
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of(["notice"])
+        (notice,) = app.main.canvas.text_of("notice")
         assert "no screenshot: " in notice
         os.chdir(tmp_path)
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of(["notice"])
+        (notice,) = app.main.canvas.text_of("notice")
         assert f"{tmp_path.name}/stepscope-still-" in notice
 
 

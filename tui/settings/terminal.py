@@ -1,9 +1,13 @@
 """Finds out whether the terminal can be drawn on, and with which characters."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
+
+from stepscope.tui.settings.cli_errors import WrongUsage
 
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 _COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
@@ -15,13 +19,25 @@ def in_browser() -> bool:
 
 
 def no_terminal() -> str | None:
-    """Return which of standard input and output is no terminal; None if both are, or a browser."""
+    """Return which of standard input and output is no terminal; a browser is one, for both."""
     if in_browser():
         return None
     for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
         if stream is None or not stream.isatty():
             return f"standard {name}"
     return None
+
+
+def piped_input() -> IO[str]:
+    """Return standard input, a pipe, and read keys from the terminal in its place."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise WrongUsage("-: expected a log on standard input, as from 'tail -F server.log |'")
+    stream = open(os.dup(0), encoding="utf-8-sig", errors="replace")  # noqa: SIM115 - for good
+    with contextlib.suppress(OSError):  # without a terminal, `no_terminal` says so
+        terminal = os.open("/dev/tty", os.O_RDWR)
+        os.dup2(terminal, 0)
+        os.close(terminal)
+    return stream
 
 
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:

@@ -75,6 +75,7 @@ LIMIT_LETTERS: Mapping[Limit, str] = {
     "grammar": "G",
     "remote_kv": "R",
     "encoder": "E",
+    "cadence": "C",
 }
 
 LEGEND = (
@@ -85,7 +86,11 @@ LEGEND = (
     ("░", "cached", "prefix hit: prompt tokens that were cached and skipped"),
     ("·", "idle", "waiting, or unused budget (its dots end at the budget line)"),
     ("╌", "idle", "running, but left out of this step; in the budget chart: padding"),
-    ("─", "idle", "on the time axis: its step still runs; the token comes at the end"),
+    (
+        "─",
+        "idle",
+        "its step still runs, or a client still waits; the token comes at the end",
+    ),
     ("▒", "caution", "in the budget chart: a step in flight (its decodes: ╍)"),
     ("✗", "preempted", "preempted: its blocks are freed and computed again later"),
     ("●", "finished", "finished"),
@@ -95,7 +100,7 @@ LEGEND = (
     (
         "B",
         "limit_budget",
-        "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused",
+        "limit: budget; S seats, K KV blocks, M mode, T threshold, C cadence, ‖ paused",
     ),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
@@ -25,12 +26,16 @@ from stepscope.tui.settings.recent import remember
 @command(
     "stepscope replay session.mcap --speed 4",
     "stepscope replay chunked --at 120",
+    "stepscope replay session.mcap --client result.json",
     sections=("dashboard",),
 )
 def replay(
     file: RecordingFile,
     speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
     at: int | None = option("STEP", "open paused at this step"),
+    client: str | None = option(
+        "FILE", "mark where the requests of a load generator's result waited longest"
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -51,9 +56,18 @@ def replay(
         first, last = recording.first_step, recording.last_step
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        marks: list[Mark] = []
+        if client is not None:
+            from stepscope.recordings.importing.client_split import worst_marks
+            from stepscope.tui.cli.dashboards.client_report import open_client  # loads more
+
+            session, match = open_client(client, recording)
+            marks = worst_marks(match, session.info.engine or "client")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
         settings = recording_settings(recording, flags)
-        source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
+        source = ReplaySource(
+            recording, new_history(settings), speed or 1.0, playing=at is None, marks=marks
+        )
         source.start()
         if recording.path not in samples.shipped().values():
             remember(recording.path)

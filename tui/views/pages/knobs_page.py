@@ -103,12 +103,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         log = [((text, "muted"),)]
     count = f" ({len(trail)})" if trail or names else ""
     order = ", newest first"
-    if _is_longer(frame):
+    if frame.state.audit and frame.state.audit[0].number > 1:
         count, order = f" ({len(trail)}; earlier: snapshot --audit)", ""
     heading: Line = (
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
-        (_num_ahead(frame, ahead), "text"),
+        (f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
         (_refused(frame), "caution"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
@@ -205,22 +205,11 @@ def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
     return sorted([*past, *others], key=lambda entry: -entry.time_ns)
 
 
-def _is_longer(frame: Frame) -> bool:
-    """Whether the engine's audit trail has earlier entries that the dashboard does not have."""
-    audit = frame.state.audit
-    return bool(audit) and audit[0].number > 1
-
-
 def _step(frame: Frame, entry: Entry) -> int | None:
     """Return the step at which an entry took effect; of a refused one, the step before."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
-
-
-def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
-    """Return a text: how many entries come after the cursor, and the key that goes there."""
-    return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
 
 def _refused(frame: Frame) -> str:

@@ -28,7 +28,9 @@ def height(frame: Frame, room: int) -> int:
 
 def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
     """Return the panel, with the first request of the queue on top."""
-    preempted_ns = _preempted_ns(frame)
+    events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
+    # When each was last preempted, as far as memory reaches back.
+    preempted_ns = {each.request_id: each.time_ns for each in events if each.request_id is not None}
     queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
 
     def row(place: int) -> list[Cell]:
@@ -60,18 +62,14 @@ def _waiting(frame: Frame) -> list[RequestView]:
     return [view for view in views if view.status in ("waiting", "preempted")]
 
 
-def _preempted_ns(frame: Frame) -> dict[int, int | None]:
-    """Return request id -> when it was last preempted, as far as memory reaches back."""
-    events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
-    return {each.request_id: each.time_ns for each in events if each.request_id is not None}
-
-
 def _reason(frame: Frame, record: StepRecord, queue: list[RequestView], place: int) -> str:
     view = queue[place]
     is_paused = frame.state.state == "paused"
     if not (is_paused or view.held) and "kv_blocks" in (record.waiting_reasons or {}):
-        first = next(each for each in queue if not each.held)
+        first = next((each for each in queue if each.held in ("", "priority")), view)
         if first is not view:
             return f"behind {request_name(first.request_id)}"
     text = reason_text("paused" if is_paused else view.held or blocking_reason(record))
+    if view.num_blocks:
+        text += f"; holds {fmt.plural(view.num_blocks, 'block')}"
     return f"{text}; was preempted" if view.status == "preempted" else text
