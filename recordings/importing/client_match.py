@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import Arrived, BatchRow, Phase, RowFlag, StepRecord
-from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
 
@@ -127,7 +127,7 @@ def served_requests(recording: Recording) -> list[ServedRequest]:
     if recording.info.totals_every_s is not None:
         raise RecordingError(f"{name} does not tell the requests of each step of an engine")
     live: dict[int, ServedRequest] = {}
-    for message, _ in messages_in(recording):
+    for message, _, _, _ in messages(recording):
         for event in getattr(message, "events", ()):
             if isinstance(event, Arrived):
                 told = event.request_id, event.client_id, event.time_ns, event.num_prompt_tokens

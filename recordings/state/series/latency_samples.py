@@ -13,11 +13,7 @@ def bounded(value: int) -> int:
 
 
 class Ranked:
-    """Some samples in order of their values. At least one.
-
-    Args:
-        values, weights: of each sample, in any order.
-    """
+    """Some samples in order of their values. At least one."""
 
     def __init__(self, values: "array[int]", weights: "array[int]") -> None:
         import numpy as np  # not at the start of the program: the import takes 80 ms
@@ -34,13 +30,10 @@ class Ranked:
         return int(self._upto[place - 1]) if place else 0
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles, in the order of `ranks`.
+        """Nearest-rank percentiles; `ranks` are percentages, ascending, each in (0, 100].
 
         A percentile is the smallest sample whose cumulative weight reaches that share of all
         samples.
-
-        Args:
-            ranks: percentages, ascending, each in (0, 100].
         """
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]
@@ -72,25 +65,12 @@ class Samples:
         self._values.append(bounded(value_ns))
         self._weights.append(weight)
 
-    def extend(
-        self, times_ns: Sequence[int], values_ns: Sequence[int], weights: Sequence[int]
-    ) -> None:
-        """Append several samples, with the same result as `add` for each."""
-        times = self._times
-        since_ns = times[-1] if times else min(times_ns, default=0)
-        times.extend(list(accumulate(times_ns, max, initial=since_ns))[1:])
-        try:
-            values = array("q", values_ns)
-        except OverflowError:
-            values = array("q", map(bounded, values_ns))
-        self._values.extend(values)
-        self._weights.extend(weights)
-
     def after(self, earlier: "Samples") -> "Samples":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Samples()
-        for part in (earlier, self):
-            whole.extend(part._times, part._values, part._weights)
+        whole._times = array("q", accumulate(earlier._times + self._times, max))
+        whole._values = earlier._values + self._values
+        whole._weights = earlier._weights + self._weights
         return whole
 
     def forget_before(self, time_ns: int) -> None:
