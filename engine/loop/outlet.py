@@ -76,6 +76,7 @@ def request_view(request: Request) -> wire.RequestView:
         first_token_ns=request.first_token_ns,
         last_token_ns=request.last_token_ns,
         origin=request.origin,
+        held="priority" if request.was_overtaken else "",
         high_water=request.high_water,
     )
 

@@ -107,7 +107,7 @@ def compare(a: Side, b: Side) -> Comparison:
         _causes(a, b),
         (_work(a), _work(b)),
         requests,
-        max(waits.error for side in (a, b) for waits in side.waits.values()),
+        max(side.totals.waits.error for side in (a, b)),
         a.num_unlisted + b.num_unlisted,
         is_one_session,
         load,
@@ -136,7 +136,7 @@ def _work(side: Side) -> SideWork:
     num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
         sums.num_records,
-        side.seconds,
+        sums.seconds,
         num_requests or (None if sums.num_arrived is None else 0),
         sums.num_finished,
         sums.num_in_tokens,

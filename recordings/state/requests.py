@@ -129,7 +129,7 @@ class RequestTable:
             view = self.views.get(row.request_id)
             if view is not None and view.status in ("waiting", "preempted"):
                 self.views[row.request_id] = held = _copied(view)
-                held.held = row.reason
+                held.held, held.num_blocks = row.reason, row.num_blocks
 
     def _seat(self, row: BatchRow) -> RequestView:
         """Return a running view that may be changed in place, for a request in the batch.

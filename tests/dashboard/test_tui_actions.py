@@ -17,7 +17,7 @@ from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.waiting import until
 
-EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
+EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))
 
 
 def dashboard(source: Any, **options: Any) -> Dashboard:
@@ -183,8 +183,8 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         ("start", set(), "live", "the last line"),
         ("live", {"live"}, "inspect", "with none selected the step at the cursor"),
         ("fleet", {"live"}, "inspect", "the screens of the chosen engine"),
-        ("fleet", {"live", "recorder"}, "record", "a recording of the chosen engine"),
-        ("live", {"live", "recorder"}, "record", "start or end a recording"),
+        ("fleet", {"live", "recorder", "files"}, "record", "a recording of the chosen engine"),
+        ("live", {"live", "recorder", "files"}, "record", "start or end a recording"),
         ("kv", {"live"}, "sort", "blocks by state or by owner"),
     ],
 )

@@ -19,6 +19,8 @@ from typing import Any, TextIO, cast
 
 from textual.app import App
 
+from stepscope.tui.settings.terminal import in_browser
+
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
 _GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that is gone
@@ -147,9 +149,9 @@ def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)
-        if stream is not None and stream.isatty()
+        if stream is not None and (stream.isatty() or (in_browser() and stream is sys.__stdin__))
     ]
-    if not terminals:  # a pipe that ends is not a terminal that hangs up
+    if not terminals:  # a pipe that ends is not a terminal that hangs up, but of a browser's server
         yield
         return
     ended, end = os.pipe()

@@ -16,10 +16,11 @@ from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from stepscope.engine.adapters.metrics.local_servers import LocalServer
+    from stepscope.recordings.importing.log_source import LogSource
     from stepscope.recordings.live.scraper import Scraper
 
 Address: TypeAlias = Endpoint | MetricsAddress | ForwardPassAddress
-LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
+LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource | LogSource"
 
 
 def addresses(text: str) -> list[Address]:

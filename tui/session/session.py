@@ -29,6 +29,7 @@ from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
+from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.fleet_view import FleetView
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class SessionMaker:
             needs.add("engine")
         if self.switches.of(source, recorder) is not None:
             needs.add("recorder")
+        if not in_browser():
+            needs.add("files")
         link = autopilot = None
         if control_endpoint is not None and not self.readonly:
             link = EngineLink(

@@ -80,6 +80,8 @@ class Abilities:
         """Return a line that says why an action is not allowed in this dashboard."""
         if action.changes_engine and self.readonly:
             return f"{action.shown} changes the engine, and this dashboard is --readonly"
+        if "files" in action.needs - self.has:
+            return f"{action.shown} writes a file, and this dashboard is in a browser"
         if "tour" in action.needs:
             return f"{action.shown} is for 'stepscope tour'"
         if "replay" in action.needs:

@@ -75,6 +75,7 @@ LIMIT_LETTERS: Mapping[Limit, str] = {
     "grammar": "G",
     "remote_kv": "R",
     "encoder": "E",
+    "cadence": "C",
 }
 
 LEGEND = (
@@ -95,7 +96,7 @@ LEGEND = (
     (
         "B",
         "limit_budget",
-        "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused",
+        "limit: budget; S seats, K KV blocks, M mode, T threshold, C cadence, ‖ paused",
     ),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),

@@ -42,6 +42,7 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     "stepscope compare freeze chunked",
     "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
     "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
+    "stepscope compare s.mcap --client result.json",
     sections=("dashboard",),
 )
 def compare(
@@ -51,6 +52,12 @@ def compare(
         "MARK",
         "instead of B: compare A before and after a mark or knob change (back to the "
         "change before it, on to the next), or all of A before and after a step",
+    ),
+    client: str | None = option(
+        "FILE",
+        "instead of B: say what a load generator's requests waited for before, in and after the "
+        "engine that A is of (results of vllm bench serve, sglang, guidellm, aiperf, "
+        "inference-perf)",
     ),
     as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,
@@ -68,8 +75,17 @@ def compare(
     """
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")
+    if client is not None:
+        if b is not None or mark is not None or output is not None:
+            raise WrongUsage("--client: leave out B, --mark and --output")
+        from stepscope.tui.cli.dashboards.client_report import print_split  # loads more
+
+        print_split(a, client, as_json)
+        return
     if (b is None) == (mark is None):
-        what = "either B or --mark" if b is not None else "B, or --mark for before and after"
+        what = (
+            "either B or --mark" if b is not None else "B, --client, or --mark for before and after"
+        )
         raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None

@@ -224,7 +224,7 @@ def _files() -> Iterator[DoctorFinding]:
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
             yield DoctorFinding("note", "sockets", text)
         if names := ", ".join(path.name for path in stale_files()):
-            text = f"left by dead engines: {names} (safe to remove)"
+            text = f"left by dead engines: {names}; the next engine to start removes them"
             yield DoctorFinding("note", "stale sockets", text)
     except (ConfigError, OSError) as error:
         yield DoctorFinding("bad", "sockets", str(error))

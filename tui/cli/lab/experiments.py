@@ -101,6 +101,10 @@ _KNEE = (
     *_works("chat", 6, (0.0, 0.0), 32, 100, 1),
     *_works("document", 2, (0.3, 0.0), 1024, 4, 99),
 )
+_CADENCE = (
+    *_works("chat", 6, (0.0, 0.0), 32, 160, 1),
+    *_works("document", 3, (0.3, 0.7), 1024, 4, 99),
+)
 _LONG = (Work("document", 0.0, 2048, 1, seed=7),)
 _LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
 _MIXED_LENGTHS = tuple(
@@ -125,6 +129,13 @@ _FEW = {"max_num_batched_tokens": 128, "max_num_seqs": 4}
 
 def _shared(seed: int) -> tuple[Work, ...]:
     return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
+
+
+def _every(interval: int, num_tokens: int) -> Arm:
+    """An arm in which every Nth step takes prefills, with a token budget."""
+    knobs = {**_budget(num_tokens), "prefill_schedule_interval": interval}
+    name = f"{num_tokens} every {interval}" if interval > 1 else f"{num_tokens}"
+    return Arm(name, knobs, _CADENCE)
 
 
 def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
@@ -210,6 +221,22 @@ EXPERIMENTS = (
             ),
         ),
         judges.knee,
+    ),
+    Experiment(
+        "cadence",
+        "at the same time per output token, large chunks in every Nth step cost less TTFT than "
+        "small chunks in every step",
+        "vLLM (pull requests 44558 and 54627); SGLang (pull request 35017)",
+        "budget",
+        (_every(1, 64), _every(4, 256), _every(1, 128), _every(4, 512)),
+        (
+            _figure("TPOT p50, ms", "tpot_p50", ",.1f", is_drawn=True),
+            _ttft("documents", "document"),
+            _ITL_P50,
+            _ITL_P99,
+            _OUTPUT._replace(is_drawn=False),
+        ),
+        judges.cadence,
     ),
     Experiment(
         "chunk-cost",

@@ -33,6 +33,7 @@ from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
+from stepscope.tui.settings.terminal import in_browser
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
 _HELLO_S = 2.0  # a live engine answers a hello at once, even during a step
@@ -111,6 +112,7 @@ def wait_for_any(
         q_ends: whether q, typed on the terminal, ends the command.
     """
     since, said = time.strftime("%H:%M:%S"), ""
+    parent = os.getppid()
     typed: Callable[[float], str] | None = None
     with contextlib.ExitStack() as stack:
         while True:
@@ -123,6 +125,8 @@ def wait_for_any(
                 why = str(error)
             else:
                 return found
+            if in_browser() and os.getppid() != parent:  # its server is gone
+                raise typer.Exit(DONE)
             if q_ends and typed is None:
                 typed = stack.enter_context(_typed())
             if why != said and sys.stderr is not None:

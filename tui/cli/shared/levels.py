@@ -89,6 +89,7 @@ _NAMES: dict[Limit, str] = {
     "grammar": "grammars being compiled",
     "remote_kv": "KV from elsewhere",
     "encoder": "encoder budget",
+    "cadence": "prefill cadence",
 }
 _SHOWN = 0.005  # smaller shares are left out
 

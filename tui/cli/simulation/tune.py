@@ -31,6 +31,7 @@ _LIMIT_NAMES = {
     "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
     "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
     "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
+    "cadence": "prefill_schedule_interval",
 }  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),

@@ -14,6 +14,7 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, P
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
 from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
 
@@ -65,7 +66,9 @@ class CompareChooser:
             return
         self._num_recorded = len(found)
         chosen = self.chosen if self.selected else None
-        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
+        folders = [] if search is None else [search.path.absolute().parent]
+        if not in_browser():  # the recordings of this folder are not for everybody who watches
+            folders.insert(0, Path.cwd())
         self.choices = choices(source, folders, found)
         if chosen in self.choices:
             self.selected = self.choices.index(chosen)

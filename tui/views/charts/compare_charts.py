@@ -224,6 +224,6 @@ def _cursor_line(
         Field(3, (("  prefill ", "muted"), (prefill, "prefill"))),
         Field(4, (("  decode ", "muted"), (f"{point.num_decode_tokens}", "decode"))),
         Field(2, (("  wait ", "muted"), waited)),
-        Field(6, (("  queue ", "muted"), (f"{point.num_waiting}", "text"))),
+        Field(6, (("  queue ", "muted"), (fmt.count(point.num_waiting), "text"))),
     )
     return whole(fields, width)

@@ -5,8 +5,8 @@ Latencies form a matrix of kinds and percentiles; the other figures are listed i
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
-from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.recordings.figures.table import KINDS
+from stepscope.recordings.session.wait_slices import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.lines import Line, Run, clean
 

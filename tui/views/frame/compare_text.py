@@ -143,9 +143,9 @@ def headline(found: Comparison) -> str:
         if found.names_winner(side) and (found.better(side) or _same_requests(found, side))
     }
     if len(won) == 2:
-        return f"B is better in {won['b']}, A in {won['a']}"
+        return f"B is better than A in {won['b']}, worse in {won['a']}"
     for side, what in won.items():
-        return f"{side.upper()} is better: {what}"
+        return f"B is {'better' if side == 'b' else 'worse'} than A: {what}"
     is_known = found.different_work is None
     return "neither is better for sure" if is_known else "not to be judged: the work differs"
 
@@ -180,8 +180,8 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
             mine, others = sorted((each.num_a, each.num_b), reverse=True)
             factor = factor_text(max(each.factor, 1 / each.factor))
             phrases.append(
-                f"{each.what} of the same requests: shorter for {mine:,}, longer for {others:,} "
-                f"of {len(found.requests.pairs):,} ({factor} at the median)"
+                f"{each.what} shorter for {mine:,} of the same {len(found.requests.pairs):,} "
+                f"requests, longer for {others:,} ({factor} at the median)"
             )
     return phrases
 
@@ -267,12 +267,16 @@ def _unsure(figure: ComparedFigure, has_values: bool) -> str:
 
 
 def paired(found: Comparison) -> list[str]:
-    """Return for each latency for how many requests of both runs it was shorter in A, and in B."""
+    """Return a phrase for each latency: for how many requests it was shorter in A, and in B.
+
+    Only requests that both runs served are compared. What `outcome` says is not said again.
+    """
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
         + (" (significant)" if each.is_sure else " (may be chance)")
         for each in found.paired
+        if each.winner is None or not found.names_winner(each.winner)
     ]
 
 

@@ -84,6 +84,13 @@ class Frame:
         """How many seconds of the last minute of a replay are in memory; None if all of it is."""
         return self.cut_s(LATENCY_WINDOW_S)
 
+    def known_s(self, window_s: float) -> float:
+        """Return how many seconds of a window up to the cursor have steps in memory."""
+        begin = None if self.first_step is None else self.history.summary(self.first_step)
+        if begin is None:
+            return window_s
+        return min(window_s, (self.state.time_ns - begin.schedule_start_ns) / 1e9)
+
     def cut_s(self, window_s: float) -> float | None:
         """Return how many seconds of a window up to the cursor are in memory; None if all of it is.
 

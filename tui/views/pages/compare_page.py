@@ -1,5 +1,6 @@
 """The page that compares two runs: which is better, in which figures, why, and both in charts."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -120,7 +121,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _charts_min(height: int) -> int:
-    return 9 if height < 30 else 17
+    return 9 if height < 30 else 16
 
 
 # The verdict
@@ -161,7 +162,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     lines: list[Line] = []
     headline = words.headline(found) if room > _LEAST_ROOM else ""
     if headline:
-        lines.append(((f" {clean(headline, width - 2)}", "strong"),))
+        fits = len(headline) <= width - 2
+        said = headline if fits else re.sub(r" \([^)]*\)", "", headline)
+        lines.append(((f" {clean(said, width - 2)}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
@@ -177,11 +180,13 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     blocks = [each for each in blocks if not headline.endswith(": " + "; ".join(each[2]))]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
-        lines += _block(head, style, phrases, width, max(1, min(2, left)))
+        lines += _block(head, style, phrases, width, max(1, min(3, left)))
     if room - len(lines) >= 2:
-        for letter, side in zip("AB", sides.SIDES, strict=True):
-            late = sides.late(found, side, width - _HEAD - 1)
-            lines += _block(f"late {letter}", "text", [late], width, 1)
+        late = [sides.late(found, side, width - _HEAD - 1) for side in sides.SIDES]
+        both = f"A {late[0]}; B {late[1]}"
+        heads = {"late A": late[0], "late B": late[1]}
+        for head, text in ({"late": both} if len(both) < width - _HEAD else heads).items():
+            lines += _block(head, "text", [text], width, 1)
     same = words.paired(found)
     unclear = words.unclear(found)
     if same and len(lines) < room:

@@ -32,8 +32,9 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
-    if not frame.view.live and frame.is_replay:
-        return "▐REPLAY PAUSED▌", "badge_paused"
+    if frame.is_replay and (status == "paused" or not frame.view.live):
+        is_end = frame.extent is not None and frame.cursor == frame.extent[1]
+        return ("▐REPLAY END▌", "badge_replay") if is_end else ("▐REPLAY PAUSED▌", "badge_paused")
     if not frame.view.live:
         return "▐PAUSED▌", "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
@@ -45,9 +46,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     if status == "live":
         return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
-        return "▐REPLAY END▌", "badge_replay"
-    if status == "paused":
-        return "▐REPLAY PAUSED▌", "badge_paused"
+        return f"▐{'REPLAY' if frame.is_replay else 'LOG'} END▌", "badge_replay"
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 

@@ -52,7 +52,8 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         _blocks(record),
     ]
     tail.append(times_line(record, width))
-    if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
+    is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
+    if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
@@ -206,6 +207,8 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
         runs.append((f"after {before} had ended", "text"))
     if record.num_wasted_tokens:
         runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
+    if record.held_prefills:
+        runs.append((", kept free of prefills", "muted"))
     if record.cuda_graph is not None:
         kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
         runs.append((f", {kind} CUDA graph", "muted"))

@@ -5,11 +5,11 @@ from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.views.lines import Line, Run, length_of
+from stepscope.tui.views.panels.latency_panel import GOOD_SHARE
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
 _MAIN = 6  # first groups to make room for, by shorter bars
-_GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _SEPARATOR: Run = (" │ ", "frame")
 
 
@@ -21,7 +21,6 @@ _ACTIONS = (
     "screen_latency",
     "screen_latency",
     "previous_preemption",
-    "screen_latency",
     "screen_latency",
     "screen_latency",
     "screen_latency",
@@ -107,7 +106,6 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         ),
         (*_named(f"{own}SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"{own}SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
-        _goodput(frame, cut),
         _recompute(frame),
         _limited(frame, cut),
     ]
@@ -118,15 +116,6 @@ def _recompute(frame: Frame) -> Line:
     if tax is None:
         return (("RECOMPUTE ", "muted"), ("—", "muted"))
     return (("RECOMPUTE ", "muted"), (f"{tax:.1%}", "caution" if tax else "text"))
-
-
-def _goodput(frame: Frame, cut: str) -> Line:
-    goodput = frame.goodput
-    share, rate = goodput.share, goodput.per_s
-    if share is None or rate is None:
-        return (*_named("GOODPUT ", cut), ("—", "muted"))
-    style = "good" if share >= _GOOD_SHARE else "breach"
-    return (*_named("GOODPUT ", cut), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
 
 def _limited(frame: Frame, cut: str) -> Line:
@@ -178,7 +167,7 @@ def _kept(series: Series, bound: float) -> Line:
     if series.within_slo is None:
         return ((text + "—", "muted"),)
     share = min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0)
-    return ((text, "muted"), (f"{share:.1%}", "good" if share >= _GOOD_SHARE else "breach"))
+    return ((text, "muted"), (f"{share:.1%}", "good" if share >= GOOD_SHARE else "breach"))
 
 
 _TREND = {1: " ▲", 0: "  ", -1: " ▼"}
