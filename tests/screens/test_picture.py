@@ -82,6 +82,8 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert code == 0, said
         assert words in Path("b.txt").read_text("utf-8")
+    assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
+    assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
         last = Path("last.txt").read_text("utf-8")

@@ -9,7 +9,7 @@ Samples must not include time in which an operator had paused the engine, becaus
 no service level. `Timeline` subtracts that time before it adds samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -104,27 +104,25 @@ class Latencies:
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
-        self.ttft = Samples()
-        self.itl = Samples()
-        self.tpot = Samples()
-        self.e2e = Samples()
-        self.step = Samples()
         self.finished = FinishedRequests()
+        self._samples: dict[LatencyKind, Samples] = {
+            kind: Samples() for kind in get_args(LatencyKind)
+        }
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
         record, outcome = applied.record, applied.outcome
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval
-            self.step.add(now_ns, now_ns - record.schedule_start_ns)
+            self.of("step").add(now_ns, now_ns - record.schedule_start_ns)
         for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.add(now_ns, gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            self.ttft.add(now_ns, ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            self.tpot.add(now_ns, tpot_ns)
-        for _, e2e_ns in outcome.e2e_ns:
-            self.e2e.add(now_ns, e2e_ns)
+            self.of("itl").add(now_ns, gap_ns, weight)
+        rare: dict[LatencyKind, Sequence[tuple[int, int]]] = {
+            "ttft": outcome.ttft_ns, "tpot": outcome.tpot_ns, "e2e": outcome.e2e_ns
+        }  # fmt: skip
+        for kind, waits in rare.items():
+            for _, ns in waits:
+                self.of(kind).add(now_ns, ns)
         for finished in outcome.finished:
             self.finished.add(now_ns, finished)
         if record.totals is not None:
@@ -133,43 +131,35 @@ class Latencies:
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
-        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
-        return {kind: _spread(self.of(kind), levels.get(kind)) for kind in get_args(LatencyKind)}
+        levels: dict[LatencyKind, float] = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        return {kind: _spread(each, levels.get(kind)) for kind, each in self._samples.items()}
 
     def of(self, kind: LatencyKind) -> Samples:
-        samples: Samples = getattr(self, kind)
-        return samples
+        return self._samples[kind]
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
-        part.ttft = self.ttft.cut(start_ns, end_ns)
-        part.itl = self.itl.cut(start_ns, end_ns)
-        part.tpot = self.tpot.cut(start_ns, end_ns)
-        part.e2e = self.e2e.cut(start_ns, end_ns)
         part.finished = self.finished.cut(start_ns, end_ns)
-        part.step = self.step.cut(start_ns, end_ns)
+        part._samples = {kind: each.cut(start_ns, end_ns) for kind, each in self._samples.items()}
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        return LatencyReport(
-            start_ns,
-            end_ns,
-            series_of(self.ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
-            series_of(self.itl, start_ns, end_ns, self.slo.itl_ms, buckets),
-            series_of(self.tpot, start_ns, end_ns, None, buckets),
-            series_of(self.step, start_ns, end_ns, None, buckets),
-        )
+        levels: dict[LatencyKind, float | None] = {
+            "ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms, "tpot": None, "step": None
+        }  # fmt: skip
+        series = {
+            kind: series_of(self._samples[kind], start_ns, end_ns, level, buckets)
+            for kind, level in levels.items()
+        }
+        return LatencyReport(start_ns, end_ns, **series)
 
     def after(self, earlier: "Latencies") -> "Latencies":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
-        whole.ttft = self.ttft.after(earlier.ttft)
-        whole.itl = self.itl.after(earlier.itl)
-        whole.tpot = self.tpot.after(earlier.tpot)
-        whole.e2e = self.e2e.after(earlier.e2e)
         whole.finished = self.finished.after(earlier.finished)
-        whole.step = self.step.after(earlier.step)
+        for kind, each in self._samples.items():
+            whole._samples[kind] = each.after(earlier._samples[kind])
         return whole
 
     def forget_before(self, time_ns: int) -> None:
@@ -181,5 +171,5 @@ class Latencies:
             samples.forget_after(time_ns)
 
     @property
-    def _all(self) -> tuple[Samples | FinishedRequests, ...]:
-        return self.ttft, self.itl, self.tpot, self.e2e, self.step, self.finished
+    def _all(self) -> list[Samples | FinishedRequests]:
+        return [self.finished, *self._samples.values()]

@@ -6,7 +6,7 @@ A "side" is one of the two runs, A or B.
 from typing import Literal
 
 from stepscope.recordings.compare.comparison import Comparison, SideWork
-from stepscope.recordings.state.origin import SIMULATED
+from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
@@ -32,8 +32,9 @@ def sizes(found: Comparison, width: int) -> str:
 
 def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
+    unit = "records" if work.sums_up else "steps"
     return (
-        f"{how}{work.num_steps:,} steps in {fmt.span(work.seconds)}, "
+        f"{how}{work.num_steps:,} {unit} in {fmt.span(work.seconds)}, "
         f"{_requests(work)}, "
         f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )

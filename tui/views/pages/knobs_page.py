@@ -41,7 +41,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     ahead, trail = _ahead(frame, known), _trail(frame, past)
     entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
+    helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
+    advised = [
+        ((f" {clean(each, width - 4)}", "mark"),)
+        for each in _wrapped(f"what would help: {helps}" if helps else "", width)
+    ]
     num_about = max([1, *(len(_wrapped(_about(each), width)) for each in specs.values())])
+    num_about += len(advised)
     body_height = max(4 + num_about, min(len(names) + 3 + num_about, height - log_height))
     shown = max(0, body_height - 3 - num_about)
     title: Line = (
@@ -69,7 +75,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         at = min(selected, len(entries) - 1)
         about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
     lines_about = [((f" {clean(each, width - 4)}", "muted"),) for each in _wrapped(about, width)]
-    body = [*body[: body_height - 2 - num_about], *lines_about[:num_about]]
+    body = [*body[: body_height - 2 - num_about], *advised, *lines_about][: body_height - 2]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
 
