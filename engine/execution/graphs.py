@@ -185,9 +185,7 @@ class DecodeGraphs:
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
         """Copy the inputs of a step to the device.
 
-        Args:
-            fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
-                them.
+        `fed`: tokens for the positions `batch.fed_at`, on the device. The step before samples them.
         """
         self._buffers.fill(batch, size, fed)
 

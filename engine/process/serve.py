@@ -72,8 +72,7 @@ def serve(
 ) -> None:
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
+    `http_endpoint`: HOST:PORT where the caller serves HTTP; published for observers.
 
     Raises ConfigError: the reason why the engine cannot start, in one line.
     """

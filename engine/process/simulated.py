@@ -91,8 +91,7 @@ def serve_simulated(
 ) -> None:
     """Serve a simulated engine until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        speed: virtual seconds for each second of real time.
+    `speed`: virtual seconds for each second of real time.
 
     Raises ConfigError: the address is not available, or the knobs do not go together.
     """

@@ -33,8 +33,6 @@ class BoundError(Exception):
 
 
 class FigureBound(NamedTuple):
-    """A figure, a relation and a value, such as `itl_p99 > 50ms`."""
-
     figure: FigureSpec
     relation: Relation
     value: float  # in the unit of the figure

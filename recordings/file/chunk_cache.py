@@ -180,8 +180,7 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 class ChunkCache:
     """Reads and caches the chunks of one file.
 
-    Args:
-        stream: seekable; the caller closes it.
+    `stream`: seekable; the caller closes it.
     """
 
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:

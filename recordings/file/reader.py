@@ -17,7 +17,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import write_lock
+from stepscope.recordings.file import access
 from stepscope.recordings.file.chunk_cache import (
     KEYFRAME,
     ChunkCache,
@@ -103,7 +103,7 @@ class Recording:
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
             # Check this before reading, so that a file finished in between is read as whole.
-            is_being_written = write_lock.is_held(self._stream)
+            is_being_written = access.is_held(self._stream)
             index = read_index(self._stream, is_being_written=is_being_written)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -273,9 +273,8 @@ class Recording:
     ) -> Iterator[tuple[MessageFrame, Position]]:
         """Yield messages in order from a position (None: all), each with the position after it.
 
-        Args:
-            sequence: number of the message before the first one. It is needed because the file
-                stores only the lower 32 bits of sequence numbers.
+        `sequence`: number of the message before the first one. It is needed because the file stores
+        only the lower 32 bits of sequence numbers.
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):

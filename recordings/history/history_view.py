@@ -66,7 +66,6 @@ class HistoryView:
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
-        """Switch to another timeline."""
         self._timeline = timeline
         self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
         self._drop_caches()

@@ -131,8 +131,7 @@ class Timeline:
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
         """Add the next packed steps of a file.
 
-        Args:
-            forward: applies the steps to the state; it must hold `state`.
+        `forward`: applies the steps to the state; it must hold `state`.
 
         Raises ValueError: a step does not fit the steps before it. Do not use this timeline any
         more.

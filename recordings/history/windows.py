@@ -3,7 +3,8 @@
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from stepscope.recordings.attribution.longest import Breach, LateSeconds, Longest
@@ -136,16 +137,9 @@ class Windows:
 
         There is at most one per step for the ITL, and one for the TTFT.
         """
-        self._scan()
-        with self._lock:
-            self._scan_some()
-            last = [
-                (late, kind)
-                for kind, longest in self._longest.items()
-                for late in longest.last(step, limit)
-            ]
-            last.sort()  # within a step, ITL sorts before TTFT
-            return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
+        with self._searched():
+            last = _last({k: each.last(step, limit) for k, each in self._longest.items()}, limit)
+            return [self._breach(*each) for each in last]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest late waits up to `step` (None: all), longest first.
@@ -153,9 +147,7 @@ class Windows:
         All waits of `kind` ("ITL" or "TTFT") come before the others. The time is logarithmic in the
         number of late steps.
         """
-        self._scan()
-        with self._lock:
-            self._scan_some()
+        with self._searched():
             found: list[Breach] = []
             for each in sorted(self._longest, key=lambda each: each != kind):
                 steps = self._longest[each].until(step, limit - len(found))
@@ -164,16 +156,12 @@ class Windows:
 
     def last_stall_step(self, step: int | None) -> int | None:
         """The last step, up to `step` (None: all), in which a gap above the ITL level ended."""
-        self._scan()
-        with self._lock:
-            self._scan_some()
+        with self._searched():
             return next(iter(self._longest["ITL"].last(step, 1)), None)
 
     def stalls(self, step: int | None, limit: int) -> Stalls:
         """The longest late waits, one per second; see `HistoryView.stalls`."""
-        self._scan()
-        with self._lock:
-            self._scan_some()
+        with self._searched():
             for kind, seconds in self._seconds.items():
                 if number := seconds.num_until(step):
                     steps = seconds.until(step, limit)
@@ -187,20 +175,13 @@ class Windows:
 
         The second of the newest step may still be in progress; its wait is the longest so far.
         """
-        self._scan()
-        with self._lock:
-            self._scan_some()
-            last = [
-                (late, kind) for kind in kinds for late in self._seconds[kind].last(step, limit)
-            ]
-            last.sort()  # within a step, ITL sorts before TTFT
-            return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
+        with self._searched():
+            last = _last({k: self._seconds[k].last(step, limit) for k in kinds}, limit)
+            return [self._late_event(*each) for each in last]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
-        self._scan()
-        with self._lock:
-            self._scan_some()
+        with self._searched():
             found = [(seconds.next(step, direction), k) for k, seconds in self._seconds.items()]
             near = [(late, kind) for late, kind in found if late is not None]
             nearest = min(near, key=lambda each: (each[0] - step) * direction, default=None)
@@ -208,9 +189,7 @@ class Windows:
 
     def late(self, step: int | None) -> LateCounts:
         """Counts of all late tokens in memory up to `step` (None: all)."""
-        self._scan()
-        with self._lock:
-            self._scan_some()
+        with self._searched():
             columns, slo = self._timeline.columns, self._timeline.slo
             kinds = self._longest.values()
             num_breaches = sum(each.num_until(step) for each in kinds)
@@ -227,18 +206,19 @@ class Windows:
             num_twice = bisect_right(self._twice, last_step)
             return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
 
-    def _scan(self) -> None:
-        """Search new steps for late tokens, and forget steps that the timeline forgot.
+    @contextmanager
+    def _searched(self) -> Iterator[None]:
+        """Hold the lock, with all steps searched for late tokens, and old ones forgotten.
 
         After a change of the service levels it searches all of memory, and lets the source use the
         lock in between.
         """
-        is_more = True
-        while is_more:
+        while True:
             with self._lock:
-                is_more = self._scan_some()
-            if is_more:
-                time.sleep(0)  # otherwise other threads would hardly get the lock
+                if not self._scan_some():
+                    yield
+                    return
+            time.sleep(0)  # otherwise other threads would hardly get the lock
 
     def _scan_some(self) -> bool:
         """Search at most `_MAX_AT_ONCE` steps for late tokens. Returns whether more are left.
@@ -306,3 +286,9 @@ class Windows:
         if window_s is not None:
             return end_ns, end_ns - round(window_s * 1e9)
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _last(steps: Mapping[str, Sequence[int]], limit: int) -> list[tuple[int, str]]:
+    """The last `limit` of the steps of several kinds, with their kinds, oldest first."""
+    last = sorted((step, kind) for kind, each in steps.items() for step in each)
+    return last[max(0, len(last) - limit) :]  # within a step, ITL sorts before TTFT

@@ -101,7 +101,6 @@ class GapRecovery:
         self._buffered.clear()
 
     def _catch_up(self, client: ControlClient, last_sequence: int, snapshot: Snapshot) -> None:
-        """Recover all messages after number `last_sequence`, up to that of `snapshot`."""
         self._next_sequence = last_sequence + 1
         self._pending = snapshot
         self._recover(client, snapshot.sequence + 1)

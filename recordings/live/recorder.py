@@ -79,7 +79,6 @@ class Recorder:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Stop receiving messages from the source."""
         if self._ended_s is None:
             self._ended_s = time.monotonic()
             self._source.tap.detach(self._hand_over)

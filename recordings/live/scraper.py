@@ -27,9 +27,8 @@ _JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 class Scraper:
     """Fills `history` from a server's metrics; implements `Source`.
 
-    Args:
-        every_s: seconds between two requests for metrics. A request that is not answered is
-            repeated after its timeout.
+    `every_s`: seconds between two requests for metrics. A request that is not answered is repeated
+    after its timeout.
     """
 
     is_live = True

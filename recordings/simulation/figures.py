@@ -44,9 +44,8 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 class RunSums:
     """A `FigureSink` that sums up one run.
 
-    Args:
-        levels: service levels. A request keeps a level if its first token and each next one came
-            in time.
+    `levels`: service levels. A request keeps a level if its first token and each next one came in
+    time.
     """
 
     def __init__(self, levels: Sequence[SLO] = ()) -> None:

@@ -88,9 +88,8 @@ def forecast(
 
     Runs with the same seed simulate the same random machine, whatever the knobs.
 
-    Args:
-        on_run: called before each run with the share of the runs done. If it returns True, the
-            result is None.
+    `on_run`: called before each run with the share of the runs done. If it returns True, the result
+    is None.
 
     Raises ConfigError: the knobs are incompatible.
     """

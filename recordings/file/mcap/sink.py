@@ -140,8 +140,7 @@ class McapSink:
     def end_chunk(self, index: bytes | None = None) -> None:
         """End the open chunk, if there is one. The next message begins a new one.
 
-        Args:
-            index: the index of its messages, which is written behind it.
+        `index`: the index of its messages, which is written behind it.
         """
         if self._frame is None:
             return

@@ -34,8 +34,7 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 class EngineLog:
     """Writes the messages of one engine, from its first to its last.
 
-    Args:
-        metadata: metadata for each file, besides the description of the engine.
+    `metadata`: metadata for each file, besides the description of the engine.
     """
 
     def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:

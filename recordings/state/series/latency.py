@@ -137,7 +137,6 @@ class Latencies:
             self._add_rare(each)
 
     def _add_rare(self, applied: AppliedStep) -> None:
-        """Add the samples that most steps have none of."""
         record, outcome = applied.record, applied.outcome
         now_ns = record.tokens_ns
         rare: dict[LatencyKind, Sequence[tuple[int, int]]] = {
