@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.execution.input_batch import InputBatch
+from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_device
 
 
@@ -108,8 +109,6 @@ class StepBuffers:
             self._copied.record()
         self._tables[:count, :width].copy_(self._staged_tables[:used].view(count, width))
 
-
-Progress = Callable[[str, float], None]
 
 # Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512

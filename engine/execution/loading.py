@@ -28,6 +28,7 @@ from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
+from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.engine")
 
-Progress = Callable[[str, float], None]
 
 # Memory is reserved for a step of this size, unless `token_capacity` says otherwise. If an operator
 # allows larger steps later, a step that does not fit runs in halves.
