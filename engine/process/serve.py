@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint

@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.loop.pending_step import Unlaunched

@@ -60,7 +60,6 @@ def parse_bound(
 
     Args:
         is_whole: whether nothing may follow the bound.
-        figures: the figures that may be named.
 
     Raises BoundError: the text is invalid; the message names the position and what was expected.
     """

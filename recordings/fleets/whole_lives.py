@@ -61,10 +61,10 @@ class WholeLives:
         self.now_ns = max((state.time_ns for state in states), default=0)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "prefill":
-                self._take_prefills(engine.info.name, state)
+                self._add_prefills(engine.info.name, state)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "decode":
-                self._take_decodes(engine.info.name, state)
+                self._add_decodes(engine.info.name, state)
         for key in self._lives.keys() - self._seen:
             if self._lives[key].end_ns is None:  # its engine was killed, and no engine took it back
                 self._lives[key] = self._lives[key]._replace(end_ns=self.now_ns)
@@ -75,7 +75,7 @@ class WholeLives:
         }
         return tuple(sorted(self._lives.values(), key=lambda life: life.arrival_ns))
 
-    def _take_prefills(self, name: str, state: SessionState) -> None:
+    def _add_prefills(self, name: str, state: SessionState) -> None:
         for view in state.requests.values():
             self._seen.add((name, view.request_id))
             before = self._lives.get((name, view.request_id))
@@ -94,7 +94,7 @@ class WholeLives:
                 decodes_here=view.num_output_tokens > 1,
             )
 
-    def _take_decodes(self, name: str, state: SessionState) -> None:
+    def _add_decodes(self, name: str, state: SessionState) -> None:
         for view in state.requests.values():
             origin = view.origin
             if origin is None or origin.request_id is None or origin.sent_ns is None:

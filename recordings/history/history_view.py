@@ -50,10 +50,6 @@ class HistoryView:
 
     Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
     objects never change, and callers must not change them.
-
-    Args:
-        slo: service levels for breaches, stalls and attainment.
-        timeline: the initial timeline (the data kept of one engine).
     """
 
     def __init__(self, slo: SLO, timeline: Timeline) -> None:

@@ -107,7 +107,7 @@ class GapRecovery:
         self._next_sequence = snapshot.sequence + 1
         self._settle()
 
-    def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
+    def receive(self, client: ControlClient, batch: Iterable[Received]) -> None:
         """Append live messages. Messages missing in the sequence are recovered first.
 
         Raises JoinAgain: another engine has replaced the joined one.

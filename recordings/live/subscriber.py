@@ -211,7 +211,7 @@ class Subscriber:
             if self._doubt:
                 self._recovery.check(client)
             self._heard()
-            self._recovery.take(client, batch)
+            self._recovery.receive(client, batch)
         if is_of_another:
             raise JoinAgain
         return is_all
