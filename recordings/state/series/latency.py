@@ -9,7 +9,7 @@ Samples must not include time in which an operator had paused the engine, becaus
 no service level. `Timeline` subtracts that time before it adds samples.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -114,34 +114,11 @@ class Latencies:
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
         record, outcome = applied.record, applied.outcome
-        if applied.is_one_step:  # else its duration is that of an interval
-            self.step.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.add(record.tokens_ns, gap_ns, weight)
-        self._add_rare(applied)
-
-    def extend(self, steps: Sequence[AppliedStep]) -> None:
-        """Add the samples of several steps, with the same result as `append` for each."""
-        timed = [each.record for each in steps if each.is_one_step]
-        self.step.extend(
-            [each.tokens_ns for each in timed],
-            [each.tokens_ns - each.schedule_start_ns for each in timed],
-            [1] * len(timed),
-        )
-        gaps = [
-            (each.record.tokens_ns, gap_ns, weight)
-            for each in steps
-            for gap_ns, weight in each.outcome.gaps_ns.items()
-        ]
-        if gaps:
-            self.itl.extend(*zip(*gaps, strict=True))
-        for each in steps:
-            self._add_rare(each)
-
-    def _add_rare(self, applied: AppliedStep) -> None:
-        """Add the samples that most steps have none of."""
-        record, outcome = applied.record, applied.outcome
         now_ns = record.tokens_ns
+        if applied.is_one_step:  # else its duration is that of an interval
+            self.step.add(now_ns, now_ns - record.schedule_start_ns)
+        for gap_ns, weight in outcome.gaps_ns.items():
+            self.itl.add(now_ns, gap_ns, weight)
         for _, ttft_ns in outcome.ttft_ns:
             self.ttft.add(now_ns, ttft_ns)
         for _, tpot_ns in outcome.tpot_ns:
