@@ -13,8 +13,8 @@ from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
+from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
 
-UNKNOWN = -1  # in a column; callers get None
 PPM = 1_000_000
 
 
