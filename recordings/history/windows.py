@@ -49,6 +49,11 @@ class Goodput(NamedTuple):
     def share(self) -> float | None:
         return per(self.num_kept, self.num_judged)
 
+    @property
+    def is_low(self) -> bool:
+        """Whether most of at least a few requests broke a level."""
+        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
+
 
 class Stalls(NamedTuple):
     """The waits in memory above the ITL level. If there are none, those above the TTFT level."""

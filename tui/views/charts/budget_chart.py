@@ -179,7 +179,7 @@ def _fitting(number: int, room: int) -> str:
 
 def _label(row: int, num_rows: int, scale: int) -> str:
     if row == num_rows // 2 and num_rows >= 4:
-        return fmt.count(scale * (num_rows - row) / num_rows)
+        return fmt.count(scale / 2)
     return "prefill tok" if row == num_rows - 1 else ""
 
 

@@ -120,7 +120,8 @@ def _extent(frame: Frame) -> str:
 
 def _legend(frame: Frame) -> Line:
     state = frame.state
-    waiting = f"{state.num_running} run {state.num_waiting} wait" if state.is_load_known else ""
+    is_known = state.is_load_known and not frame.is_silent
+    waiting = f"{state.num_running} run {state.num_waiting} wait" if is_known else ""
     reasons = ""
     if state.waiting_reasons:
         reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"
