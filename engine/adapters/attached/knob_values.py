@@ -96,8 +96,10 @@ def _checked(
     if type(value) is not _TYPES[spec.kind] or not isinstance(value, int | float):
         raise ConfigError("wrong_type", f"{name} takes a number, not {value!r}")
     assert spec.low is not None
-    assert spec.high is not None
-    if not spec.low <= value <= spec.high:
+    if spec.high is None:
+        if value < spec.low:
+            raise ConfigError("out_of_bounds", f"{name} is at least {spec.low:g}, not {value!r}")
+    elif not spec.low <= value <= spec.high:
         raise ConfigError(
             "out_of_bounds",
             f"{name} must be between {spec.low:g} and {spec.high:g} (the value at "
