@@ -148,9 +148,8 @@ def _threshold(seen: Seen) -> Evidence:
 
 
 def _cadence(seen: Seen) -> Evidence:
-    if seen.basis.setup.knobs.prefill_schedule_interval == 1:
-        return Evidence(False, "every step takes prefills")
-    return _limit(seen, "cadence")
+    is_on = seen.basis.setup.knobs.prefill_schedule_interval > 1
+    return _limit(seen, "cadence") if is_on else _large_budget(seen)
 
 
 def _long_prompts(seen: Seen) -> Evidence:
@@ -269,12 +268,8 @@ def _no_threshold(setup: SimulatedSetup) -> Iterator[Remedy]:
     yield from _live(setup, long_prefill_token_threshold=0)
 
 
-def _no_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _live(setup, prefill_schedule_interval=1)
-
-
-def _rarer_prefills(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for interval in (2, 4, 8):
+def _other_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for interval in (1, 2, 4, 8):
         yield from _live(setup, prefill_schedule_interval=interval)
 
 
@@ -323,8 +318,7 @@ SUSPECTS = (
     Suspect("small token budget", _small_budget, _more_budget),
     Suspect("large token budget", _large_budget, _less_budget),
     Suspect("limit for one prompt (long_prefill_token_threshold)", _threshold, _no_threshold),
-    Suspect("prefills in every step", _large_budget, _rarer_prefills),
-    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _no_cadence),
+    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _other_cadence),
     Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
     Suspect("KV memory", _kv, _more_kv),
     Suspect("KV reservation", _reservation, _other_reservation),

@@ -97,9 +97,9 @@ def _overtaken(
     best = min((tracked.source.priority for tracked in admitted), default=0)
     found = []
     for tracked in table.values():
+        adapter = _adapter_of(tracked)
         if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
             continue
-        adapter = _adapter_of(tracked)
         if adapter and adapter not in loaded and len(loaded) >= max_loras:
             continue
         came, priority = tracked.request_id, tracked.source.priority
