@@ -82,9 +82,8 @@ class ReorderBuffer:
             end: end (exclusive) of the wanted messages. The answer may reach farther.
             answer: None if there is no answer and nothing more will be asked.
 
-        Returns:
-            The messages that can now be processed, in order, and a sequence number. Messages before
-            this number that are not among the returned ones will never arrive.
+        Returns the messages that can now be processed, in order, and a sequence number. Messages
+        before this number that are not among the returned ones will never arrive.
         """
         if answer is None:
             return self._pop_before(end), end
@@ -110,8 +109,6 @@ class ReorderBuffer:
 
 
 class TelemetryReader:
-    """Counts messages and gaps. It has no thread."""
-
     def __init__(self, address: str) -> None:
         self.num_received = 0
         self.num_gaps = 0

@@ -46,7 +46,6 @@ class Intake:
 
     Args:
         codec: the model's tokenizer. None if prompts must be token ids.
-        with_tokens: whether prompts are published to subscribers.
     """
 
     def __init__(
@@ -65,10 +64,9 @@ class Intake:
     def prepare(self, command: Submit) -> list[int]:
         """Return the token ids of the prompt.
 
-        Raises:
-            ConfigError: not exactly one of text, token ids and conversation; an empty or too long
-                prompt; a token id outside the vocabulary; or a conversation that the chat template
-                rejects. The message names the field.
+        Raises ConfigError: not exactly one of text, token ids and conversation; an empty or too
+        long prompt; a token id outside the vocabulary; or a conversation that the chat template
+        rejects. The message names the field.
         """
         token_ids = self._token_ids(command)
         if command.max_prompt_tokens is not None:

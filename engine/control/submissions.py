@@ -35,11 +35,8 @@ MAX_OVERTAKEN_S = 30.0
 
 def text_bytes(command: Submit) -> int:
     """Return the memory of a prompt's text in bytes."""
-    texts = [
-        command.prompt or "",
-        *(text for each in command.messages or () for text in each.texts),
-    ]
-    return sum(map(sys.getsizeof, texts))
+    texts = (text for each in command.messages or () for text in each.texts)
+    return sum(map(sys.getsizeof, (command.prompt or "", *texts)))
 
 
 @dataclass(slots=True)
@@ -53,11 +50,10 @@ class LongPrompt:
 class LongPrompts:
     """Two queues of prompts, each with a thread that tokenises.
 
-    Any thread may call `take`, `withdraw` and `forget`.
+    Any thread may call `add`, `withdraw` and `forget`.
 
-    Args:
-        prepare: tokenises a prompt on one of the two threads, and returns a function that delivers
-            the result. That function is called only if the client still waits. It must not block.
+    `prepare`: tokenises a prompt on one of the two threads, and returns a function that delivers
+    the result. That function is called only if the client still waits. It must not block.
     """
 
     def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
@@ -79,7 +75,7 @@ class LongPrompts:
             self._is_closed = True
             self._change.notify_all()
 
-    def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
+    def add(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
         """Queue a prompt. Raises ConfigError if too many bytes of prompts wait already."""
         num_bytes = text_bytes(command)
         prompt = LongPrompt(command, client, num_bytes)
@@ -133,8 +129,7 @@ class LongPrompts:
     def _work(self, queue: list[tuple[float, int, LongPrompt]]) -> None:
         while True:
             with self._change:
-                while not queue and not self._is_closed:
-                    self._change.wait()
+                self._change.wait_for(lambda: queue or self._is_closed)
                 if self._is_closed:
                     return
                 _, _, prompt = heapq.heappop(queue)
@@ -166,9 +161,8 @@ _TURN_CHARS = 64  # a turn of a conversation counts as its text and this many ch
 class Submissions:
     """Accepts prompts (`Submit` commands) of all clients.
 
-    Args:
-        charge_text: called with the client and the number of characters that were tokenised on the
-            control thread, for the client's rate limit.
+    `charge_text`: called with the client and the number of characters that were tokenised on the
+    control thread, for the client's rate limit.
     """
 
     def __init__(
@@ -188,14 +182,14 @@ class Submissions:
         """Drop all prompts that wait to be tokenised, and end the threads."""
         self._long.close()
 
-    def take(self, command: Submit, client: RemoteClient) -> None:
+    def accept(self, command: Submit, client: RemoteClient) -> None:
         """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
             self._inbox.put(self._prepared(command, client))
         else:
-            self._long.take(command, client, size)
+            self._long.add(command, client, size)
 
     def withdraw(self, identity: bytes, command_id: bytes) -> bool:
         """Cancel a prompt that waits to be tokenised. Returns False if no such prompt waits."""

@@ -32,17 +32,11 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Pipeline:
-    """Schedules, launches and finishes steps. Belongs to the engine's thread.
-
-    Attributes:
-        next_step: number of the next step to schedule.
-        steps_allowed: how many more steps may be scheduled; None: any number, 0: paused.
-    """
-
     def __init__(
         self, runner: Runner, scheduler: Scheduler, delivery: Delivery, *, overlap: bool
     ) -> None:
-        self.next_step = 0
+        self.next_step = 0  # number of the next step to schedule
+        # How many more steps may be scheduled; None: any number, 0: paused.
         self.steps_allowed: int | None = None
         self._runner = runner
         self._scheduler = scheduler
@@ -144,7 +138,6 @@ class Pipeline:
     # Execute
 
     def execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step; None if the step failed and its requests were ended."""
         self._under_way = step.scheduled
         try:
             result = step.handle.collect()

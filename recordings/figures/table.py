@@ -30,17 +30,12 @@ _MEANINGS: dict[LatencyKind, str] = {
 
 
 class FigureSpec(NamedTuple):
-    """One figure of a session.
-
-    Attributes:
-        unit: unit of its value. A "share" is 0 to 1 and shown in percent.
-        better: whether higher or lower is better; None if neither.
-    """
+    """One figure of a session."""
 
     name: str
     label: str
-    unit: FigureUnit
-    better: Better | None
+    unit: FigureUnit  # unit of its value. A "share" is 0 to 1 and shown in percent.
+    better: Better | None  # whether higher or lower is better; None if neither
     meaning: str
 
 

@@ -94,11 +94,9 @@ class History(HistoryView):
         Stops before a step that is late, out of order, or preceded by missing messages. Such a step
         needs `append`. Do not read the history until `forward.settle()` was called.
 
-        Args:
-            forward: the result of `forward()`.
+        `forward`: the result of `forward()`.
 
-        Returns:
-            The number of steps that were added.
+        Returns the number of steps that were added.
 
         Raises:
             msgspec.DecodeError: a number in one of the steps is out of range. The history is then
@@ -246,8 +244,7 @@ class History(HistoryView):
 
         Waits are then explained again. Any thread may call it.
 
-        Args:
-            baseline: must not change any more.
+        `baseline`: must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
@@ -353,7 +350,6 @@ class History(HistoryView):
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        """A separate history with the contents of this one."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline

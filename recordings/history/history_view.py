@@ -17,10 +17,7 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.recordings.attribution.baseline import (
-    FileBaseline,
-    MemoryBaseline,
-)
+from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
@@ -32,7 +29,7 @@ from stepscope.recordings.history.windows import Goodput, Stalls, Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
-from stepscope.recordings.state.series.lanes import Lane, LaneName
+from stepscope.recordings.state.series.lanes import LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
@@ -56,10 +53,6 @@ class HistoryView:
 
     Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
     objects never change, and callers must not change them.
-
-    Args:
-        slo: service levels for breaches, stalls and attainment.
-        timeline: the initial timeline (the data kept of one engine).
     """
 
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
@@ -72,7 +65,6 @@ class HistoryView:
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
-        """Switch to another timeline."""
         self._timeline = timeline
         self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
         self._drop_caches()
@@ -188,17 +180,8 @@ class HistoryView:
         """
         return self._cache.state_at(step)
 
-    def lanes(self, first: int, last: int) -> list[Lane]:
-        """What each request did in the steps `first` to `last`: one `Cell` per step.
-
-        Requests are in order of their ids. Future and forgotten steps are `Cell.ABSENT`, lost ones
-        `Cell.UNKNOWN`.
-        """
-        with self._lock:
-            return self._timeline.lanes.view(first, last)
-
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The ids of the requests that `lanes` would return, without computing their cells."""
+        """The ids of the requests that did anything in the steps `first` to `last`, in order."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
@@ -208,7 +191,11 @@ class HistoryView:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """The cells of these requests in steps `first` to `last`; all absent for unknown ones."""
+        """What these requests did in the steps `first` to `last`: one `Cell` per step.
+
+        Future and forgotten steps are `Cell.ABSENT`, as are all of an unknown request; lost ones
+        are `Cell.UNKNOWN`.
+        """
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -277,10 +264,7 @@ class HistoryView:
     # What happened
 
     def events(
-        self,
-        last_step: int | None = None,
-        limit: int = 100,
-        kinds: frozenset[str] | None = None,
+        self, last_step: int | None = None, limit: int = 100, kinds: frozenset[str] | None = None
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 

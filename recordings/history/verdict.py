@@ -42,15 +42,9 @@ _BOUND: dict[Limit, str] = {
 
 
 class Verdict(NamedTuple):
-    """One sentence on an engine.
-
-    Attributes:
-        look: id of the dashboard's action that leads to the evidence; empty without one.
-    """
-
     tone: Tone
     text: str
-    look: str = ""
+    look: str = ""  # id of the dashboard's action that leads to the evidence; empty without one
 
     @property
     def trouble(self) -> str:
@@ -68,10 +62,7 @@ def verdict_at(
 ) -> Verdict:
     """Judge an engine by its recent steps.
 
-    Args:
-        state: the state after `step`.
-        step: the last step that counts; None: the newest.
-        minute: the latencies of the minute up to that step.
+    `minute`: the latencies of the minute up to that step.
     """
     stalls = _stalls(history, state, step, minute.itl)
     recent_ns = state.time_ns - round(RECENT_S * 1e9)

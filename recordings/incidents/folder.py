@@ -17,12 +17,9 @@ KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 class IncidentFolder:
     """The folder of one recorder. Creates it if needed.
 
-    Args:
-        keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
-            all.
+    `keep_bytes`: most bytes of all incidents, beyond which the oldest are deleted. None: keep all.
 
-    Raises:
-        RecordingError: the folder cannot be created.
+    Raises RecordingError: the folder cannot be created.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None) -> None:

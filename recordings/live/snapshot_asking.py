@@ -30,9 +30,7 @@ def ask_for_snapshot(
     If the engine is in a long step and the caller has none of its messages yet, the newest snapshot
     that the engine keeps is returned instead, because the messages since then can be replayed.
 
-    Args:
-        stopping: when set, the call stops waiting.
-        known_id: id of the engine whose messages the caller already has.
+    `known_id`: id of the engine whose messages the caller already has.
 
     Raises:
         EngineUnreachable: no answer in time, or `stopping` was set.
@@ -73,17 +71,11 @@ def ask_for_snapshot(
 def ask_for_earlier(
     client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
 ) -> Snapshot | None:
-    """Ask for a snapshot that the same engine took about `past_s` seconds before `now`.
+    """Ask for a snapshot from about `past_s` seconds before `now`, of the same engine.
 
-    If replaying the messages since then would take too long, a later snapshot is asked for.
-
-    Args:
-        now: a current snapshot.
-        stopping: when set, the call stops waiting.
-
-    Returns:
-        None if the engine keeps no such snapshot, or if the connection is too slow: live messages
-            matter more.
+    If replaying the messages since then would take too long, a later snapshot is asked for. Returns
+    None if the engine keeps no such snapshot, `stopping` is set, or the connection is too slow:
+    live messages matter more.
     """
     if not now.info.keeps_snapshots:
         return None

@@ -73,8 +73,7 @@ class OpenPayloads:
     def extend_packed(self, payloads: list[bytes], before: list[BatchRow] | None) -> None:
         """Add packed steps.
 
-        Args:
-            before: the batch of the step before the first, if that is not among the messages.
+        `before` is the batch of the step before the first, if that is not among the messages.
         """
         if before is not None:
             self._before = before
@@ -85,8 +84,7 @@ class OpenPayloads:
     def all(self, step_places: Collection[int]) -> list[bytes]:
         """All messages, unpacked, as received from the engine.
 
-        Args:
-            step_places: indices of the steps.
+        `step_places`: indices of the steps.
         """
         if self._packed:
             unpacker = StepUnpacker([list(msgspec.structs.astuple(row)) for row in self._before])

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.rendering import rendered
-from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme
+from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,15 +44,11 @@ def frontier_figure(
     Error bars are the intervals. A point is filled if no other value has both p99 ITL and p99 TTFT
     lower.
 
-    Args:
-        recorded: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
-        target: "svg", "png" or "pdf".
+    `recorded`: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
 
-    Returns:
-        The bytes of the file.
+    Returns the bytes of the file.
 
-    Raises:
-        MissingPackage: matplotlib is not installed.
+    Raises MissingPackage: matplotlib is not installed.
     """
     colours = COLOURS[theme]
 

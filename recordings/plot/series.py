@@ -12,9 +12,10 @@ from typing import Literal, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.export.moments import Progress, StepRange, bounds
+from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums, sums_of
@@ -68,10 +69,7 @@ class PlotEvent:
 class PlotSeries:
     """The data of a plot, filled from the indexes of a recording, in order.
 
-    Args:
-        start_ns, end_ns: the range, in engine time.
-        num_columns: number of pixel columns of the plot.
-        is_one_step: whether each row is one step, not the sum of an interval.
+    `start_ns`, `end_ns`: the range, in engine time.
     """
 
     def __init__(
@@ -161,11 +159,7 @@ class PlotSeries:
 def read_series(
     recording: Recording, steps: StepRange, slo: SLO, num_columns: int, progress: Progress
 ) -> PlotSeries:
-    """Read a range of a recording.
-
-    Raises:
-        RecordingError: the range contains no step.
-    """
+    """Read a range of a recording. Raises RecordingError: the range contains no step."""
     first, last = bounds(recording, steps)
     begin, end = _record_at(recording, first), _record_at(recording, last)
     if begin is None or end is None:

@@ -71,9 +71,8 @@ class Diagnosis(NamedTuple):
 def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Diagnosis:
     """Simulate the session with the limits of the suspects lifted, and return the bottlenecks.
 
-    Args:
-        on_run: called with what is being simulated and the share of its runs done. If it returns
-            True, the diagnosis ends with `ForecastStopped`.
+    `on_run`: called with what is being simulated and the share of its runs done. If it returns
+    True, the diagnosis ends with `ForecastStopped`.
     """
     return _Trials(seen, level, on_run).run()
 
@@ -110,9 +109,8 @@ class _Trials:
     def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
         """Simulate each remedy of each suspect, together with the remedies in `lifted`.
 
-        Returns:
-            Suspect's name -> the trial of its best remedy. A remedy tried later must be better by
-            more than `_EQUAL_GAIN`.
+        Returns the trial of the best remedy, by the suspect's name. A remedy tried later must be
+        better by more than `_EQUAL_GAIN`.
         """
         found: dict[str, Trial] = {}
         for suspect in suspects:

@@ -32,10 +32,8 @@ def write_what_if(
 ) -> None:
     """Simulate one session under other knobs and write it as an ordinary recording.
 
-    Args:
-        text: the changes in words.
-        on_request: called with the number of each request. If it returns True, the session ends
-            there.
+    `on_request`: called with the number of each request. If it returns True, the session ends
+    there.
 
     Raises:
         ConfigError: the knobs are incompatible.
@@ -60,8 +58,7 @@ class RecordingSink:
 
     On leaving the `with` block, the file is completed, even after an error.
 
-    Raises:
-        RecordingError: the file cannot be created or written.
+    Raises RecordingError: the file cannot be created or written.
     """
 
     num_dropped = 0

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.access import is_being_written
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.mcap.index import read_metadata
-from stepscope.recordings.file.write_lock import is_being_written
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 
 log = logging.getLogger("stepscope.recordings")
@@ -43,8 +43,7 @@ class SeriesLimits(NamedTuple):
     def parse(cls, text: str) -> "SeriesLimits":
         """Parse `1GB`, `48h` or `500MB,1h`.
 
-        Raises:
-            ValueError: the text is invalid; the message tells what was expected.
+        Raises ValueError: the text is invalid; the message tells what was expected.
         """
         num_bytes: int | None = None
         age_s: float | None = None
@@ -106,8 +105,7 @@ class FileSeries:
     def open_next(self) -> RecordingFile:
         """Create the next file. Existing files are not touched.
 
-        Raises:
-            RecordingError: the file cannot be created.
+        Raises RecordingError: the file cannot be created.
         """
         # If the clock is set back, a later file must still sort after an earlier one.
         stamp = max(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._last_stamp)

@@ -65,18 +65,14 @@ def series_of(
     buckets: int = TREND_BUCKETS,
 ) -> Series:
     """Percentiles, maximum and trend of the samples in (start_ns, end_ns]."""
-    ranked = samples.ranked(samples.num_until(start_ns), samples.num_until(end_ns))
-    if ranked is None:
-        return Series(0, None, None, None, None, None, (None,) * buckets)
-    p50, p95, p99 = ranked.percentiles((50, 95, 99))
-    within_slo = None
-    if slo_ms is not None:
-        within_slo = ranked.num_up_to(slo_ms * 1e6) / ranked.count
+    spread = spread_of(samples.cut(start_ns, end_ns), slo_ms)
+    p50, p95, p99, largest = (
+        None if ns is None else ns / 1e6 for ns in map(spread.at, (50, 95, 99, 100))
+    )
     trend = tuple(
         None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
     )
-    largest = ranked.largest / 1e6
-    return Series(ranked.count, p50 / 1e6, p95 / 1e6, p99 / 1e6, largest, within_slo, trend)
+    return Series(spread.num_samples, p50, p95, p99, largest, spread.within_slo, trend)
 
 
 def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
@@ -88,7 +84,28 @@ def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
                 yield kind, round(ms * 1e6), count
 
 
-def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
+def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int | None]]:
+    """The waits that ended in a step: latency, nanoseconds, how many, and the request of one."""
+    outcome, totals = applied.outcome, applied.record.totals
+    for gap_ns, number in outcome.gaps_ns.items():
+        yield "itl", gap_ns, number, outcome.gap_request_ids[gap_ns]
+    for request_id, ttft_ns in outcome.ttft_ns:
+        yield "ttft", ttft_ns, 1, request_id
+    for request_id, tpot_ns in outcome.tpot_ns:
+        yield "tpot", tpot_ns, 1, request_id
+    for request_id, e2e_ns in outcome.e2e_ns:
+        yield "e2e", e2e_ns, 1, request_id
+    if totals is not None:
+        for kind, ns, number in estimates_in(totals):
+            yield kind, ns, number, None
+
+
+def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
+    """The percentiles of some samples.
+
+    Args:
+        level_ms: the service level, if there is one.
+    """
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
@@ -100,86 +117,61 @@ def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 class Latencies:
-    """The samples of all latencies of one engine, and its finished requests."""
+    """The samples of all latencies of one engine, and its finished requests.
+
+    Attributes:
+        of: latency -> samples.
+    """
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
-        self.ttft = Samples()
-        self.itl = Samples()
-        self.tpot = Samples()
-        self.e2e = Samples()
-        self.step = Samples()
+        self.of: dict[LatencyKind, Samples] = {kind: Samples() for kind in get_args(LatencyKind)}
         self.finished = FinishedRequests()
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
-        record, outcome = applied.record, applied.outcome
+        record = applied.record
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval
-            self.step.add(now_ns, now_ns - record.schedule_start_ns)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.add(now_ns, gap_ns, weight)
-        for _, ttft_ns in outcome.ttft_ns:
-            self.ttft.add(now_ns, ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            self.tpot.add(now_ns, tpot_ns)
-        for _, e2e_ns in outcome.e2e_ns:
-            self.e2e.add(now_ns, e2e_ns)
-        for finished in outcome.finished:
+            self.of["step"].add(now_ns, now_ns - record.schedule_start_ns)
+        for kind, ns, number, _ in waits_in(applied):
+            self.of[kind].add(now_ns, ns, number)
+        for finished in applied.outcome.finished:
             self.finished.add(now_ns, finished)
-        if record.totals is not None:
-            for kind, ns, count in estimates_in(record.totals):
-                self.of(kind).add(now_ns, ns, count)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
         levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
-        return {kind: _spread(self.of(kind), levels.get(kind)) for kind in get_args(LatencyKind)}
-
-    def of(self, kind: LatencyKind) -> Samples:
-        samples: Samples = getattr(self, kind)
-        return samples
+        return {kind: spread_of(samples, levels.get(kind)) for kind, samples in self.of.items()}
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
-        part.ttft = self.ttft.cut(start_ns, end_ns)
-        part.itl = self.itl.cut(start_ns, end_ns)
-        part.tpot = self.tpot.cut(start_ns, end_ns)
-        part.e2e = self.e2e.cut(start_ns, end_ns)
+        part.of = {kind: samples.cut(start_ns, end_ns) for kind, samples in self.of.items()}
         part.finished = self.finished.cut(start_ns, end_ns)
-        part.step = self.step.cut(start_ns, end_ns)
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        return LatencyReport(
-            start_ns,
-            end_ns,
-            series_of(self.ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
-            series_of(self.itl, start_ns, end_ns, self.slo.itl_ms, buckets),
-            series_of(self.tpot, start_ns, end_ns, None, buckets),
-            series_of(self.step, start_ns, end_ns, None, buckets),
-        )
+        kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "step")
+        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        series = [
+            series_of(self.of[kind], start_ns, end_ns, levels.get(kind), buckets) for kind in kinds
+        ]
+        return LatencyReport(start_ns, end_ns, *series)
 
     def after(self, earlier: "Latencies") -> "Latencies":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
-        whole.ttft = self.ttft.after(earlier.ttft)
-        whole.itl = self.itl.after(earlier.itl)
-        whole.tpot = self.tpot.after(earlier.tpot)
-        whole.e2e = self.e2e.after(earlier.e2e)
+        whole.of = {kind: samples.after(earlier.of[kind]) for kind, samples in self.of.items()}
         whole.finished = self.finished.after(earlier.finished)
-        whole.step = self.step.after(earlier.step)
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for samples in self._all:
+        self.finished.forget_before(time_ns)
+        for samples in self.of.values():
             samples.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for samples in self._all:
+        self.finished.forget_after(time_ns)
+        for samples in self.of.values():
             samples.forget_after(time_ns)
-
-    @property
-    def _all(self) -> tuple[Samples | FinishedRequests, ...]:
-        return self.ttft, self.itl, self.tpot, self.e2e, self.step, self.finished
