@@ -175,14 +175,14 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def overtaken_by(self, request: Request) -> list[Request]:
-        """Return those that came before `request`, which is admitted, and now wait longer."""
-        found = []
-        for each in self._requests.values():
-            came = each.arrival_ns, each.request_id
-            is_later = (request.arrival_ns, request.request_id) > came
-            if is_later and each.priority > request.priority and not each.was_overtaken:
-                found.append(each)
+    def overtake(self, request: Request) -> list[Request]:
+        """Mark and return those that came before `request`, which is admitted for its priority."""
+        came, priority = (request.arrival_ns, request.request_id), request.priority
+        waiting = (each for each in self._requests.values() if each.priority > priority)
+        early = [each for each in waiting if (each.arrival_ns, each.request_id) < came]
+        found = [each for each in early if not each.was_overtaken]
+        for each in found:
+            each.was_overtaken = True
         return found
 
     def __iter__(self) -> Iterator[Request]:

@@ -383,10 +383,7 @@ class StepPlan:
         request.status = RequestStatus.RUNNING
         request.was_overtaken = False
         if self._knobs.policy == "priority":
-            overtaken = self.waiting.overtaken_by(request)
-            for each in overtaken:
-                each.was_overtaken = True
-            self.overtaken += overtaken
+            self.overtaken += self.waiting.overtake(request)
         request.num_computed_tokens = num_cached_tokens
         load_ns = 0
         if request.ticket is not None:

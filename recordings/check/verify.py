@@ -16,6 +16,7 @@ from stepscope.engine.protocol.wire import (
     EngineInfo,
     EngineStatus,
     Mark,
+    Phase,
     Snapshot,
     StepRecord,
     Telemetry,
@@ -266,6 +267,9 @@ class _MessageChecks:
         if times != sorted(times) or record.tokens_ns < self._tokens_ns:
             report.times.problem(f"step {step:,}: its times are not in order")
         self._tokens_ns = max(self._tokens_ns, record.tokens_ns)
+        prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
+        if record.held_prefills and any(row.num_tokens > 1 for row in prefills):
+            report.tokens.problem(f"step {step:,} computed a prompt though it left prompts out")
         self._take_changes(record, f"step {step:,}", step == 0)
 
     def _take_changes(self, message: StepRecord | EngineStatus, where: str, is_start: bool) -> None:

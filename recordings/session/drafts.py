@@ -1,8 +1,8 @@
 """`Speculation`: how many drafts were accepted, and what it bought, by the number of requests."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.steps import StepTable
@@ -102,60 +102,47 @@ def _groups(
     ns: "NDArray[np.int64]",
 ) -> list[SpeculationGroup]:
     """Group steps of decodes alone by powers of two of their requests."""
-    costs, found = DraftCosts.fit(rows, drafted, ns), []
+    draft_ns, found = _draft_ns(rows, drafted, ns), []
     for power in range(int(rows.max()).bit_length() + 1):
         low, high = (1 << power) // 2 + 1, 1 << power
         steps = (rows >= low) & (rows <= high)
         if not steps.any():
             continue
         tokens = 1 + float(accepted[steps].sum() / rows[steps].sum())
-        extra = None if costs is None else costs.share(drafted[steps], ns[steps])
+        mean_ns, extra = float(ns[steps].mean()), None
+        for_drafts_ns, error_ns = draft_ns(drafted[steps]) if draft_ns else (0.0, mean_ns)
+        if error_ns <= _SURE * mean_ns:
+            extra = max(0.0, for_drafts_ns) / max(1.0, mean_ns - max(0.0, for_drafts_ns))
         gain = None if extra is None else tokens / (1 + extra)
         found.append(SpeculationGroup(low, high, int(steps.sum()), tokens, extra, gain))
     return found
 
 
-class DraftCosts(NamedTuple):
-    """What drafts add to the time of a step, by least squares over steps with and without.
+def _draft_ns(
+    rows: "NDArray[np.int64]", drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]"
+) -> "Callable[[NDArray[np.int64]], tuple[float, float]] | None":
+    """Fit what drafts add to a step: for each draft, and for having any (least squares).
 
-    Attributes:
-        ns: for each draft, and for a step that has any.
-        variances: of these two, and how they vary together.
+    Returns:
+        From the drafts of steps to the mean time for them, and twice its standard error. None if
+        the steps cannot tell drafts from requests.
     """
+    import numpy as np
 
-    ns: "NDArray[np.float64]"
-    variances: "NDArray[np.float64]"
+    usual = ns <= _LONG * np.median(ns)
+    rows, drafted, ns = rows[usual], drafted[usual], ns[usual]
+    work = np.stack([np.ones(len(ns)), rows, drafted, drafted > 0], axis=1).astype(float)
+    costs, _, rank, _ = np.linalg.lstsq(work, ns.astype(float), rcond=None)
+    if rank < len(costs) or len(ns) < _MIN_STEPS:
+        return None
+    error = float(np.sum((ns - work @ costs) ** 2)) / (len(ns) - len(costs))
+    variances = np.linalg.inv(work.T @ work)[2:, 2:] * error
 
-    @classmethod
-    def fit(
-        cls, rows: "NDArray[np.int64]", drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]"
-    ) -> Self | None:
-        """Fit steps of decodes alone; None if they cannot tell drafts from requests."""
-        import numpy as np
-
-        usual = ns <= _LONG * np.median(ns)
-        rows, drafted, ns = rows[usual], drafted[usual], ns[usual]
-        work = np.stack([np.ones(len(ns)), rows, drafted, drafted > 0], axis=1).astype(float)
-        num_known = work.shape[1]
-        found, _, rank, _ = np.linalg.lstsq(work, ns.astype(float), rcond=None)
-        if rank < num_known or len(ns) < _MIN_STEPS:
-            return None
-        error = float(np.sum((ns - work @ found) ** 2)) / (len(ns) - num_known)
-        return cls(found[2:], np.linalg.inv(work.T @ work)[2:, 2:] * error)
-
-    def share(self, drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]") -> float | None:
-        """The time for the drafts of these steps, as a share of the steps without them.
-
-        None if it is not known to a fifth of the steps.
-        """
-        import numpy as np
-
-        mean_ns = float(ns.mean())
+    def mean_of(drafted: "NDArray[np.int64]") -> tuple[float, float]:
         number = np.array([drafted.mean(), (drafted > 0).mean()])
-        if 2 * float(number @ self.variances @ number) ** 0.5 > _SURE * mean_ns:
-            return None
-        for_drafts_ns = max(0.0, float(number @ self.ns))
-        return for_drafts_ns / max(1.0, mean_ns - for_drafts_ns)
+        return float(number @ costs[2:]), 2 * float(number @ variances @ number) ** 0.5
+
+    return mean_of
 
 
 def with_records(found: Speculation, records: Iterable[StepRecord]) -> Speculation:

@@ -132,9 +132,8 @@ def _threshold(seen: Seen) -> Evidence:
 
 
 def _cadence(seen: Seen) -> Evidence:
-    if seen.basis.setup.knobs.prefill_schedule_interval == 1:
-        return Evidence(False, "every step takes prefills")
-    return _limit("cadence", seen)
+    is_on = seen.basis.setup.knobs.prefill_schedule_interval > 1
+    return _limit("cadence", seen) if is_on else _large_budget(seen)
 
 
 def _long_prompts(seen: Seen) -> Evidence:
@@ -241,8 +240,8 @@ def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
         yield from _live(setup, **changes)
 
 
-def _rarer_prefills(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for interval in (2, 4, 8):
+def _other_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for interval in (1, 2, 4, 8):
         yield from _live(setup, prefill_schedule_interval=interval)
 
 
@@ -293,12 +292,7 @@ SUSPECTS = (
         _threshold,
         partial(_live, long_prefill_token_threshold=0),
     ),
-    Suspect("prefills in every step", _large_budget, _rarer_prefills),
-    Suspect(
-        "prefill cadence (prefill_schedule_interval)",
-        _cadence,
-        partial(_live, prefill_schedule_interval=1),
-    ),
+    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _other_cadence),
     Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
     Suspect("KV memory", _kv, _more_kv),
     Suspect("KV reservation", _reservation, _other_reservation),

@@ -109,7 +109,7 @@ def test_a_lower_max_num_seqs_takes_effect_on_every_rank(attach_sglang: AttachSg
 
 def test_a_knob_value_above_its_start_value_is_refused(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
-    with pytest.raises(CommandRefused, match=r"between 4 and 64 \(the value at SGLang's start\)"):
+    with pytest.raises(CommandRefused, match="between 4 and 64"):
         group.set(**{BUDGET: 65})
     with pytest.raises(CommandRefused, match="between 1 and 8"):
         group.set(max_num_seqs=9)

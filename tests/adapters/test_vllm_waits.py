@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.engine.adapters.attached.unfinished_step import Held
 from stepscope.engine.adapters.vllm import waits
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
 from stepscope.recordings.alerts.meter import waiting_figures
 from stepscope.recordings.attribution.explain import Explainer
@@ -180,6 +181,22 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
     said = " ".join(each.explanation for each in late)
     assert "waited in the queue for a step that takes prefills" in said
     assert "without prefills (prefill_schedule_interval)" in said
+
+
+def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) -> None:
+    scheduler: Any = PlayedScheduler("0.33.0", "cadence")
+    attachment = attach(scheduler)
+    board = attachment.core._board
+    knobs = board.changed({"prefill_schedule_interval": 7})
+    with pytest.raises(ConfigError, match="1 or more"):
+        board.changed({"prefill_schedule_interval": 0})
+    board.set(knobs)
+    assert scheduler.local_prefill_interval == 7
+    attachment.close()
+    assert scheduler.local_prefill_interval == 4  # vLLM's own
+    before = attach(PlayedScheduler("0.32.0", "chunked")).core._board
+    with pytest.raises(ConfigError):
+        before.changed({"prefill_schedule_interval": 7})
 
 
 def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priority(

@@ -118,6 +118,20 @@ def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
     assert "goes on at token" in problems["token accounting"][0]
 
 
+def test_a_prompt_in_a_step_that_left_prompts_out_is_found(tmp_path: Path) -> None:
+    def held(record: StepRecord) -> StepRecord:
+        return msgspec.structs.replace(record, held_prefills=True)
+
+    steps = [m for _, m in MESSAGES if isinstance(m, StepRecord)]
+    step = next(m.step for m in steps if m.num_prefill_tokens > 1)
+    problems = wrong(verified(tmp_path / "held.mcap", changed(step, held)))
+    assert problems == {
+        "token accounting": [f"step {step} computed a prompt though it left prompts out"]
+    }
+    free = next(m.step for m in steps if not m.num_prefill_tokens)
+    assert wrong(verified(tmp_path / "free.mcap", changed(free, held))) == {}
+
+
 def test_an_unpublished_block_move_is_found(tmp_path: Path) -> None:
     step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
     messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))

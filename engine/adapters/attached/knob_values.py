@@ -8,10 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-
-_TYPES = {"int": int, "float": float}
 
 
 class KnobValues(Protocol):
@@ -65,42 +63,16 @@ def changed(
     Raises:
         ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
     """
-    shown = knobs.__struct_fields__
-    checked = {name: _checked(engine, shown, specs, name, value) for name, value in changes.items()}
-    return msgspec.structs.replace(knobs, **checked)
-
-
-def _checked(
-    engine: str,
-    shown: Sequence[str],
-    specs: Sequence[KnobSpec],
-    name: str,
-    value: KnobValue,
-) -> KnobValue:
-    spec = next((spec for spec in specs if spec.name == name), None)
-    if spec is None:
-        live = ", ".join(spec.name for spec in specs) or "none"
-        if name not in shown:
+    known, values = {spec.name: spec for spec in specs}, {}
+    for name, value in changes.items():
+        if name in known:
+            values[name] = checked(known[name], value)
+            continue
+        live = ", ".join(known) or "none"
+        if name not in knobs.__struct_fields__:
             raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
         raise ConfigError(
             "fixed_knob",
             f"{name} is fixed when {engine} starts; while it runs these can be changed: {live}",
         )
-    if spec.kind == "choice":
-        if value not in spec.choices:
-            choices = ", ".join(spec.choices)
-            raise ConfigError("out_of_bounds", f"{name} is one of {choices}, not {value!r}")
-        return value
-    if spec.kind == "float" and type(value) is int:
-        value = float(value)
-    if type(value) is not _TYPES[spec.kind] or not isinstance(value, int | float):
-        raise ConfigError("wrong_type", f"{name} takes a number, not {value!r}")
-    assert spec.low is not None
-    assert spec.high is not None
-    if not spec.low <= value <= spec.high:
-        raise ConfigError(
-            "out_of_bounds",
-            f"{name} must be between {spec.low:g} and {spec.high:g} (the value at "
-            f"{engine}'s start), not {value!r}",
-        )
-    return value
+    return msgspec.structs.replace(knobs, **values)

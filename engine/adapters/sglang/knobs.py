@@ -12,7 +12,7 @@ from msgspec import Struct
 from stepscope.engine.adapters.attached.knob_values import changed
 from stepscope.engine.adapters.sglang.broadcast import CHUNK, SEATS, ChangeRequests
 from stepscope.engine.adapters.sglang.shapes import SglangScheduler
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
@@ -67,7 +67,7 @@ class SglangKnobBoard:
             enable_prefix_caching=not scheduler.disable_radix_cache,
         )
         self._start = self.knobs
-        self.specs = tuple(_specs(scheduler, self.knobs))
+        self.specs = tuple(_specs(scheduler, self.knobs, self.limits))
 
     def changed(self, changes: Mapping[str, KnobValue]) -> SglangKnobs:
         """Return the knobs with `changes` applied, without setting them.
@@ -101,35 +101,25 @@ class SglangKnobBoard:
         return requests
 
 
-def _specs(scheduler: SglangScheduler, knobs: SglangKnobs) -> list[KnobSpec]:
+def _specs(scheduler: SglangScheduler, knobs: SglangKnobs, limits: Limits) -> list[KnobSpec]:
     if scheduler.recv_skipper is not None:
         return []  # the skipper drops requests that a rank adds to a loop iteration
     if scheduler.server_args.nnodes > 1:
         return []  # a node without our plugin would ignore the request and decide differently
-    specs = []
     least, most = _least_chunk(scheduler, knobs), knobs.max_num_batched_tokens
+    lows = {"max_num_seqs": 1}
     if knobs.enable_chunked_prefill and least <= most:
-        specs.append(
-            KnobSpec(
-                "max_num_batched_tokens",
-                "int",
-                most,
-                least,
-                most,
-                help="tokens of one batch with prefill (SGLang: chunked_prefill_size)",
-            )
+        lows["max_num_batched_tokens"] = least
+    return [
+        msgspec.structs.replace(
+            spec,
+            default=getattr(knobs, spec.name),
+            low=lows[spec.name],
+            high=getattr(knobs, spec.name),
         )
-    specs.append(
-        KnobSpec(
-            "max_num_seqs",
-            "int",
-            knobs.max_num_seqs,
-            1,
-            knobs.max_num_seqs,
-            help="requests running at once (SGLang: max_running_requests)",
-        )
-    )
-    return specs
+        for spec in knob_specs(limits)
+        if spec.name in lows
+    ]
 
 
 def _least_chunk(scheduler: SglangScheduler, knobs: SglangKnobs) -> int:

@@ -22,7 +22,6 @@ class VllmRequest(Protocol):
     priority: int
     pooling_params: object | None  # of a request that puts out no token
     lora_request: Any  # None: it needs no adapter
-    is_prefill_chunk: bool  # from 0.15 on: it has more of its prompt to compute
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property

@@ -74,14 +74,6 @@ def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool
     return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
 
 
-def has_left_out(scheduler: VllmScheduler, out: SchedulerOutput) -> bool:
-    """Whether a running request that has more of its prompt to compute is not in the step."""
-    return any(
-        request.is_prefill_chunk and request.request_id not in out.num_scheduled_tokens
-        for request in scheduler.running
-    )
-
-
 def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
     """Whether the first request that vLLM did not pass over waits for its encoder, not for blocks.
 

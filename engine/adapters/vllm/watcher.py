@@ -97,9 +97,9 @@ def _overtaken(
     best = min((tracked.source.priority for tracked in admitted), default=0)
     found = []
     for tracked in table.values():
+        adapter = _adapter_of(tracked)
         if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
             continue
-        adapter = _adapter_of(tracked)
         if adapter and adapter not in loaded and len(loaded) >= max_loras:
             continue
         came, priority = tracked.request_id, tracked.source.priority
@@ -130,7 +130,7 @@ class Noted(NamedTuple):
     Attributes:
         budget: maximum number of tokens of this step.
         held: see `waits.held`; None: as before.
-        held_prefills: as in `StepRecord`.
+        is_without_prefills: see `waits.leaves_out_prefills`.
     """
 
     start_ns: int
@@ -142,7 +142,7 @@ class Noted(NamedTuple):
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
     held: Mapping[str, Held] | None
-    held_prefills: bool
+    is_without_prefills: bool
 
 
 class VllmWatcher:
@@ -244,7 +244,7 @@ class VllmWatcher:
             reasons,
             preempted,
             held_anew,
-            is_free and ("cadence" in reasons or waits.has_left_out(scheduler, out)),
+            is_free,
         )
 
     def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
@@ -327,7 +327,11 @@ class VllmWatcher:
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
-        step.held_prefills = noted.held_prefills
+        if noted.is_without_prefills:
+            # A prompt that is not computed to its end has no row in this step.
+            step.held_prefills = "cadence" in noted.waiting_reasons or any(
+                each.is_prefilling and each.block_table for each in recorder.table.values()
+            )
         if noted.held is not None:
             step.held = self._tracked(noted.held)
         recorder.begun(step)

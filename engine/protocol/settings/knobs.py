@@ -194,7 +194,12 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
 
 
 def _checked(name: str, value: KnobValue, limits: Limits) -> KnobValue:
-    spec = next(s for s in knob_specs(limits) if s.name == name)
+    return checked(next(spec for spec in knob_specs(limits) if spec.name == name), value)
+
+
+def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:
+    """Return a value in the type of its knob. Raises ConfigError if the knob does not take it."""
+    name = spec.name
     if spec.kind == "choice":
         if value not in spec.choices:
             raise ConfigError(
@@ -208,11 +213,12 @@ def _checked(name: str, value: KnobValue, limits: Limits) -> KnobValue:
         raise ConfigError("wrong_type", f"{name} takes {_article(spec)}, not {value!r}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         low = spec.low if spec.low is not None else value
-        high = spec.high if spec.high is not None else value
+        high = spec.high if spec.high is not None else max(low, value)
         if not low <= value <= high:
-            raise ConfigError(
-                "out_of_bounds", f"{name} must be between {low:g} and {high:g}, not {value!r}"
+            bounds = (
+                f"between {low:g} and {high:g}" if spec.high is not None else f"{low:g} or more"
             )
+            raise ConfigError("out_of_bounds", f"{name} must be {bounds}, not {value!r}")
     return value
 
 

@@ -100,18 +100,24 @@ def _seats(seen: _Evidence) -> tuple[str, str] | None:
 
 
 def _budget(seen: _Evidence) -> tuple[str, str] | None:
+    late = _late_for_short_gaps(seen)
+    evidence = f"the token budget limited {seen.share:.0%} of the steps, {late}"
+    return None if late is None else (evidence, "raise max_num_batched_tokens")
+
+
+def _cadence(seen: _Evidence) -> tuple[str, str] | None:
+    late = _late_for_short_gaps(seen)
+    evidence = f"{seen.share:.0%} of the steps were kept free of prefills, {late}"
+    return None if late is None else (evidence, "lower prefill_schedule_interval")
+
+
+def _late_for_short_gaps(seen: _Evidence) -> str | None:
+    """Say that first tokens are late while gaps could be longer; None if it is not so."""
     itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
-    if itl is None or ttft is None:
+    if itl is None or ttft is None or itl > seen.itl_ms * _HALF or ttft >= 0.95:
         return None
-    if itl > seen.itl_ms:
-        return None  # a larger budget makes gaps longer
-    if ttft >= 0.95 or itl > seen.itl_ms * _HALF:
-        return None
-    return (
-        f"the token budget limited {seen.share:.0%} of the steps, {1 - ttft:.0%} of the first "
-        f"tokens were late, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms",
-        "raise max_num_batched_tokens",
-    )
+    late = f"{1 - ttft:.0%} of the first tokens were late"
+    return f"{late}, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms"
 
 
 def _kv(seen: _Evidence) -> tuple[str, str] | None:
@@ -152,17 +158,6 @@ def _threshold(seen: _Evidence) -> tuple[str, str] | None:
         f"long_prefill_token_threshold={threshold} limited {seen.share:.0%} of the steps, while "
         f"{1 - budget_used:.0%} of their token budget was free",
         "raise long_prefill_token_threshold",
-    )
-
-
-def _cadence(seen: _Evidence) -> tuple[str, str] | None:
-    itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
-    if itl is None or ttft is None or itl > seen.itl_ms * _HALF or ttft >= 0.95:
-        return None  # prefills in more steps make gaps longer
-    return (
-        f"{seen.share:.0%} of the steps were kept free of prefills, {1 - ttft:.0%} of the first "
-        f"tokens were late, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms",
-        "lower prefill_schedule_interval",
     )
 
 

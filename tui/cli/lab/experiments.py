@@ -133,9 +133,8 @@ def _shared(seed: int) -> tuple[Work, ...]:
 
 def _every(interval: int, num_tokens: int) -> Arm:
     """An arm in which every Nth step takes prefills, with a token budget."""
-    knobs = {**_budget(num_tokens), "prefill_schedule_interval": interval}
     name = f"{num_tokens} every {interval}" if interval > 1 else f"{num_tokens}"
-    return Arm(name, knobs, _CADENCE)
+    return Arm(name, {**_budget(num_tokens), "prefill_schedule_interval": interval}, _CADENCE)
 
 
 def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:

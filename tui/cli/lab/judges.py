@@ -79,19 +79,14 @@ def knee(runs: Runs, of: Columns) -> LabFinding:
 
 def cadence(runs: Runs, of: Columns) -> LabFinding:
     tpot, ttft = of["TPOT p50, ms"], of["TTFT of documents, ms"]
-    median, longest = of["ITL p50, ms"], of["ITL p99, ms"]
-    said, falls = [], []
-    for small, large in ((0, 1), (2, 3)):
-        falls.append(tpot[large] <= 1.05 * tpot[small] and ttft[large] < 0.95 * ttft[small])
-        said.append(
-            f"{runs[small].name} and {runs[large].name}: TPOT {tpot[small]:,.1f} and "
-            f"{tpot[large]:,.1f} ms, TTFT of documents {ttft[small]:,.0f} and {ttft[large]:,.0f}, "
-            f"ITL p50 {median[small]:,.1f} and {median[large]:,.1f}, p99 {longest[small]:,.0f} and "
-            f"{longest[large]:,.0f}"
-        )
+    pairs = ((0, 1), (2, 3))
     return LabFinding(
-        all(falls),
-        "; ".join(said),
+        all(tpot[b] <= 1.05 * tpot[a] and ttft[b] < 0.95 * ttft[a] for a, b in pairs),
+        "; ".join(
+            f"{runs[a].name} and {runs[b].name}: TPOT {tpot[a]:,.1f} and {tpot[b]:,.1f} ms, TTFT "
+            f"of documents {ttft[a]:,.0f} and {ttft[b]:,.0f}"
+            for a, b in pairs
+        ),
         "a step takes about as long as its tokens, so both compute as many prompt tokens a second",
     )
 
