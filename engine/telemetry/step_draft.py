@@ -51,6 +51,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
     held: list[wire.HeldRow] | None = None
+    front: list[wire.FrontEnd] | None = None
 
     @classmethod
     def open(

@@ -1,7 +1,8 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
@@ -9,6 +10,7 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
     EngineStatus,
+    RequestView,
     Snapshot,
     StepRecord,
     Telemetry,
@@ -16,6 +18,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.indexes import indexes
@@ -23,6 +26,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import request_name
 
 MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
@@ -78,7 +82,10 @@ class Explanation(NamedTuple):
     shares: list[CauseShare]  # the largest first
     affected: Affected
     never_served: NeverServed  # they have no late token that would show them
+    waits: Mapping[LatencyKind, Distribution]  # all, late or not
+    fronts: FrontSums
     request_id: int | None = None  # explains this one alone; None: all
+    view: RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -125,7 +132,10 @@ def explain_recording(
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
         found.never_served(),
+        waits,
+        found.fronts,
         request_id,
+        found.view,
     )
 
 
@@ -155,6 +165,8 @@ class _Read:
         self.waits = WaitSums({"itl": explainer.itl_bound_ns, "ttft": explainer.ttft_bound_ns})
         self.live: set[int] = set()
         self.ended: set[int] = set()
+        self.fronts = FrontSums()
+        self.view: RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
     def take(self, message: Telemetry, lost: bool) -> None:
@@ -172,6 +184,10 @@ class _Read:
                 now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
                 self._given_up_ns += self._unserved(gone, now_ns)
         outcome = self.explainer.take(message, lost)
+        only = self.explainer.only
+        self.fronts.take(message, state.requests)
+        if only is not None and only in state.requests:
+            self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
             is_one_step = not self.explainer.state.is_summed_up

@@ -157,13 +157,9 @@ class Indexer:
     def _add_waits(self, record: StepRecord, outcome: Outcome) -> None:
         place = len(self._steps)
         rows = [
-            ("itl", ns, number, outcome.gap_request_ids[ns])
-            for ns, number in outcome.gaps_ns.items()
+            (kind, ns, number, UNKNOWN if request_id is None else request_id)
+            for kind, ns, number, request_id in outcome.waits()
         ]
-        for kind, waits in (
-            ("ttft", outcome.ttft_ns), ("tpot", outcome.tpot_ns), ("e2e", outcome.e2e_ns)
-        ):  # fmt: skip
-            rows += [(kind, ns, 1, request_id) for request_id, ns in waits]
         if record.totals is not None:
             rows += [(*estimate, UNKNOWN) for estimate in estimates_in(record.totals)]
         for kind, ns, number, request_id in rows:

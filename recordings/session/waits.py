@@ -28,14 +28,8 @@ def waits_in(
         yield "step", record.tokens_ns - record.schedule_start_ns, 1
     if record.totals is not None:
         yield from estimates_in(record.totals)
-    for gap_ns, weight in outcome.gaps_ns.items():
-        yield "itl", gap_ns, weight
-    for _, ttft_ns in outcome.ttft_ns:
-        yield "ttft", ttft_ns, 1
-    for _, tpot_ns in outcome.tpot_ns:
-        yield "tpot", tpot_ns, 1
-    for _, e2e_ns in outcome.e2e_ns:
-        yield "e2e", e2e_ns, 1
+    for kind, ns, number, _ in outcome.waits():
+        yield kind, ns, number
 
 
 class WaitSums:

@@ -1,11 +1,22 @@
 """`Outcome`: latency samples and counts that `SessionState` derives from one step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import StepRecord
+
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
+
+
+def coarse(ns: int) -> int:
+    """Round to one of 32 values for each power of two, to less than 2 %.
+
+    Chunks go out one by one, so few gaps between them are quite equal.
+    """
+    shift = max(0, ns.bit_length() - 6)
+    return (ns >> shift << shift) + (1 << shift >> 1)
 
 
 class FinishedRequest(NamedTuple):
@@ -35,6 +46,9 @@ class Outcome:
         gaps_ns: length of a gap -> number of requests that had such a gap.
         gap_request_ids: length of a gap -> id of one of these requests.
         longer: requests and gaps that were their longest so far, by `RequestWatch`.
+        served_ttft_ns, served_itl_ns: what front ends told since the step before: the waits from
+            HTTP to the first chunk, by request, and how many gaps between two chunks were about so
+            long (`coarse`).
         num_queried_tokens, num_hit_tokens: prompt tokens looked up in the prefix cache, and those
             found, each once. None is unknown.
         num_recomputed_tokens: in the prefill of requests that come back, all but new prompt tokens.
@@ -49,6 +63,8 @@ class Outcome:
     late_gaps: Sequence[tuple[int, int]] = ()  # above the table's `late_ns`
     longer: Sequence[tuple[int, int]] = ()
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
+    served_ttft_ns: Sequence[tuple[int, int]] = ()
+    served_itl_ns: Mapping[int, int] = field(default_factory=dict)
     num_output_tokens: int = 0
     num_decode_rows: int = 0
     num_cached_tokens: int = 0  # of prompts, skipped by a prefix hit
@@ -66,6 +82,21 @@ class Outcome:
         """Add a gap that `number` requests had; `request_id` is one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
+
+    def waits(self) -> Iterator[tuple[LatencyKind, int, int, int | None]]:
+        """Yield all waits that ended: latency, nanoseconds, how many requests, and one of them."""
+        for ns, number in self.gaps_ns.items():
+            yield "itl", ns, number, self.gap_request_ids[ns]
+        for request_id, ns in self.ttft_ns:
+            yield "ttft", ns, 1, request_id
+        for request_id, ns in self.tpot_ns:
+            yield "tpot", ns, 1, request_id
+        for request_id, ns in self.e2e_ns:
+            yield "e2e", ns, 1, request_id
+        for request_id, ns in self.served_ttft_ns:
+            yield "served_ttft", ns, 1, request_id
+        for ns, number in self.served_itl_ns.items():
+            yield "served_itl", ns, number, None
 
     @property
     def max_gap_ns(self) -> int | None:

@@ -67,6 +67,8 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "budget": ("╌", "caution"),
     "left_out": ("┄", "caution"),
     "transfer": ("→", "prefill"),
+    "front_end": ("‹", "muted"),
+    "delivery": ("›", "muted"),
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),

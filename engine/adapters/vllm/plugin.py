@@ -8,6 +8,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import sys
 from typing import Any
 
 VARIABLE = "STEPSCOPE_ENDPOINT"
@@ -22,6 +23,7 @@ def register() -> None:
         return
     try:
         _wrap_choice(endpoint)
+        _wrap_front_end(endpoint)
         if multiprocessing.parent_process() is None:
             _wrap_shutdown(endpoint)
     except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
@@ -118,6 +120,29 @@ def _wrap_init(scheduler_class: Any, endpoint: str) -> None:
 
     __init__._stepscope = scheduler_class  # type: ignore[attr-defined]
     scheduler_class.__init__ = __init__
+
+
+def _wrap_front_end(endpoint: str) -> None:
+    """Wrap what API servers do first, and only they: then their front end can be imported."""
+    if (arguments := sys.modules.get("vllm.engine.arg_utils")) is None:
+        return
+    create = arguments.EngineArgs.create_engine_config
+    if hasattr(create, "_stepscope"):
+        return
+
+    @functools.wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = create(self, *args, **kwargs)
+        try:
+            from stepscope.engine.adapters.vllm import front_end
+
+            front_end.hook(endpoint)
+        except Exception as error:  # noqa: BLE001
+            log.warning("stepscope does not watch this API server: %r", error)
+        return config
+
+    create_engine_config._stepscope = True  # type: ignore[attr-defined]
+    arguments.EngineArgs.create_engine_config = create_engine_config
 
 
 def _warn(error: Exception) -> None:

@@ -10,12 +10,14 @@ no service level. `Timeline` subtracts that time before it adds samples.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from operator import attrgetter
+from typing import NamedTuple, get_args
 
 import msgspec
 
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.outcome import LatencyKind as LatencyKind
 from stepscope.recordings.state.series.distribution import SPREAD_RANKS, LatencySpread
 from stepscope.recordings.state.series.finished import FinishedRequests
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -24,7 +26,8 @@ TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
-LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
+_TOLD = attrgetter("record", "outcome", "is_one_step")
+_KEPT = (*get_args(LatencyKind), "finished")
 
 
 class SLO(NamedTuple):
@@ -55,6 +58,8 @@ class LatencyReport(NamedTuple):
     itl: Series
     tpot: Series
     step: Series
+    served_ttft: Series
+    served_itl: Series
 
 
 def series_of(
@@ -104,55 +109,31 @@ class Latencies:
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
-        self.ttft = Samples()
-        self.itl = Samples()
-        self.tpot = Samples()
-        self.e2e = Samples()
-        self.step = Samples()
+        self.ttft, self.itl, self.tpot, self.e2e, self.step = (Samples() for _ in range(5))
+        self.served_ttft, self.served_itl = Samples(), Samples()
         self.finished = FinishedRequests()
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
-        record, outcome = applied.record, applied.outcome
-        if applied.is_one_step:  # else its duration is that of an interval
-            self.step.add(record.tokens_ns, record.tokens_ns - record.schedule_start_ns)
-        for gap_ns, weight in outcome.gaps_ns.items():
-            self.itl.add(record.tokens_ns, gap_ns, weight)
-        self._add_rare(applied)
+        self.extend([applied])
 
     def extend(self, steps: Sequence[AppliedStep]) -> None:
-        """Add the samples of several steps, with the same result as `append` for each."""
-        timed = [each.record for each in steps if each.is_one_step]
-        self.step.extend(
-            [each.tokens_ns for each in timed],
-            [each.tokens_ns - each.schedule_start_ns for each in timed],
-            [1] * len(timed),
-        )
-        gaps = [
-            (each.record.tokens_ns, gap_ns, weight)
-            for each in steps
-            for gap_ns, weight in each.outcome.gaps_ns.items()
-        ]
-        if gaps:
-            self.itl.extend(*zip(*gaps, strict=True))
-        for each in steps:
-            self._add_rare(each)
-
-    def _add_rare(self, applied: AppliedStep) -> None:
-        """Add the samples that most steps have none of."""
-        record, outcome = applied.record, applied.outcome
-        now_ns = record.tokens_ns
-        for _, ttft_ns in outcome.ttft_ns:
-            self.ttft.add(now_ns, ttft_ns)
-        for _, tpot_ns in outcome.tpot_ns:
-            self.tpot.add(now_ns, tpot_ns)
-        for _, e2e_ns in outcome.e2e_ns:
-            self.e2e.add(now_ns, e2e_ns)
-        for finished in outcome.finished:
-            self.finished.add(now_ns, finished)
-        if record.totals is not None:
-            for kind, ns, count in estimates_in(record.totals):
-                self.of(kind).add(now_ns, ns, count)
+        """Add the samples of several steps."""
+        found: dict[LatencyKind, list[tuple[int, int, int]]] = {}
+        for record, outcome, is_one_step in map(_TOLD, steps):
+            now_ns = record.tokens_ns
+            if is_one_step:  # else its duration is that of an interval
+                duration_ns = now_ns - record.schedule_start_ns
+                found.setdefault("step", []).append((now_ns, duration_ns, 1))
+            for kind, ns, number, _ in outcome.waits():
+                found.setdefault(kind, []).append((now_ns, ns, number))
+            if record.totals is not None:
+                for kind, ns, number in estimates_in(record.totals):
+                    found.setdefault(kind, []).append((now_ns, ns, number))
+            for finished in outcome.finished:
+                self.finished.add(now_ns, finished)
+        for kind, samples in found.items():
+            self.of(kind).extend(*zip(*samples, strict=True))
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
@@ -166,12 +147,8 @@ class Latencies:
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
-        part.ttft = self.ttft.cut(start_ns, end_ns)
-        part.itl = self.itl.cut(start_ns, end_ns)
-        part.tpot = self.tpot.cut(start_ns, end_ns)
-        part.e2e = self.e2e.cut(start_ns, end_ns)
-        part.finished = self.finished.cut(start_ns, end_ns)
-        part.step = self.step.cut(start_ns, end_ns)
+        for name in _KEPT:
+            setattr(part, name, getattr(self, name).cut(start_ns, end_ns))
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
@@ -182,27 +159,21 @@ class Latencies:
             series_of(self.itl, start_ns, end_ns, self.slo.itl_ms, buckets),
             series_of(self.tpot, start_ns, end_ns, None, buckets),
             series_of(self.step, start_ns, end_ns, None, buckets),
+            series_of(self.served_ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
+            series_of(self.served_itl, start_ns, end_ns, self.slo.itl_ms, buckets),
         )
 
     def after(self, earlier: "Latencies") -> "Latencies":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
-        whole.ttft = self.ttft.after(earlier.ttft)
-        whole.itl = self.itl.after(earlier.itl)
-        whole.tpot = self.tpot.after(earlier.tpot)
-        whole.e2e = self.e2e.after(earlier.e2e)
-        whole.finished = self.finished.after(earlier.finished)
-        whole.step = self.step.after(earlier.step)
+        for name in _KEPT:
+            setattr(whole, name, getattr(self, name).after(getattr(earlier, name)))
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for samples in self._all:
-            samples.forget_before(time_ns)
+        for name in _KEPT:
+            getattr(self, name).forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for samples in self._all:
-            samples.forget_after(time_ns)
-
-    @property
-    def _all(self) -> tuple[Samples | FinishedRequests, ...]:
-        return self.ttft, self.itl, self.tpot, self.e2e, self.step, self.finished
+        for name in _KEPT:
+            getattr(self, name).forget_after(time_ns)

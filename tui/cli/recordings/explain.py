@@ -5,11 +5,14 @@ from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.attribution.front import share_of
 from stepscope.recordings.compare.side.file_run import FileRun
+from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
 from stepscope.recordings.state.origin import model_text
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
@@ -28,6 +31,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
+_BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
@@ -105,7 +109,13 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
-    say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
+    say(
+        *_summary(file, found, own, given),
+        *said,
+        *_served(found),
+        *_shares(found),
+        *_table(found, limit),
+    )
 
 
 def _run(recording: Recording, found: Explanation) -> FileRun:
@@ -169,6 +179,34 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
         f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
     )
+
+
+def _served(found: Explanation) -> list[str]:
+    """Lines with the engine's clock beside the front end's; none if no front end tells."""
+    if (view := found.view) is not None:
+        share = share_of(view)
+        if view.front is None or share is None:
+            return []
+        names = ("front end", "delivery of the first token", "served TTFT")
+        parts = [f"{name} {fmt.milliseconds(in_ms(ns))} ms"
+                 for name, ns in zip(names, share, strict=True) if ns is not None]  # fmt: skip
+        return [f"API server {view.front.number}: {', '.join(parts)}; ended: {view.finish_reason}"]
+    fronts = found.fronts.of()
+    if not fronts:
+        return []
+    rows = [(KINDS[kind], found.waits[kind]) for kind in _BOTH_CLOCKS]
+    for number, parts in fronts.items():
+        rows += [(f"API server {number}: {name}", waits) for name, waits in parts.items()]
+    cells = [
+        [name, f"{spread.num_samples:,}", *(_at(spread, rank) for rank in RANKS)]
+        for name, spread in [(name, waits.spread()) for name, waits in rows]
+    ]
+    return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
+
+
+def _at(spread: LatencySpread, rank: int) -> str:
+    ns = spread.at(rank)
+    return "—" if ns is None else fmt.milliseconds(ns / 1e6)
 
 
 def _shares(found: Explanation) -> list[str]:
@@ -241,6 +279,7 @@ def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
 
 
 def _document(file: str, found: Explanation) -> dict[str, Any]:
+    fronts = found.fronts.of()
     return {
         "recording": file,
         "engine": found.info.name,
@@ -250,6 +289,14 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
+        "served": {kind: _ms(found.waits[kind]) for kind in _BOTH_CLOCKS} if fronts else None,
+        "front_ends": [
+            {
+                "number": number,
+                **{name.replace(" ", "_"): _ms(each) for name, each in parts.items()},
+            }
+            for number, parts in fronts.items()
+        ],
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
@@ -272,6 +319,10 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             for each in found.late
         ],
     }
+
+
+def _ms(waits: Distribution) -> dict[str, float]:
+    return {RANKS[rank]: in_ms(ns) for rank, ns in waits.spread().at_ns.items()}
 
 
 def _piece(piece: Piece) -> dict[str, Any]:

@@ -1,0 +1,313 @@
+"""Watches requests in vLLM's API server, on its event loop, and tells the engine's process of them.
+
+vLLM has a queue for each request. Its output processor puts tokens there as they come from the
+engine. The request's HTTP task takes them, writes them to the client, and only then looks into the
+queue again.
+"""
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+
+from stepscope.engine.adapters.attached.description import rank_endpoint
+from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm.front_reports import Report
+from stepscope.engine.protocol.wire import FrontEnd, TakenRow
+from stepscope.engine.transport.endpoints import front_path
+
+log = logging.getLogger("vllm.stepscope")
+
+_FLUSH_S = 0.05
+_MOST_CHUNKS = 2_000  # in one report, which must fit into a datagram
+_MOST_REPORTS = 256  # that wait for room in the engine's socket
+_MOST_REQUESTS = 65_536
+_STREAM = "_stepscope"
+_http_ns: ContextVar[int | None] = ContextVar("stepscope_http_ns", default=None)
+
+
+def hook(endpoint: str) -> None:
+    """Watch each `AsyncLLM` that vLLM will build in this process.
+
+    Args:
+        endpoint: as in STEPSCOPE_ENDPOINT.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    init = AsyncLLM.__init__
+    if hasattr(init, _STREAM):
+        return
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        try:
+            _watch(self, endpoint)
+        except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
+            log.warning("stepscope does not watch this API server: %r", error)
+
+    setattr(__init__, _STREAM, True)
+    AsyncLLM.__init__ = __init__
+
+
+def _watch(llm: Any, endpoint: str) -> None:
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+    size = llm.vllm_config.parallel_config.data_parallel_size
+    ranks = {versions.data_parallel_rank(llm), *range(size)}
+    paths = [front_path(rank_endpoint(endpoint, rank, size)) for rank in sorted(ranks)]
+    watched = FrontEndWatch(getattr(llm.engine_core, "client_index", 0), paths)
+    watched.hook(llm.output_processor)
+    _hook_queues(RequestOutputCollector)
+    if (applications := sys.modules.get("starlette.applications")) is not None:
+        _hook_http(applications.Starlette)
+
+
+class Stream:
+    """A request, or `n` requests with one prompt, until the answer has gone out.
+
+    Attributes:
+        numbers: of the requests, by the index of their choice.
+        came: when the tokens came that are in the queue, by number.
+        going: the same of tokens that HTTP has taken.
+    """
+
+    __slots__ = ("came", "going", "numbers", "watch")
+
+    def __init__(self, watch: "FrontEndWatch") -> None:
+        self.watch = watch
+        self.numbers: list[int] = []
+        self.came: dict[int, int] = {}
+        self.going: dict[int, int] = {}
+
+    def put(self, output: Any) -> None:
+        """Note an output that goes into the queue."""
+        if now_ns := self.watch.batch_ns:  # else it is an abort or an error
+            numbers = self.numbers
+            if len(numbers) > 1:
+                numbers = [numbers[each.index] for each in output.outputs]
+            for number in numbers:
+                self.came.setdefault(number, now_ns)
+
+    def taken(self, output: Any) -> None:
+        """Note what a look into the queue has found."""
+        if output is not None:
+            self.going, self.came = self.came, {}
+
+    def sent(self) -> None:
+        """Note that what was taken has gone out."""
+        if self.going:
+            going, self.going = self.going, {}
+            self.watch.note_chunks(going, monotonic_ns())
+
+
+class FrontEndWatch:
+    """Follows the requests of one API server. The first error of ours ends it for good.
+
+    Args:
+        number: of the API server.
+        paths: sockets of engines; each skips what is not its own.
+    """
+
+    def __init__(self, number: int, paths: Sequence[Path]) -> None:
+        self.batch_ns = 0  # when the batch came whose outputs are being processed
+        self.is_on = True
+        self._number, self._paths = number, list(map(str, paths))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._hooks: Hooks | None = None
+        self._numbers: dict[str, int] = {}
+        self._next_number = 0
+        self._is_flush_due = False
+        self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_MOST_REPORTS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken: list[TakenRow] = []
+        self._names: list[str] = []
+        self._chunks: list[tuple[int, int, int]] = []
+        self._ended: list[tuple[int, str]] = []
+
+    def hook(self, processor: Any) -> None:
+        """Wrap methods of vLLM's output processor."""
+        hooks = self._hooks = Hooks(processor)
+        hooks.wrap("add_request", self._around_add)
+        hooks.wrap("process_outputs", self._around_process)
+        hooks.wrap("abort_requests", self._around_abort)
+
+    def guard(self, ours: Callable[..., object], *args: object) -> None:
+        """Call `ours`; after an error, watch no more."""
+        if not self.is_on:
+            return
+        try:
+            ours(*args)
+        except Exception as error:  # noqa: BLE001 - vLLM never sees it
+            self.is_on = False
+            self.batch_ns = 0
+            if self._hooks is not None:
+                self._hooks.restore()
+            log.warning("stepscope watches this API server no more: %r", error)
+
+    def _around_add(self, add: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+            result = add(request, *args, **kwargs)
+            queue = kwargs.get("queue", args[-1] if args else None)
+            self.guard(self._add, request, queue)
+            return result
+
+        return stepscope_add_request
+
+    def _add(self, request: Any, queue: Any) -> None:
+        name = request.request_id
+        if name in self._numbers or queue is None or getattr(request, "resumable", False):
+            return
+        stream = vars(queue).setdefault(_STREAM, Stream(self))
+        number, self._next_number = self._next_number, self._next_number + 1
+        stream.numbers.append(number)
+        self._numbers[name] = number
+        if len(self._numbers) > _MOST_REQUESTS:
+            self._numbers.pop(next(iter(self._numbers)))
+        sampling = request.sampling_params
+        is_streamed = sampling is not None and sampling.output_kind.name != "FINAL_ONLY"
+        self._taken.append(TakenRow(number, _http_ns.get(), monotonic_ns(), is_streamed))
+        self._names.append(name)
+        self._flush_soon()
+
+    def _around_process(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_process_outputs(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.batch_ns = monotonic_ns()
+            try:
+                result = process(outputs, *args, **kwargs)
+            finally:
+                self.batch_ns = 0
+            self.guard(self._end, outputs, result.reqs_to_abort)
+            return result
+
+        return stepscope_process_outputs
+
+    def _end(self, outputs: Any, stopped: Sequence[str]) -> None:
+        if stopped:
+            self._note_ended(stopped, "stop")
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._numbers.pop(output.request_id, None)
+
+    def _around_abort(self, abort: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_abort_requests(*args: Any, **kwargs: Any) -> Any:
+            result = abort(*args, **kwargs)
+            self.guard(self._note_ended, result, "abort")
+            return result
+
+        return stepscope_abort_requests
+
+    def _note_ended(self, names: Sequence[str], reason: str) -> None:
+        numbers = [self._numbers.pop(name, None) for name in names]
+        self._ended += [(number, reason) for number in numbers if number is not None]
+        self._flush()  # before vLLM tells the engine
+
+    def note_chunks(self, came: dict[int, int], now_ns: int) -> None:
+        """Note that tokens have gone out, which had come at these times."""
+        self._chunks += [(number, came_ns, now_ns) for number, came_ns in came.items()]
+        if len(self._chunks) >= _MOST_CHUNKS:
+            self._flush()
+        else:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_later(_FLUSH_S, self.guard, self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._taken or self._chunks or self._ended:
+            front = FrontEnd.of(self._number, self._taken, self._chunks, self._ended)
+            payload = msgspec.msgpack.encode(Report(os.getpid(), front, self._names))
+            self._begin()
+            self._unsent += [(path, payload) for path in self._paths]
+        for _ in range(len(self._unsent)):
+            path, payload = self._unsent.popleft()
+            try:
+                self._socket.sendto(payload, path)
+            except BlockingIOError:  # the engine is busy
+                self._unsent.append((path, payload))
+                self._flush_soon()
+            except OSError:
+                continue  # there is no such engine
+
+
+def _hook_queues(queue_class: Any) -> None:
+    """Wrap the methods of vLLM's queues that the HTTP task calls."""
+    if hasattr(queue_class.put, _STREAM):
+        return
+
+    def around(method: Callable[..., Any], note: Callable[[Stream, Any], None]) -> Any:
+        @functools.wraps(method)
+        def stepscope_queue(self: Any, *args: Any) -> Any:
+            if (stream := vars(self).get(_STREAM)) is not None:
+                stream.watch.guard(note, stream, *args)
+            return method(self, *args)
+
+        return stepscope_queue
+
+    closes = hasattr(queue_class, "close")  # since 0.15, when the answer has gone out
+
+    def note_taken(stream: Stream, output: Any) -> None:
+        stream.taken(output)
+        if not closes and getattr(output, "finished", False):
+            stream.sent()
+
+    put, get, get_nowait = queue_class.put, queue_class.get, queue_class.get_nowait
+
+    @functools.wraps(get_nowait)
+    def stepscope_get_nowait(self: Any) -> Any:
+        stream = vars(self).get(_STREAM)
+        if stream is None:
+            return get_nowait(self)
+        stream.watch.guard(stream.sent)
+        output = get_nowait(self)
+        stream.watch.guard(note_taken, stream, output)
+        return output
+
+    @functools.wraps(get)
+    async def stepscope_get(self: Any) -> Any:
+        output = await get(self)
+        if (stream := vars(self).get(_STREAM)) is not None:
+            stream.watch.guard(note_taken, stream, output)
+        return output
+
+    queue_class.put = around(put, Stream.put)
+    setattr(queue_class.put, _STREAM, True)
+    queue_class.get, queue_class.get_nowait = stepscope_get, stepscope_get_nowait
+    if closes:
+        queue_class.close = around(queue_class.close, Stream.sent)
+
+
+def _hook_http(application_class: Any) -> None:
+    """Wrap the call of an HTTP application, to note when a request came."""
+    call = application_class.__call__
+    if hasattr(call, _STREAM):
+        return
+
+    @functools.wraps(call)
+    async def __call__(self: Any, scope: Any, receive: Any, send: Any) -> None:  # noqa: N807
+        if scope["type"] == "http":
+            _http_ns.set(monotonic_ns())
+        await call(self, scope, receive, send)
+
+    setattr(__call__, _STREAM, True)
+    application_class.__call__ = __call__
