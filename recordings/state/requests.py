@@ -150,8 +150,9 @@ class RequestTable:
                     self._set_front(row.request_id, times)
             for request_id, came_ns, out_ns in front.chunks():
                 view = views.get(request_id)
-                if view is None or (times := view.front) is None:
+                if view is None or view.front is None:
                     continue
+                times = view.front
                 last_ns = times.last_out_ns
                 if last_ns is None:
                     began_ns = times.http_ns

@@ -252,49 +252,44 @@ class FrontEndWatch:
 
 def _hook_queues(queue_class: Any) -> None:
     """Wrap the methods of vLLM's queues that the HTTP task calls."""
-    if hasattr(queue_class.put, _STREAM):
+    put, get, get_nowait = queue_class.put, queue_class.get, queue_class.get_nowait
+    if hasattr(put, _STREAM):
         return
+    close = getattr(queue_class, "close", None)  # called when the answer has gone out; since 0.15
 
-    def around(method: Callable[..., Any], note: Callable[[Stream, Any], None]) -> Any:
-        @functools.wraps(method)
-        def stepscope_queue(self: Any, *args: Any) -> Any:
-            if (stream := vars(self).get(_STREAM)) is not None:
-                stream.watch.guard(note, stream, *args)
-            return method(self, *args)
+    def note(queue: Any, ours: Callable[..., None], *args: Any) -> None:
+        if (stream := vars(queue).get(_STREAM)) is not None:
+            stream.watch.guard(ours, stream, *args)
 
-        return stepscope_queue
-
-    closes = hasattr(queue_class, "close")  # since 0.15, when the answer has gone out
-
-    def note_taken(stream: Stream, output: Any) -> None:
+    def taken(stream: Stream, output: Any) -> None:
         stream.taken(output)
-        if not closes and getattr(output, "finished", False):
+        if close is None and getattr(output, "finished", False):
             stream.sent()
 
-    put, get, get_nowait = queue_class.put, queue_class.get, queue_class.get_nowait
+    def stepscope_put(self: Any, output: Any) -> None:
+        note(self, Stream.put, output)
+        put(self, output)
 
-    @functools.wraps(get_nowait)
     def stepscope_get_nowait(self: Any) -> Any:
-        stream = vars(self).get(_STREAM)
-        if stream is None:
-            return get_nowait(self)
-        stream.watch.guard(stream.sent)
+        note(self, Stream.sent)
         output = get_nowait(self)
-        stream.watch.guard(note_taken, stream, output)
+        note(self, taken, output)
         return output
 
-    @functools.wraps(get)
     async def stepscope_get(self: Any) -> Any:
         output = await get(self)
-        if (stream := vars(self).get(_STREAM)) is not None:
-            stream.watch.guard(note_taken, stream, output)
+        note(self, taken, output)
         return output
 
-    queue_class.put = around(put, Stream.put)
-    setattr(queue_class.put, _STREAM, True)
-    queue_class.get, queue_class.get_nowait = stepscope_get, stepscope_get_nowait
-    if closes:
-        queue_class.close = around(queue_class.close, Stream.sent)
+    def stepscope_close(self: Any) -> None:
+        note(self, Stream.sent)
+        close(self)  # type: ignore[misc]
+
+    setattr(stepscope_put, _STREAM, True)
+    queue_class.put, queue_class.get = stepscope_put, stepscope_get
+    queue_class.get_nowait = stepscope_get_nowait
+    if close is not None:
+        queue_class.close = stepscope_close
 
 
 def _hook_http(application_class: Any) -> None:

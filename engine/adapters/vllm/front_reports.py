@@ -15,7 +15,8 @@ from msgspec import Struct
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 
-_Key, _Value = TypeVar("_Key"), TypeVar("_Value")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _MAX_BYTES = 1 << 20
 _MOST_REPORTS = 64  # read at once
 _MOST_REQUESTS = 16_384  # known by name

@@ -32,6 +32,7 @@ from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
+_PARTS_OF_ONE = ("front end", "delivery of the first token", "served TTFT", "longest served ITL")
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
@@ -187,10 +188,13 @@ def _served(found: Explanation) -> list[str]:
         share = share_of(view)
         if view.front is None or share is None:
             return []
-        names = ("front end", "delivery of the first token", "served TTFT")
-        parts = [f"{name} {fmt.milliseconds(in_ms(ns))} ms"
-                 for name, ns in zip(names, share, strict=True) if ns is not None]  # fmt: skip
-        return [f"API server {view.front.number}: {', '.join(parts)}; ended: {view.finish_reason}"]
+        gap_ns = view.front.worst_gap_ns or None
+        said = [
+            f"{name} {fmt.milliseconds(in_ms(ns))} ms"
+            for name, ns in zip(_PARTS_OF_ONE, (*share, gap_ns), strict=True)
+            if ns is not None
+        ]
+        return [f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"]
     fronts = found.fronts.of()
     if not fronts:
         return []
@@ -321,7 +325,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
     }
 
 
-def _ms(waits: Distribution) -> dict[str, float]:
+def _ms(waits: Distribution) -> dict[str, float | None]:
     return {RANKS[rank]: in_ms(ns) for rank, ns in waits.spread().at_ns.items()}
 
 

@@ -223,6 +223,7 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
             ("front end", *_late(ms[0], None)),
             ("delivery", *_late(ms[1], None)),
             ("served TTFT", *_late(ms[2] if view.front.is_streamed else None, slo.ttft_ms)),
+            ("served ITL max", *_late(view.front.worst_gap_ns / 1e6, slo.itl_ms)),
         ]
     return pairs(entries, width)
 
