@@ -2,16 +2,12 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.journal import Journal
-from stepscope.recordings.state.keyframe_session import KeyframeSession
-from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 
@@ -28,33 +24,6 @@ MESSAGES = Later(
         knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
     )
 )
-
-
-@settings(max_examples=20)
-@given(
-    first=st.integers(0, 900),
-    asked=st.sets(st.integers(0, 600), max_size=8),
-    lost=st.sets(st.integers(1, 600), max_size=6),
-    joined=st.booleans(),
-)
-def test_a_lazily_updated_keyframe_state_equals_one_updated_at_every_message(
-    first: int, asked: set[int], lost: set[int], joined: bool
-) -> None:
-    eager, lazy = SessionState(), KeyframeSession()
-    if joined:  # from a snapshot on, else in mid-session
-        for _, message in MESSAGES[:first]:
-            eager.apply(message)
-        if (snapshot := eager.snapshot(first - 1)) is not None:
-            lazy.apply(snapshot)
-            eager = SessionState.from_snapshot(snapshot)
-    for place, (sequence, message) in enumerate(MESSAGES[first : first + 600]):
-        if place in lost:
-            continue
-        eager.apply(message)
-        lazy.apply(message)
-        if place in asked:
-            assert lazy.snapshot(sequence) == eager.snapshot(sequence)
-    assert lazy.snapshot(0) == eager.snapshot(0)
 
 
 def test_the_test_messages_contain_every_kind_of_request_event() -> None:

@@ -250,6 +250,7 @@ class Attachment:
         with self.lock:
             if self.is_attached:
                 with contextlib.suppress(Exception), self.notes.done():
+                    self._read()
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()

@@ -142,9 +142,9 @@ class FrontEndWatch:
     def hook(self, processor: Any) -> None:
         """Wrap methods of vLLM's output processor."""
         hooks = self._hooks = Hooks(processor)
-        hooks.wrap("add_request", self._around_add)
+        hooks.wrap("add_request", lambda add: self._then(add, self._added))
         hooks.wrap("process_outputs", self._around_process)
-        hooks.wrap("abort_requests", self._around_abort)
+        hooks.wrap("abort_requests", lambda abort: self._then(abort, self._aborted))
 
     def guard(self, ours: Callable[..., object], *args: object) -> None:
         """Call `ours`; after an error, watch no more."""
@@ -159,18 +159,29 @@ class FrontEndWatch:
                 self._hooks.restore()
             log.warning("stepscope watches this API server no more: %r", error)
 
-    def _around_add(self, add: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = add(request, *args, **kwargs)
-            queue = kwargs.get("queue", args[-1] if args else None)
-            self.guard(self._add, request, queue)
+    def _then(self, method: Callable[..., Any], ours: Callable[..., None]) -> Callable[..., Any]:
+        def stepscope_then(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            self.guard(ours, result, *args)
             return result
 
-        return stepscope_add_request
+        return stepscope_then
 
-    def _add(self, request: Any, queue: Any) -> None:
-        name = request.request_id
-        if name in self._numbers or queue is None or getattr(request, "resumable", False):
+    def _around_process(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        process = self._then(process, self._processed)
+
+        def stepscope_process_outputs(*args: Any, **kwargs: Any) -> Any:
+            self.batch_ns = monotonic_ns()
+            try:
+                return process(*args, **kwargs)
+            finally:
+                self.batch_ns = 0
+
+        return stepscope_process_outputs
+
+    def _added(self, result: None, request: Any, *args: Any) -> None:
+        name, queue = request.request_id, args[-1]
+        if name in self._numbers or getattr(request, "resumable", False):
             return
         stream = vars(queue).setdefault(_STREAM, Stream(self))
         number, self._next_number = self._next_number, self._next_number + 1
@@ -184,37 +195,21 @@ class FrontEndWatch:
         self._names.append(name)
         self._flush_soon()
 
-    def _around_process(self, process: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_process_outputs(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self.batch_ns = monotonic_ns()
-            try:
-                result = process(outputs, *args, **kwargs)
-            finally:
-                self.batch_ns = 0
-            self.guard(self._end, outputs, result.reqs_to_abort)
-            return result
-
-        return stepscope_process_outputs
-
-    def _end(self, outputs: Any, stopped: Sequence[str]) -> None:
-        if stopped:
-            self._note_ended(stopped, "stop")
+    def _processed(self, result: Any, outputs: Any, *args: Any) -> None:
+        self._note_ended(result.reqs_to_abort, "stop")
         for output in outputs:
             if output.finish_reason is not None:
                 self._numbers.pop(output.request_id, None)
 
-    def _around_abort(self, abort: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_abort_requests(*args: Any, **kwargs: Any) -> Any:
-            result = abort(*args, **kwargs)
-            self.guard(self._note_ended, result, "abort")
-            return result
-
-        return stepscope_abort_requests
+    def _aborted(self, names: Sequence[str], *args: Any) -> None:
+        self._note_ended(names, "abort")
 
     def _note_ended(self, names: Sequence[str], reason: str) -> None:
-        numbers = [self._numbers.pop(name, None) for name in names]
-        self._ended += [(number, reason) for number in numbers if number is not None]
-        self._flush()  # before vLLM tells the engine
+        for name in names:
+            if (number := self._numbers.pop(name, None)) is not None:
+                self._ended.append((number, reason))
+        if self._ended:
+            self._flush()  # before vLLM tells the engine
 
     def note_chunks(self, came: dict[int, int], now_ns: int) -> None:
         """Note that tokens have gone out, which had come at these times."""

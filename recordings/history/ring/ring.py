@@ -14,7 +14,6 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import BatchRow
 from stepscope.recordings.history.ring.segment import Keyframe, Segment
 from stepscope.recordings.packing.payloads import OpenPayloads
-from stepscope.recordings.state.keyframe_session import KeyframeSession
 from stepscope.recordings.state.session import SessionState
 
 SEGMENT_STEPS = 128
@@ -240,10 +239,9 @@ class StepRing:
 
 def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
     """Apply messages to `state`, which is changed in place, and return it."""
-    session = KeyframeSession(state)
     for payload in payloads:
-        session.apply(wire.decode(payload))
-    return session.settled()
+        state.apply(wire.decode(payload))
+    return state
 
 
 def _first_step(segment: Segment) -> int:
