@@ -65,7 +65,7 @@ snapshots: $(INSTALLED)
 # The pictures of the documents: a live engine, and screens of the two samples; look at them.
 pictures: $(INSTALLED)
 	$(BIN)/stepscope demo --headless --seconds 20 --screenshot docs/pictures/dashboard.svg
-	@for sample in freeze chunked; do $(BIN)/stepscope screenshot $$sample --axis time --zoom 10 \
+	@for sample in freeze chunked; do $(BIN)/stepscope screenshot $$sample \
 		-o docs/pictures/$$sample.svg || exit 1; done
 	$(BIN)/stepscope screenshot chunked --page step --at 100 -o docs/pictures/step.svg
 	$(BIN)/stepscope screenshot freeze --page request --request r0 -o docs/pictures/request.svg

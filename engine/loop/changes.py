@@ -4,21 +4,51 @@ Runs on the engine's thread, between two steps. Only `settled` may be called fro
 answers the commands that would leave the engine as it is.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stepscope.engine.loop.audit import ChangeEffect
-from stepscope.engine.loop.core import EngineCore
+from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import Call, Settled
+from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.replies import Ack, Error
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
+from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobsChanged, KnobValue, Telemetry
 from stepscope.engine.workload.arrivals import describe
 
+if TYPE_CHECKING:
+    from stepscope.engine.loop.core import EngineCore
+
 _MAX_MESSAGE = 500  # characters of an error message
+
+
+class Steered(Protocol):
+    """An engine whose knobs can be set: our own (`EngineCore`), or one that is attached."""
+
+    audit: AuditTrail
+    lease: KnobLease
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def knobs_version(self) -> int: ...
+    @property
+    def next_step(self) -> int: ...
+    def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
+        ...
+
+    def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
+        """Change knobs, from the next step on."""
+        ...
+
+    def publish(self, message: Telemetry) -> None: ...
+    def clock(self) -> int: ...
+
+
+_Engine = TypeVar("_Engine", bound=Steered)
 
 
 class _TooLateError(ConfigError):
@@ -26,7 +56,7 @@ class _TooLateError(ConfigError):
 
 
 def settled(
-    core: EngineCore, command: commands.Change, asker: Asker, is_alone: bool
+    core: "EngineCore", command: commands.Change, asker: Asker, is_alone: bool
 ) -> Settled | None:
     """Answer a command that would change nothing: it is refused, has no effect or is a dry run.
 
@@ -47,27 +77,50 @@ def settled(
                 _changed_knobs(core, command)
         elif isinstance(command, commands.Abort):
             _check_running(core, command.request_id)
-        is_lease = isinstance(command, commands.SetKnobs) and core.lease.concerns(command)
-        if is_alone and not is_lease and (nothing := _nothing_to_do(core, command)) is not None:
+        nothing = None
+        if isinstance(command, commands.SetKnobs):
+            if is_alone and not core.lease.concerns(command):
+                nothing = _same_knobs(core, command)
+        elif is_alone:
+            nothing = _same_state(core, command)
+        if nothing is not None:
             return Settled(_done(core, nothing), is_audited=False)
     except ConfigError as error:
         return Settled(_refused(core, error), _is_audited(command, error))
     return None
 
 
-def apply_change(core: EngineCore, call: Call, command: commands.Change) -> None:
+def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> None:
     """Carry out a change or refuse it, answer its client, and record it in the audit trail."""
+    if isinstance(command, commands.SetKnobs):
+        apply_knobs(core, call, command)
+    else:
+        _carry_out(core, call, command, _same_state, _CHANGES[type(command)])
+
+
+def apply_knobs(core: Steered, call: Call, command: commands.SetKnobs) -> None:
+    """Do with a change of knobs what `apply_change` does with each change."""
+    _carry_out(core, call, command, _same_knobs, _set_knobs)
+
+
+def _carry_out(
+    core: _Engine,
+    call: Call,
+    command: commands.Change,
+    without_effect: Callable[[_Engine, Any], ChangeEffect | None],
+    change: Callable[[_Engine, Any, Asker], ChangeEffect],
+) -> None:
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
-        nothing = _nothing_to_do(core, command)
+        nothing = without_effect(core, command)
         if isinstance(command, commands.SetKnobs) and not command.dry_run:
-            ended_for = core.lease.note(command, asker, core.scheduler.knobs.as_dict())
+            ended_for = core.lease.note(command, asker, core.knobs({}))
             if ended_for and nothing is not None:
                 # Recorded so that the client that held the lease sees its end.
                 detail = f"{nothing.detail}; {ended_for}'s lease of these knobs has ended"
                 core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
-        effect = nothing or _CHANGES[type(command)](core, command, asker)
+        effect = nothing or change(core, command, asker)
     except ConfigError as error:
         if _is_audited(command, error):
             core.audit.refused(type(command).__name__, asker, error.code, _short(error))
@@ -78,7 +131,7 @@ def apply_change(core: EngineCore, call: Call, command: commands.Change) -> None
     call.client.reply(_done(core, effect))
 
 
-def end_lease_if_due(core: EngineCore) -> None:
+def end_lease_if_due(core: Steered) -> None:
     """Give leased knobs their old values again if the client has not renewed its lease in time."""
     ended = core.lease.end_if_due()
     if ended is None:
@@ -86,19 +139,22 @@ def end_lease_if_due(core: EngineCore) -> None:
     command = commands.SetKnobs(
         changes=ended.before, reason="lease expired: the client did not renew it"
     )
-    if _nothing_to_do(core, command) is None:
+    if _same_knobs(core, command) is None:
         effect = _set_knobs(core, command, ended.asker)
         core.audit.done(command, ended.asker, core.next_step, effect)
 
 
-def _nothing_to_do(core: EngineCore, command: commands.Change) -> ChangeEffect | None:
-    """Return the effect to report if a change leaves everything as it is; else None."""
-    if isinstance(command, commands.SetKnobs):
-        new = _changed_knobs(core, command)
-        if command.dry_run:
-            return _REHEARSED
-        is_so = new == core.scheduler.knobs
-        return ChangeEffect(detail="the knobs have these values already") if is_so else None
+def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | None:
+    """Return the effect to report if a change of knobs leaves them as they are; else None."""
+    new = _changed_knobs(core, command)
+    if command.dry_run:
+        return _REHEARSED
+    is_so = new == core.knobs({})
+    return ChangeEffect(detail="the knobs have these values already") if is_so else None
+
+
+def _same_state(core: "EngineCore", command: commands.Change) -> ChangeEffect | None:
+    """Return the effect to report if a change of the state leaves it as it is; else None."""
     steps_allowed = core.steps_allowed
     is_so = (
         (isinstance(command, commands.Pause) and steps_allowed == 0)
@@ -108,12 +164,12 @@ def _nothing_to_do(core: EngineCore, command: commands.Change) -> ChangeEffect |
     return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
 
 
-def _done(core: EngineCore, effect: ChangeEffect) -> Ack:
+def _done(core: Steered, effect: ChangeEffect) -> Ack:
     return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
 
 
-def _refused(core: EngineCore, error: ConfigError) -> Error:
-    knobs = core.scheduler.knobs.as_dict() if error.code == "conflict" else None
+def _refused(core: Steered, error: ConfigError) -> Error:
+    knobs = core.knobs({}) if error.code == "conflict" else None
     version, message = core.knobs_version, _short(error)
     return Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
 
@@ -129,7 +185,7 @@ def _is_audited(command: commands.Change, error: ConfigError) -> bool:
     return not is_rehearsal and not isinstance(error, _TooLateError)
 
 
-def _check_seen(core: EngineCore, command: commands.Change, asker: Asker) -> None:
+def _check_seen(core: Steered, command: commands.Change, asker: Asker) -> None:
     """Check that the command is for this engine, and that its client has seen all changes.
 
     Raises:
@@ -164,9 +220,9 @@ def _text(value: KnobValue | None) -> str:
     return "—" if value is None else str(value)
 
 
-def _changed_knobs(core: EngineCore, command: commands.SetKnobs) -> Knobs:
+def _changed_knobs(core: Steered, command: commands.SetKnobs) -> dict[str, KnobValue]:
     """Return what the knobs would be with the command's changes."""
-    new = core.scheduler.knobs.changed(command.changes, core.limits)
+    new = core.knobs(command.changes)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
         later = core.audit.changed_since(0, command)
@@ -179,11 +235,10 @@ def _changed_knobs(core: EngineCore, command: commands.SetKnobs) -> Knobs:
     return new
 
 
-def _set_knobs(core: EngineCore, command: commands.SetKnobs, asker: Asker) -> ChangeEffect:
-    old, new = core.scheduler.knobs, _changed_knobs(core, command)
-    before, after = old.as_dict(), new.as_dict()
+def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> ChangeEffect:
+    before, after = core.knobs({}), _changed_knobs(core, command)
     changed = {name: value for name, value in after.items() if value != before[name]}
-    core.set_knobs(new)
+    core.set_knobs(command.changes)
     was = {name: before[name] for name in changed}
     core.publish(
         KnobsChanged(
@@ -198,19 +253,19 @@ def _set_knobs(core: EngineCore, command: commands.SetKnobs, asker: Asker) -> Ch
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _pause(core: EngineCore, _: commands.Pause, __: Asker) -> ChangeEffect:
+def _pause(core: "EngineCore", _: commands.Pause, __: Asker) -> ChangeEffect:
     old = core.state
     core.pause()
     return _state_effect(core, old)
 
 
-def _resume(core: EngineCore, _: commands.Resume, __: Asker) -> ChangeEffect:
+def _resume(core: "EngineCore", _: commands.Resume, __: Asker) -> ChangeEffect:
     old = core.state
     core.resume()
     return _state_effect(core, old)
 
 
-def _step(core: EngineCore, command: commands.StepOnce, _: Asker) -> ChangeEffect:
+def _step(core: "EngineCore", command: commands.StepOnce, _: Asker) -> ChangeEffect:
     old = core.state
     if old != "paused" and not core.scheduler.has_work():
         raise ConfigError(
@@ -223,14 +278,16 @@ def _step(core: EngineCore, command: commands.StepOnce, _: Asker) -> ChangeEffec
     return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
 
 
-def _reset_prefix_cache(core: EngineCore, _: commands.ResetPrefixCache, __: Asker) -> ChangeEffect:
+def _reset_prefix_cache(
+    core: "EngineCore", _: commands.ResetPrefixCache, __: Asker
+) -> ChangeEffect:
     num_blocks = core.scheduler.kv.reset_prefix_cache()
     return ChangeEffect(
         {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
     )
 
 
-def _abort(core: EngineCore, command: commands.Abort, _: Asker) -> ChangeEffect:
+def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
     status = core.status_of(request_id)
     if status is None or not core.abort(request_id, "asked for"):
@@ -240,14 +297,14 @@ def _abort(core: EngineCore, command: commands.Abort, _: Asker) -> ChangeEffect:
     return ChangeEffect({name: status}, {name: "aborted"})
 
 
-def _check_running(core: EngineCore, request_id: int) -> None:
+def _check_running(core: "EngineCore", request_id: int) -> None:
     if request_id < 0 or request_id >= core.new_requests.next_request_id:
         raise ConfigError("not_found", f"there is no request {request_id}")
     if core.status_of(request_id) is None:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
 
 
-def _set_workload(core: EngineCore, command: commands.SetWorkload, _: Asker) -> ChangeEffect:
+def _set_workload(core: "EngineCore", command: commands.SetWorkload, _: Asker) -> ChangeEffect:
     workload = core.workload
     if workload is None:
         raise ConfigError("unsupported", "this engine has no workload of its own")
@@ -260,26 +317,25 @@ def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
-def _drain(core: EngineCore, _: commands.Drain, __: Asker) -> ChangeEffect:
+def _drain(core: "EngineCore", _: commands.Drain, __: Asker) -> ChangeEffect:
     old = core.state
     core.drain()
     detail = f"{len(core.scheduler.requests)} requests to finish"
     return ChangeEffect({"state": old}, {"state": "draining"}, detail)
 
 
-def _shutdown(core: EngineCore, _: commands.Shutdown, __: Asker) -> ChangeEffect:
+def _shutdown(core: "EngineCore", _: commands.Shutdown, __: Asker) -> ChangeEffect:
     old = core.state
     core.stop()
     return ChangeEffect({"state": old}, {"state": "stopped"})
 
 
-def _state_effect(core: EngineCore, old: str) -> ChangeEffect:
+def _state_effect(core: "EngineCore", old: str) -> ChangeEffect:
     return ChangeEffect({"state": old}, {"state": core.state})
 
 
 _REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
-_CHANGES: dict[type[commands.Change], Callable[[EngineCore, Any, Asker], ChangeEffect]] = {
-    commands.SetKnobs: _set_knobs,
+_CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
     commands.Pause: _pause,
     commands.Resume: _resume,
     commands.StepOnce: _step,

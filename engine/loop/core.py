@@ -9,16 +9,15 @@ the next step on, as without overlap.
 """
 
 import queue
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import (
-    Call,
     Denial,
     Departure,
     Inbox,
@@ -33,7 +32,7 @@ from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.loop.outlet import (
     OwnWorkload,
-    SnapshotDesk,
+    SnapshotQueue,
     TelemetryOutlet,
     TelemetrySink,
     request_view,
@@ -43,8 +42,8 @@ from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.wire import EngineInfo, EngineState, Snapshot, Telemetry
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, StepResult
 from stepscope.engine.telemetry.heartbeat import Heartbeat
@@ -52,16 +51,6 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.workload.arrivals import describe, fields_of
-
-
-class CommandTable(Protocol):
-    """The functions that carry out commands, as the loop calls them; implemented by `dispatch`."""
-
-    def apply(self, core: "EngineCore", call: Call) -> None: ...
-    def settled(
-        self, core: "EngineCore", command: Change, asker: Asker, is_alone: bool
-    ) -> Settled | None: ...
-    def end_lease_if_due(self, core: "EngineCore") -> None: ...
 
 
 class EngineCore:
@@ -83,7 +72,6 @@ class EngineCore:
         scheduler: Scheduler,
         limits: Limits,
         sink: TelemetrySink | None,
-        commands: CommandTable,
         eos_token_ids: frozenset[int] = frozenset(),
         max_waiting: int = 100_000,
         overlap: bool = False,
@@ -114,9 +102,8 @@ class EngineCore:
         self._outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
         self.audit = AuditTrail(self._outlet.publish, runner.clock)
         self.lease = KnobLease() if lease is None else lease
-        self.snapshots = SnapshotDesk(self.snapshot, runner.clock)
+        self.snapshots = SnapshotQueue(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
-        self._commands = commands
         self._anchor = anchor
         self.delivery = Delivery(scheduler, token_publisher)
         self.new_requests = NewRequests(scheduler, self.delivery, runner.clock, eos_token_ids)
@@ -236,7 +223,7 @@ class EngineCore:
         self._turn.take(self.inbox, self._take)
         if self.lease.is_due:
             self.settle()
-            self._commands.end_lease_if_due(self)
+            changes.end_lease_if_due(self)
         due_ns = self.snapshots.due_ns
         if due_ns is not None:
             if self.has_step_in_flight and self.runner.clock() >= due_ns:
@@ -258,11 +245,11 @@ class EngineCore:
         else:
             if isinstance(item.command, Change):
                 self._settle_for_client()
-            self._commands.apply(self, item)
+            dispatch.apply(self, item)
 
     def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Answer a command that would change nothing, from any thread; see `dispatch.settled`."""
-        return self._commands.settled(self, command, asker, is_alone)
+        """Answer a command that would change nothing, from any thread; see `changes.settled`."""
+        return changes.settled(self, command, asker, is_alone)
 
     def _settle_for_client(self) -> None:
         if self.has_step_in_flight:
@@ -302,9 +289,13 @@ class EngineCore:
         num_away = 0 if self._other_engine is None else self._other_engine.num_away
         return len(self.scheduler.requests) + num_away
 
-    def set_knobs(self, knobs: Knobs) -> None:
-        """Set the knobs, from the next step on."""
-        self.scheduler.knobs = knobs
+    def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
+        return self.scheduler.knobs.changed(changes, self.limits).as_dict()
+
+    def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
+        """Change knobs, from the next step on."""
+        self.scheduler.knobs = self.scheduler.knobs.changed(changes, self.limits)
         self.knobs_version += 1
 
     def pause(self) -> None:

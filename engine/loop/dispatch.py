@@ -1,27 +1,43 @@
 """Carries out commands: one handler for each. Runs on the engine's thread, between two steps."""
 
 import logging
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import UNSET
 
 from stepscope.engine.loop.changes import apply_change
-from stepscope.engine.loop.changes import end_lease_if_due as end_lease_if_due
-from stepscope.engine.loop.changes import settled as settled
-from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Change, Command, GetAudit, GetSnapshot, Submit
 from stepscope.engine.protocol.replies import Error, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
+if TYPE_CHECKING:
+    from stepscope.engine.loop.core import EngineCore
+
 log = logging.getLogger("stepscope.engine")
 
 
-def apply(core: EngineCore, call: Call) -> None:
+def apply(core: "EngineCore", call: Call) -> None:
     """Carry out one command and answer its client."""
+    command = call.command
+    with answering_errors(call):
+        if isinstance(command, Change):
+            apply_change(core, call, command)
+            return
+        handler = _HANDLERS.get(type(command))
+        if handler is None:
+            name = type(command).__name__
+            raise ConfigError("unsupported", f"this engine does not support {name}")
+        handler(core, call, command)
+
+
+@contextmanager
+def answering_errors(call: Call) -> Iterator[None]:
+    """Answer the client of a command with the error, if there is one; the engine goes on."""
     try:
-        _apply(core, call, call.command)
+        yield
     except ConfigError as error:
         call.client.reply(Error(code=error.code, message=str(error)))
     except Exception:
@@ -30,18 +46,7 @@ def apply(core: EngineCore, call: Call) -> None:
         call.client.reply(Error(code="internal", message=message))
 
 
-def _apply(core: EngineCore, call: Call, command: Command) -> None:
-    if isinstance(command, Change):
-        apply_change(core, call, command)
-        return
-    handler = _HANDLERS.get(type(command))
-    if handler is None:
-        name = type(command).__name__
-        raise ConfigError("unsupported", f"this engine does not support {name}")
-    handler(core, call, command)
-
-
-def _submit(core: EngineCore, call: Call, command: Submit) -> None:
+def _submit(core: "EngineCore", call: Call, command: Submit) -> None:
     assert call.token_ids is not None, "a Submit is prepared before it is queued"
     assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
     if core.draining:
@@ -61,7 +66,7 @@ def _submit(core: EngineCore, call: Call, command: Submit) -> None:
     )
 
 
-def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> None:
+def _check_role(core: "EngineCore", command: Submit, num_prompt_tokens: int) -> None:
     """Check that the request suits the engine's role (plain, prefill or decode engine)."""
     receiver, handed_over = core.scheduler.receiver, command.handed_over
     if receiver is None:
@@ -79,15 +84,15 @@ def _check_role(core: EngineCore, command: Submit, num_prompt_tokens: int) -> No
         receiver.check(handed_over.kv, num_tokens)
 
 
-def _get_snapshot(core: EngineCore, call: Call, _: GetSnapshot) -> None:
+def _get_snapshot(core: "EngineCore", call: Call, _: GetSnapshot) -> None:
     core.snapshots.ask(call.client)
 
 
-def _get_audit(core: EngineCore, call: Call, command: GetAudit) -> None:
+def _get_audit(core: "EngineCore", call: Call, command: GetAudit) -> None:
     call.client.reply(core.audit.page(command.after, command.limit))
 
 
-_Handler: TypeAlias = Callable[[EngineCore, Call, Any], None]
+_Handler: TypeAlias = Callable[["EngineCore", Call, Any], None]
 _HANDLERS: dict[type[Command], _Handler] = {
     Submit: _submit,
     GetSnapshot: _get_snapshot,

@@ -25,7 +25,7 @@ SHARE = 0.01
 MAX_WAIT_NS = 1_000_000_000
 
 
-class SnapshotDesk:
+class SnapshotQueue:
     """The clients that wait for a snapshot, and the earliest time of the next snapshot."""
 
     def __init__(self, take: Callable[[], wire.Snapshot], clock: Callable[[], int]) -> None:
@@ -76,6 +76,7 @@ def request_view(request: Request) -> wire.RequestView:
         first_token_ns=request.first_token_ns,
         last_token_ns=request.last_token_ns,
         origin=request.origin,
+        held="priority" if request.was_overtaken else "",
         high_water=request.high_water,
     )
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
@@ -157,7 +156,6 @@ def open_engine(
             scheduler,
             limits,
             publisher if config.telemetry else None,
-            dispatch,
             runner.eos_token_ids,
             config.max_waiting,
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),

@@ -13,7 +13,6 @@ import msgspec
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
@@ -113,7 +112,7 @@ def serve_simulated(
         )
         info = _info(setup, endpoint, seed)
         core = EngineCore(
-            info, runner, scheduler, setup.limits, publisher, dispatch,
+            info, runner, scheduler, setup.limits, publisher,
             inbox=inbox, workload=workload, control_tally=ControlTally(gate),
         )  # fmt: skip
         control = ControlServer(endpoint.control, core, intake, None, publisher.replay, gate)

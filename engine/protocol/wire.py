@@ -203,6 +203,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # graphs, or the engine does not say.
     cuda_graph: str | None = None
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
+    held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
 
 

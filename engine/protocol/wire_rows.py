@@ -57,14 +57,16 @@ class DraftRow(Struct, array_like=True, frozen=True, gc=False):
 
 
 class HeldRow(Struct, array_like=True, frozen=True, gc=False):
-    """From this step on the engine holds back one waiting request for a reason of its own.
+    """From this step on one waiting request waits for a reason of its own.
 
     The reason is a key of `StepRecord.waiting_reasons`; after a colon come the names of those who
-    have what it waits for. Empty: the request waits in the queue as all others do.
+    have what it waits for. Or it is `priority`: a request that arrived later went ahead; it counts
+    among those that wait as all others do. Empty: it waits in the queue as all others do.
     """
 
     request_id: int
     reason: str
+    num_blocks: int = 0  # that it holds while it waits
 
 
 class TakenRow(Struct, array_like=True, frozen=True, gc=False):

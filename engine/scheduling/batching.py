@@ -129,10 +129,12 @@ def continuous(plan: StepPlan) -> None:
 
 def separate(plan: StepPlan) -> None:
     """Run prompts in chunks, and decodes only in steps without a chunk (Mini-SGLang)."""
-    plan.advance(_prompts(plan))
+    decodes = plan.without_held(_decodes(plan))
+    if not plan.holds_prefills:
+        plan.advance(_prompts(plan))
     plan.admit()
     if not plan.rows:
-        plan.advance(_decodes(plan), decodes_only=True)
+        plan.advance(decodes, decodes_only=True)
 
 
 def chunked(plan: StepPlan) -> None:
@@ -144,7 +146,9 @@ def chunked(plan: StepPlan) -> None:
     order of admission (vLLM v1); a budget below the number of decodes then serves the first
     requests until they finish.
     """
-    if plan.order == "arrival":
+    if plan.holds_prefills:
+        plan.advance(plan.without_held(_decodes(plan)), decodes_only=True)
+    elif plan.order == "arrival":
         plan.advance(plan.running)
     else:
         plan.advance(plan.advance(_decodes(plan), decodes_only=True))

@@ -65,6 +65,7 @@ class Request:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string or token id that ended it; None for EOS
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # not sent to the client yet
+    was_overtaken: bool = False  # by a later one of higher priority, since it waits
     origin: RequestOrigin | None = None  # if it was handed over to this engine, or came back
     may_leave: bool = True  # False: a decode engine has refused it, so it is not handed over
     ticket: KVTicket | None = None  # where its keys and values lie until they are loaded
@@ -100,6 +101,16 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is to be computed, and it got it since it last (re)ran."""
+        num_computed = self.num_computed_tokens
+        return (
+            num_computed + 1 >= len(self.token_ids)
+            and num_computed >= len(self.prompt_token_ids)
+            and num_computed > self.high_water
+        )
 
     @property
     def comes_back(self) -> bool:
@@ -163,6 +174,16 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def overtaken_by(self, request: Request) -> list[Request]:
+        """Return those that came before `request`, which is admitted, and now wait longer."""
+        found = []
+        for each in self._requests.values():
+            came = each.arrival_ns, each.request_id
+            is_later = (request.arrival_ns, request.request_id) > came
+            if is_later and each.priority > request.priority and not each.was_overtaken:
+                found.append(each)
+        return found
 
     def __iter__(self) -> Iterator[Request]:
         if self.policy == "fcfs":

@@ -26,6 +26,7 @@ from stepscope.engine.protocol.wire import (
     RequestEvent,
 )
 from stepscope.engine.scheduling.batching import BATCHING_MODES
+from stepscope.engine.scheduling.cadence import PrefillCadence
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
@@ -72,12 +73,14 @@ class Scheduler:
         self.admitted_now: dict[int, int] = {}
         self.loaded_now: list[Request] = []
         self.resumed_now: dict[int, int] = {}
+        self.overtaken_now: list[Request] = []  # while others were admitted, for their priority
         self.unpublished_events: list[RequestEvent] = []  # what happened to requests, in order
         # Tokens of the last step. Padding is what a padding engine would compute in addition.
         self.num_prefill_tokens = 0  # recomputed ones included
         self.num_decode_tokens = 0  # drafts included
         self.num_draft_tokens = 0
         self.num_padded_tokens = 0
+        self.has_held_prefills = False  # as in `StepRecord`
         self.prefix_hashes: PrefixHashes | None = None  # None: they are not published
         self._next_in_turn: Request | None = None
         self._num_slots = 0
@@ -86,6 +89,7 @@ class Scheduler:
         self._ending: set[Request] = set()  # ... for which it is the last one
         # (request, tokens computed): blocks that become full with a token of the step in flight
         self._filled_later: list[tuple[Request, int]] = []
+        self._cadence = PrefillCadence()
         self._num_penalised = 0  # requests with penalties
         self._token_limit: int | None = None
         self._proposer: NgramProposer | None = None
@@ -199,7 +203,8 @@ class Scheduler:
 
         These reasons hold for all waiting requests: `seats` (max_num_seqs), `budget` (tokens of the
         step), `preemption` (a step that preempted admits no request), `batch` (in the modes `naive`
-        and `static`: running requests must end first), `decode_engine` (it has no room for the
+        and `static`: running requests must end first), `cadence` (the step leaves prefills out,
+        `prefill_schedule_interval`), `decode_engine` (it has no room for the
         requests to be handed over) and `transfer` (a step loads only one handed-over request).
         `kv_blocks` holds for the first request; the others are `queued` behind it.
         """
@@ -277,6 +282,9 @@ class Scheduler:
             proposer=self._proposer,
             receiver=self.receiver,
             wait_reason="decode_engine" if self.leaving else "queued",
+            holds_prefills=self._cadence.holds(
+                self._knobs.prefill_schedule_interval, self.running, self._ending
+            ),
         )
         if self._proposer is not None:
             self._proposer.begin_step()
@@ -284,7 +292,7 @@ class Scheduler:
         spend(plan)
         plan.register_filled()
         self.admitted_now, self.resumed_now = plan.admitted, plan.resumed
-        self.loaded_now = plan.loaded
+        self.loaded_now, self.overtaken_now = plan.loaded, plan.overtaken
         self.num_prefill_tokens = plan.num_prefill_tokens
         self.num_decode_tokens = plan.num_tokens - plan.num_prefill_tokens
         self.num_draft_tokens = plan.num_draft_tokens
@@ -292,7 +300,18 @@ class Scheduler:
         self._next_in_turn, self._wait_reason = plan.next_in_turn, plan.wait_reason
         self._filled_later += plan.filled_later
         self.unpublished_events += plan.events
+        self.has_held_prefills = plan.has_held
+        if plan.rows:
+            admits = not (plan.holds_prefills or plan.has_preempted)
+            has_queue = bool(self.waiting) if admits else None
+            rows = plan.rows if plan.num_prefill_tokens else ()
+            self._cadence.note(rows, has_queue=has_queue)
         return plan.rows
+
+    def skip(self, num_steps: int) -> None:
+        """Take account of decode steps that a simulation did not schedule one by one."""
+        interval = self._knobs.prefill_schedule_interval
+        self._cadence.skip(num_steps, interval, has_queue=bool(self.waiting))
 
     def update(self, rows: list[ScheduledRow], token_ids: list[int | None]) -> list[Request]:
         """Add the tokens of a step to their requests.

@@ -43,6 +43,8 @@ class StepPlan:
         receiver: loads keys and values that a prefill engine hands over; None if this engine takes
             no such requests.
         wait_reason: why this step may admit no request; "queued" if it may.
+        holds_prefills: whether it leaves prefills out (`PrefillCadence`), in modes that share
+            steps or take turns.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class StepPlan:
         proposer: NgramProposer | None = None,
         receiver: KVReceiver | None = None,
         wait_reason: str = "queued",
+        holds_prefills: bool = False,
     ) -> None:
         self.running = running
         self.waiting = waiting
         self.next_in_turn = next_in_turn
         self.num_slots = num_slots
         self.order = knobs.order
+        self.holds_prefills = holds_prefills
+        self.has_held = False  # a prefill, for that
         self.whole_prompts = not knobs.enable_chunked_prefill
         self.rows: list[ScheduledRow] = []
         self.num_prefill_tokens = 0  # of the rows, recomputed ones included
@@ -74,6 +79,7 @@ class StepPlan:
         self.admitted: dict[int, int] = {}  # request id -> tokens that were cached
         self.loaded: list[Request] = []  # those of them whose keys and values were handed over
         self.resumed: dict[int, int] = {}  # as `admitted`, for those whose tokens were lost
+        self.overtaken: list[Request] = []  # by those admitted, which have a higher priority
         self.events: list[RequestEvent] = []
         self._kv = kv
         self._knobs = knobs
@@ -166,6 +172,14 @@ class StepPlan:
         self._num_spare_tokens -= len(drafts)
         self.budget -= 1 + len(drafts)
         return True
+
+    def without_held(self, requests: list[Request]) -> list[Request]:
+        """Return running requests, in a step that holds prefills without those that have some."""
+        if not self.holds_prefills:
+            return requests
+        decodes = [request for request in requests if request.is_decoding]
+        self.has_held = len(decodes) < len(requests)
+        return decodes
 
     def advance_to(self, num_missing: int) -> None:
         """Give each running request the tokens that it lacks, except the last `num_missing`."""
@@ -321,6 +335,8 @@ class StepPlan:
         chunk = self._chunk(request.num_tokens - start)
         if request.ticket is not None:
             self._try_to_load(request, hit)
+        elif self.holds_prefills and start + 1 < request.num_tokens:
+            self.wait_reason, self.has_held = "cadence", True
         elif not chunk:
             self.wait_reason = "budget"
         elif self._may_enter(request, hit, start + chunk):
@@ -365,6 +381,12 @@ class StepPlan:
             self.resumed[request.request_id] = num_cached_tokens
         self.admitted[request.request_id] = num_cached_tokens
         request.status = RequestStatus.RUNNING
+        request.was_overtaken = False
+        if self._knobs.policy == "priority":
+            overtaken = self.waiting.overtaken_by(request)
+            for each in overtaken:
+                each.was_overtaken = True
+            self.overtaken += overtaken
         request.num_computed_tokens = num_cached_tokens
         load_ns = 0
         if request.ticket is not None:

@@ -51,6 +51,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
     held: list[wire.HeldRow] | None = None
+    held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
 
     @classmethod
@@ -79,6 +80,9 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
             num_waiting=num_waiting,
             waiting_reasons=scheduler.waiting_reasons() if num_waiting else {},
             token_limit=scheduler.token_limit,
+            held=[wire.HeldRow(each.request_id, "priority") for each in scheduler.overtaken_now]
+            or None,
+            held_prefills=scheduler.has_held_prefills,
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:

@@ -35,11 +35,18 @@ _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost":
 
 def runtime_dir() -> Path:
     """Return the user's own folder for sockets (mode 0700). Raises ConfigError if not theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is not set
-        path = platformdirs.user_runtime_path("stepscope")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.stat()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # platformdirs warns if XDG_RUNTIME_DIR is not set
+            path = platformdirs.user_runtime_path("stepscope")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            "runtime_dir",
+            f"no folder for sockets can be made ({error.strerror}): set XDG_RUNTIME_DIR to a "
+            "folder that is yours alone (mode 0700)",
+        ) from error
     if status.st_uid != os.getuid():
         raise ConfigError("runtime_dir", f"{path} belongs to another user; set XDG_RUNTIME_DIR")
     if stat.S_IMODE(status.st_mode) & 0o077:

@@ -43,6 +43,7 @@ class Credentials:
     server: str  # public key of the engine
     name: str = ""
     endpoint: str | None = None  # the endpoint that the key is for; None: any
+    role: str = ""  # as the file says; the engine has its own list
     path: Path | None = None
 
 
@@ -150,6 +151,7 @@ def read_credentials(path: Path) -> Credentials:
         server=key_of(values, "server", path),
         name=str(values.get("name", path.stem)),
         endpoint=endpoint if isinstance(endpoint, str) else None,
+        role=str(values.get("role", "")),
         path=path,
     )
 

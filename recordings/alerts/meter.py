@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from stepscope.recordings.alerts.rule import WAITING_FOR
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.latency import SLO
@@ -46,6 +47,7 @@ class Meter:
         values["silent"] = 0.0
         values["step_in_flight"] = 0.0 if flying is None else seconds_of(flying)
         values["queue_age"] = queue_age_s(state)
+        values |= waiting_figures(state)
         values["stalled_streams"] = float(num_stalled(state, history.slo))
         return values
 
@@ -67,6 +69,25 @@ def queue_age_s(state: SessionState) -> float:
         return 0.0
     paused_ns = state.pauses.within(min(arrivals), state.time_ns)
     return max(0, state.time_ns - min(arrivals) - paused_ns) / 1e9
+
+
+def waiting_figures(state: SessionState) -> dict[str, float | None]:
+    """How many requests wait for what, by the figure's name; None if the engine does not say."""
+    reasons = state.waiting_reasons
+    names = [f"waiting_{reason}" for reason in (*WAITING_FOR, "priority", "blocks")]
+    if reasons is None:
+        return dict.fromkeys(names)
+    counts = {f"waiting_{reason}": count for reason, count in reasons.items()}
+    for name in ("waiting_kv_blocks", "waiting_encoder"):
+        if name in counts:
+            counts[name] += reasons.get("queued", 0)
+    waiting = [each for each in state.requests.values() if each.status in ("waiting", "preempted")]
+    counts["waiting_priority"] = sum(each.held == "priority" for each in waiting)
+    counts["waiting_blocks"] = sum(each.num_blocks for each in waiting)
+    found: dict[str, float | None] = {name: float(counts.get(name, 0)) for name in names}
+    if "policy" not in state.knobs:  # the engine does not say who goes ahead
+        found["waiting_priority"] = None
+    return found
 
 
 def num_stalled(state: SessionState, slo: SLO) -> int:

@@ -6,6 +6,19 @@ from typing import NamedTuple
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES, FigureSpec
 
+# Figures of how many requests wait for what, by the reason in `StepRecord.waiting_reasons`. Those
+# behind one that lacks blocks or encoder budget count with it.
+WAITING_FOR: dict[str, str] = {
+    "seats": "a seat (`max_num_seqs`)",
+    "budget": "token budget",
+    "kv_blocks": "KV blocks",
+    "cadence": "a step that takes prefills (`prefill_schedule_interval`)",
+    "encoder": "encoder budget",
+    "lora": "a LoRA slot (`max_loras`)",
+    "grammar": "their grammar to be compiled",
+    "remote_kv": "their keys and values from elsewhere",
+}
+
 # Figures of the present moment, besides those of a window.
 OF_NOW: dict[str, FigureSpec] = {
     spec.name: spec
@@ -16,6 +29,15 @@ OF_NOW: dict[str, FigureSpec] = {
                    "how long the oldest of the requests that were never admitted has waited"),
         FigureSpec("stalled_streams", "stalled streams", "", "lower",
                    "requests that have waited longer for their next token than the level allows"),
+        *(
+            FigureSpec(f"waiting_{reason}", f"waiting: {reason}", "", "lower",
+                       f"requests that wait for {meaning}")
+            for reason, meaning in WAITING_FOR.items()
+        ),
+        FigureSpec("waiting_priority", "waiting: priority", "", "lower",
+                   "requests that wait while later ones of higher priority went ahead"),
+        FigureSpec("waiting_blocks", "blocks of waiting", "", "lower",
+                   "KV blocks that waiting requests hold"),
         FigureSpec("silent", "silent", "s", "lower", "how long the engine gave no sign of life"),
         FigureSpec("restarts", "restarts", "", "lower",
                    "restarts of the engine in the last ten seconds"),

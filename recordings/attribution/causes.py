@@ -48,6 +48,7 @@ QUEUE_REASONS = {
     "grammar": "for its grammar to be compiled",
     "remote_kv": "for its keys and values from elsewhere",
     "input": "for more input from its client",
+    "priority": "because later requests of higher priority went ahead",
     "deferred": "because the engine holds it back",
     "queued": "behind others",
     "step": "for the step under way to end",
@@ -78,7 +79,8 @@ class Piece(NamedTuple):
     ns: int
     step: int  # the first step of this time; for time between steps, the next step
     num_steps: int = 0  # 0: between steps
-    # queued, preempted: what was waited for; left_out: "prompts" or ""; unknown: "forgotten" (may
+    # queued, preempted: what was waited for; left_out: "prompts", "cadence" or ""; unknown:
+    # "forgotten" (may
     # be somewhere, but is not in memory), "unrecorded" (was before the recording), "untold" (of a
     # client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
@@ -109,6 +111,8 @@ class Piece(NamedTuple):
             return f"shared {steps} with {whose or 'a prefill'}"
         if self.cause == "budget":
             return f"left out of {steps}, the budget was spent" + (f": {whose}" if whose else "")
+        if self.cause == "left_out" and self.detail == "cadence":
+            return f"left out of {steps} without prefills (prefill_schedule_interval)"
         if self.cause == "left_out":
             why = f"given to {whose}" if whose else "given to others"
             return f"left out of {steps} {why}"
@@ -188,7 +192,9 @@ class Piece(NamedTuple):
             "prompt": f"own prompt {self.num_tokens} tok",
             "prefill": "beside a prefill",
             "budget": "budget spent",
-            "left_out": "left out",
+            "left_out": "held by prefill_schedule_interval"
+            if self.detail == "cadence"
+            else "left out",
             "preempted": "preempted",
             "transfer": {"room": "no room to decode", "lost": "decode engine gone"}.get(
                 self.detail, "handed over"

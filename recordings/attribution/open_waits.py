@@ -174,6 +174,8 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
     spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
     if budget is not None and spent >= budget:
         return _beside("budget", prefills, start_ns, record.step)
+    if record.held_prefills:
+        return Piece("left_out", start_ns, 0, record.step, 1, "cadence")
     detail = "" if record.num_decode_tokens else "prompts"
     return _beside("left_out", prefills, start_ns, record.step, detail)
 

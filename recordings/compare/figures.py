@@ -16,6 +16,7 @@ from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
+from stepscope.recordings.state.series.limits import NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
 ALMOST = 0.05  # a difference that may be chance is "alike" if smaller, "unclear" if larger
@@ -48,6 +49,7 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
     "limit_mode": None,
     "limit_threshold": None,
     "limit_paused": None,
+    **dict.fromkeys(f"limit_{limit}" for limit in (*NAMED_WAITS, "cadence")),
     "kv_used": None,
     "kv_peak": None,
     "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
@@ -215,6 +217,8 @@ def _totals(
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None
         values = figures_a[name], figures_b[name]
+        if name.removeprefix("limit_") in (*NAMED_WAITS, "cadence") and not any(values):
+            continue  # most engines have none of them
         verdict = judged(*values, better, is_sure, is_share=is_share)
         if load.difference is not None:
             verdict = without_winner(verdict)

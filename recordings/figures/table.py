@@ -108,6 +108,7 @@ _REST = [
             "grammar": "steps in which requests waited for their grammar and for nothing else",
             "remote_kv": "steps in which requests waited for their KV and for nothing else",
             "encoder": "steps that the encoder budget limited",
+            "cadence": "steps kept free of prefills that were there (`prefill_schedule_interval`)",
         }.items()
     ),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),

@@ -37,6 +37,7 @@ _BOUND: dict[Limit, str] = {
     "grammar": "held by grammars that are being compiled",
     "remote_kv": "held until keys and values come from elsewhere",
     "encoder": "bound by the encoder budget",
+    "cadence": "held by prefill_schedule_interval",
 }
 
 
@@ -142,7 +143,10 @@ def _stall(
     who = f"{worst.num_tokens} streams" if worst.num_tokens > 1 else request_name(worst.request_id)
     text = f"{who} stood still {_seconds(worst.ns)}{_why(history.stall(worst.step), state)}"
     if len(stalls) > 1:
-        text += f"; {len(stalls):,} times in the last minute, last at step {stalls[-1].step:,}"
+        first = None if history.first_step is None else history.summary(history.first_step)
+        known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9
+        window = "the last minute" if known_s >= 59.5 else f"{known_s:.0f} s"
+        text += f"; {len(stalls):,} times in {window}, last at step {stalls[-1].step:,}"
     return Verdict("breach", text, "worst")
 
 

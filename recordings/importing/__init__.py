@@ -1,5 +1,6 @@
-"""Reads logs and results of other tools into recordings: one file a format.
+"""Reads logs and results of other tools, one file a format; lays results beside recordings.
 
-May import: engine.protocol, recordings, recordings.live, recordings.simulation.
+May import: engine.protocol, recordings, recordings.attribution, recordings.file,
+  recordings.history, recordings.live, recordings.simulation, recordings.state.
 A new format goes here: a function that recognises its file, and its line in `imported.FORMATS`.
 """

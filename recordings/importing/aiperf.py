@@ -8,8 +8,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
+from stepscope.recordings.importing.client_session import client_session
+from stepscope.recordings.importing.source import (
+    ClientRequest,
+    Count,
+    ForeignFile,
+    ForeignSession,
+    Number,
+)
 
 _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 
@@ -17,6 +23,7 @@ _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 class _Record(Struct):
     request_start_ns: _UnixNs
     request_end_ns: _UnixNs
+    x_request_id: str = ""
     benchmark_phase: str = "profiling"
     was_cancelled: bool = False
     error: dict[str, Any] | None = None
@@ -51,6 +58,7 @@ def _request(told: _Record) -> ClientRequest:
             tokens_ns.append(tokens_ns[-1] + round(gap_ms * 1e6))
     error = None if told.error is None else str(told.error.get("message"))
     return ClientRequest(
+        client_id=told.x_request_id,
         start_ns=start_ns,
         end_ns=end_ns,
         num_prompt=told.input_sequence_length,

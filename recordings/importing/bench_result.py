@@ -8,8 +8,14 @@ import time
 
 from msgspec import Struct
 
-from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
+from stepscope.recordings.importing.client_session import client_session
+from stepscope.recordings.importing.source import (
+    ClientRequest,
+    Count,
+    ForeignFile,
+    ForeignSession,
+    Number,
+)
 
 _NS = 1e9
 
@@ -54,12 +60,13 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if len(results) > 1:
         notes.append(f"it holds {len(results)} results: the last one is shown")
     try:
-        end_s = time.mktime(time.strptime(told.date, "%Y%m%d-%H%M%S"))
+        end_ns = int(time.mktime(time.strptime(told.date, "%Y%m%d-%H%M%S"))) * 10**9
     except (ValueError, OverflowError):
-        end_s = file.changed_s
-    began_ns = round(end_s * _NS) - duration_ns
+        end_ns = file.changed_ns
+    began_ns = end_ns - duration_ns
     note = f"{file.path.name}: {'; '.join(notes)}" if notes else None
-    return client_session(file, tool, requests, began_ns, note, told.model_id or "")
+    has_starts, model = told.start_times is not None, told.model_id or ""
+    return client_session(file, tool, requests, began_ns, note, model, has_starts=has_starts)
 
 
 def _request(told: _Result, number: int, start_ns: int) -> ClientRequest:
@@ -68,6 +75,7 @@ def _request(told: _Result, number: int, start_ns: int) -> ClientRequest:
         tokens_ns.append(tokens_ns[-1] + round(gap_s * _NS))
     error = told.errors[number] if number < len(told.errors) else None
     return ClientRequest(
+        client_id=f"-{number}",  # so ends the id that vLLM's sends
         start_ns=start_ns,
         end_ns=tokens_ns[-1],
         num_prompt=told.input_lens[number],

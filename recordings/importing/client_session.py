@@ -5,7 +5,6 @@ that it is not one step of the engine. A request waits until its first token, th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
@@ -21,29 +20,10 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import ClientRequest, ForeignFile, ForeignSession
 
 _FIRST = int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
 _ANY_MOMENT_S = 1e-3  # records are of moments, not of intervals
-
-
-@dataclass(slots=True, kw_only=True)
-class ClientRequest:
-    """One request. Times are nanoseconds of one clock.
-
-    Attributes:
-        tokens_ns: when its chunks came; empty if the file does not tell.
-        has_gaps: whether those are all its chunks, so that times in between are gaps.
-        error: why it failed; None: it finished.
-    """
-
-    start_ns: int
-    end_ns: int
-    num_prompt: int
-    num_output: int
-    tokens_ns: list[int] = field(default_factory=list)
-    has_gaps: bool = True
-    error: str | None = None
 
 
 def client_session(
@@ -53,6 +33,8 @@ def client_session(
     wall_ns: int,
     note: str | None = None,
     model: str = "",
+    *,
+    has_starts: bool = True,
 ) -> ForeignSession:
     """The session of some requests; `wall_ns`: Unix time at which the first one starts.
 
@@ -65,9 +47,9 @@ def client_session(
     if len(errors) == len(requests):
         got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
         raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
-    requests = sorted(requests, key=lambda each: each.start_ns)
-    info = file.info(tool, "result", requests[0].start_ns, wall_ns, _ANY_MOMENT_S, model)
-    return ForeignSession(info, _messages(requests), note)
+    in_order = sorted(requests, key=lambda each: each.start_ns)
+    info = file.info(tool, "result", in_order[0].start_ns, wall_ns, _ANY_MOMENT_S, model)
+    return ForeignSession(info, _messages(in_order), note, requests, has_starts)
 
 
 def _messages(requests: list[ClientRequest]) -> Iterator[Telemetry]:

@@ -7,8 +7,14 @@ Form: guidellm 0.8, `guidellm/schemas/base/request_stats.py`.
 
 from msgspec import Struct
 
-from stepscope.recordings.importing.client_session import ClientRequest, client_session
-from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
+from stepscope.recordings.importing.client_session import client_session
+from stepscope.recordings.importing.source import (
+    ClientRequest,
+    Count,
+    ForeignFile,
+    ForeignSession,
+    Number,
+)
 
 _NS = 1e9
 
@@ -27,6 +33,7 @@ class _Request(Struct):
     info: _Info
     request_start_time: Number | None
     request_end_time: Number | None
+    request_id: str = ""
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
 
@@ -70,6 +77,7 @@ def _finished(each: _Request) -> ClientRequest:
     timings, start_s = each.info.timings, each.request_start_time or 0.0
     ends = dict.fromkeys((timings.first_token_iteration, timings.last_token_iteration))
     return ClientRequest(
+        client_id=each.request_id,
         start_ns=round(start_s * _NS),
         end_ns=round((each.request_end_time or start_s) * _NS),
         num_prompt=each.prompt_tokens or 0,

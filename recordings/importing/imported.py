@@ -5,25 +5,24 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.importing import (
     aiperf,
     bench_result,
     guidellm,
-    sglang_log,
-    trtllm_log,
-    vllm_log,
+    inference_perf,
 )
-from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile
+from stepscope.recordings.importing.log_source import LOGS
+from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
 from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
 FORMATS = (
-    vllm_log.read,
-    sglang_log.read,
-    trtllm_log.read,
+    *(each.read for each in LOGS),
     bench_result.read,
     guidellm.read,
     aiperf.read,
+    inference_perf.read,
 )
 
 
@@ -36,10 +35,9 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
         RecordingError: the file is of a known format, and cannot be used.
     """
     try:
-        file = ForeignFile(path)
+        session = _session(path)
     except OSError:
         return None  # who opens it says why
-    session = next((found for read in FORMATS if (found := read(file)) is not None), None)
     if session is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -49,3 +47,24 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
         for sink.next_sequence, message in enumerate(session.messages, 1):
             sink.publish(message)
     return folder / path.name, session.note
+
+
+def client_result(path: Path) -> ForeignSession:
+    """Read the result of a load generator.
+
+    Raises:
+        RecordingError: the file cannot be read, or is none.
+    """
+    try:
+        session = _session(path)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from error
+    if session is None or not session.requests:
+        got = "another file" if session is None else session.info.imported
+        raise RecordingError(f"{path}: expected the result of a load generator, got {got}")
+    return session
+
+
+def _session(path: Path) -> ForeignSession | None:
+    file = ForeignFile(path)
+    return next((found for read in FORMATS if (found := read(file)) is not None), None)

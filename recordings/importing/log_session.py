@@ -3,9 +3,9 @@
 import time
 from calendar import isleap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby, pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -58,12 +58,12 @@ class LogClock:
     """
 
     def __init__(self, file: ForeignFile) -> None:
-        self._file = file
+        self.file = file
         self._last: datetime | None = None
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
         """The time of a stamp, which is in local time."""
-        written = datetime.fromtimestamp(self._file.changed_s)
+        written = datetime.fromtimestamp(self.file.changed_ns // _NS)
         last = self._last or written
         try:
             if date is None:
@@ -84,49 +84,79 @@ class LogClock:
             stamp_s = time.mktime(now.timetuple())
         except (ValueError, OverflowError):
             place, got = f"{line}, time", f"{date or ''} {clock}"
-            raise self._file.error(place, "a date and a time", got) from None
+            raise self.file.error(place, "a date and a time", got) from None
         self._last = now
         return int(stamp_s) * _NS
 
 
-def log_session(
-    file: ForeignFile,
-    engine: str,
-    parse: Callable[[str], LogLine | None],
-    every_s: float | None = None,
-) -> ForeignSession | None:
-    """The session of the first rank in a log; None if no line of its begin has figures.
+class LogFormat(NamedTuple):
+    """How the log of one kind of server is read.
 
-    Args:
+    Attributes:
         parse: finds the figures in a line; None if it has none.
         every_s: how often the server prints lines about intervals; None: whenever it runs.
     """
-    if not any(map(parse, file.head.splitlines())):
-        return None
-    clock, entries = LogClock(file), []
-    for number, line in file.lines():
-        if (found := parse(line)) is not None:
-            entry = file.fields(number, found.figures, LogEntry, found.names)
-            entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
-            if entry.kv_percent is not None:
-                entry.kv_used = entry.kv_percent / 100
-            entries.append(entry)
-    name, ranks = file.path.name, list(dict.fromkeys(each.rank for each in entries))
-    mine, note = [each for each in entries if each.rank == ranks[0]], None
-    if len(ranks) > 1:
-        others = ", ".join(ranks[1:])
-        note = f"{name} is the log of {len(ranks)} ranks: {ranks[0]} is read, not {others}"
-    has_steps = any(each.elapsed_ms is not None for each in mine)
-    gaps_s = Counter((b.wall_ns - a.wall_ns) // _NS for a, b in pairwise(mine))
-    del gaps_s[0]
-    if every_s is not None and gaps_s:
-        every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
-    began_ns, unit_s = mine[0].wall_ns, None if has_steps else every_s or 1.0
-    info = file.info(engine, "log", began_ns, began_ns, unit_s)
-    return ForeignSession(info, _steps(mine) if has_steps else _intervals(mine, every_s), note)
+
+    engine: str
+    parse: Callable[[str], LogLine | None]
+    every_s: float | None = None
+
+    def read(self, file: ForeignFile) -> ForeignSession | None:
+        """The session of the first rank in a log; None if no line of its begin has figures."""
+        if not any(map(self.parse, file.head.splitlines())):
+            return None
+        clock = LogClock(file)
+        found = (self.entry(clock, number, line) for number, line in file.lines())
+        (rank, mine), *others = by_rank(each for each in found if each is not None).items()
+        session = self.session(file, mine)
+        if not others:
+            return session
+        note = (
+            f"{file.path.name} is the log of {len(others) + 1} ranks: {rank} is read, not "
+            f"{', '.join(name for name, _ in others)}; 'stepscope top - < {file.path.name}' shows "
+            "all side by side"
+        )
+        return session._replace(note=note)
+
+    def entry(self, clock: LogClock, number: int, line: str) -> LogEntry | None:
+        """What a line tells. Raises RecordingError if it has figures, but wrong ones."""
+        if (found := self.parse(line)) is None:
+            return None
+        entry = clock.file.fields(number, found.figures, LogEntry, found.names)
+        entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
+        if entry.kv_percent is not None:
+            entry.kv_used = entry.kv_percent / 100
+        return entry
+
+    def session(
+        self, file: ForeignFile, begun: Sequence[LogEntry], later: Iterable[LogEntry | None] = ()
+    ) -> ForeignSession:
+        """The session of one rank, as its lines come.
+
+        Args:
+            begun: its first lines.
+            later: the others; None: there was none for a while.
+        """
+        has_steps, every_s = any(each.elapsed_ms is not None for each in begun), self.every_s
+        gaps_s = Counter((b.wall_ns - a.wall_ns) // _NS for a, b in pairwise(begun))
+        del gaps_s[0]
+        if every_s is not None and gaps_s:
+            every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
+        began_ns, unit_s = begun[0].wall_ns, None if has_steps else every_s or 1.0
+        info = file.info(self.engine, "log", began_ns, began_ns, unit_s)
+        lines = chain(begun, later)
+        return ForeignSession(info, _steps(lines) if has_steps else _intervals(lines, every_s))
 
 
-def _steps(entries: list[LogEntry]) -> Iterator[Telemetry]:
+def by_rank(entries: Iterable[LogEntry]) -> dict[str, list[LogEntry]]:
+    """The lines of each rank, in the order in which ranks appear."""
+    found: dict[str, list[LogEntry]] = {}
+    for each in entries:
+        found.setdefault(each.rank, []).append(each)
+    return found
+
+
+def _steps(entries: Iterable[LogEntry | None]) -> Iterator[Telemetry]:
     """A record for each step, which lasted as long as its line says.
 
     Stamps are whole seconds: so a step ends at its stamp, or as soon after as there was time for
@@ -134,6 +164,8 @@ def _steps(entries: list[LogEntry]) -> Iterator[Telemetry]:
     """
     end_ns, step, load = 0, 0, None
     for each in entries:
+        if each is None:
+            continue
         if each.elapsed_ms is None:
             load = each
             continue
@@ -146,12 +178,12 @@ def _steps(entries: list[LogEntry]) -> Iterator[Telemetry]:
         step, load = step + 1, None
 
 
-def _intervals(entries: list[LogEntry], every_s: float | None) -> Iterator[Telemetry]:
+def _intervals(entries: Iterable[LogEntry | None], every_s: float | None) -> Iterator[Telemetry]:
     """A record for each second with lines, up to it from the one before."""
     every_ns = round((every_s or 1.0) * _NS)
     last_ns = decoded_ns = None
-    for step, (stamp_ns, group) in enumerate(groupby(entries, lambda each: each.wall_ns)):
-        lines, end_ns = list(group), max(last_ns or 0, stamp_ns)
+    for step, lines in enumerate(_seconds(entries)):
+        end_ns = max(last_ns or 0, lines[0].wall_ns)
         start_ns = end_ns - every_ns if last_ns is None else last_ns
         if every_s is not None and end_ns - start_ns > _LONGER * every_ns:
             start_ns = end_ns - every_ns
@@ -165,6 +197,17 @@ def _intervals(entries: list[LogEntry], every_s: float | None) -> Iterator[Telem
                 time_ns=end_ns, state="idle", step=step, num_running=0, num_waiting=0
             )
         last_ns = end_ns
+
+
+def _seconds(entries: Iterable[LogEntry | None]) -> Iterator[list[LogEntry]]:
+    """The lines of each second, which ends with a later stamp or when no line comes."""
+    lines: list[LogEntry] = []
+    for each in chain(entries, [None]):
+        if lines and (each is None or each.wall_ns != lines[0].wall_ns):
+            yield lines
+            lines = []
+        if each is not None:
+            lines.append(each)
 
 
 def _sum(lines: list[LogEntry], rate_ns: int | None) -> LogEntry:

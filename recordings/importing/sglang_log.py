@@ -6,8 +6,7 @@ lines: SGLang until 0.5, `log_prefill_stats` and `report_decode_stats` of its sc
 
 import re
 
-from stepscope.recordings.importing.log_session import LogLine, log_session
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from stepscope.recordings.importing.log_session import LogFormat, LogLine
 
 _BATCH = re.compile(
     r"\[(?:(\d{4}-\d\d-\d\d) )?(\d\d:\d\d:\d\d)(?: ([A-Z]+\d[A-Z\d ]*))?\] (Prefill|Decode) batch\b"
@@ -26,14 +25,12 @@ _NAMES = {
 _OF_DECODES = {"gen throughput (token/s)": "output_rate", "cuda graph": "has_graph"}
 
 
-def read(file: ForeignFile) -> ForeignSession | None:
-    """The session in the log; None if it is no log of SGLang."""
-    return log_session(file, "sglang", _line)
-
-
 def _line(line: str) -> LogLine | None:
     if (head := _BATCH.search(line)) is None:
         return None
     names = _NAMES | _OF_DECODES if head[4] == "Decode" else _NAMES
     figures = dict(_FIGURE.findall(line, head.end()))
     return LogLine(head[1], head[2], head[3] or "rank 0", figures, names)
+
+
+FORMAT = LogFormat("sglang", _line)

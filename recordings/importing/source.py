@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -19,49 +21,89 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e10)]  # as seconds since 1970
 
 _HEAD_BYTES = 4 << 20  # a server prints its first figures long after it has begun
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_SPACE = re.compile(r"\s*")
 _T = TypeVar("_T")
 
 
+@dataclass(slots=True, kw_only=True)
+class ClientRequest:
+    """One request of a client's result. Times are nanoseconds of one clock.
+
+    Attributes:
+        client_id: the id that the client gave it; empty if the file does not tell.
+        tokens_ns: when its chunks came; empty if the file does not tell.
+        has_gaps: whether those are all its chunks, so that times in between are gaps.
+        error: why it failed; None: it finished.
+    """
+
+    client_id: str = ""
+    start_ns: int
+    end_ns: int
+    num_prompt: int
+    num_output: int
+    tokens_ns: list[int] = field(default_factory=list)
+    has_gaps: bool = True
+    error: str | None = None
+
+
 class ForeignSession(NamedTuple):
-    """What a file tells: the engine, its messages in order of time, and a note for its reader."""
+    """What a file tells: the engine, its messages in order of time, and a note for its reader.
+
+    Attributes:
+        requests: of a client's result, in the order of the file.
+        has_starts: whether it tells when requests began.
+    """
 
     info: EngineInfo
     messages: Iterable[Telemetry]
     note: str | None = None
+    requests: Sequence[ClientRequest] = ()
+    has_starts: bool = True
 
 
 class ForeignFile:
     """A text file that may be of a known format. Its methods may raise RecordingError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head: str | None = None) -> None:
         self.path = path
-        self.changed_s = path.stat().st_mtime  # Unix time
+        if head is not None:  # of a pipe, which is being written now
+            self.head, self.changed_ns = head, time.time_ns()
+            return
+        self.changed_ns = path.stat().st_mtime_ns  # Unix time
         with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            begin = stream.read(_HEAD_BYTES)
         # A binary file, as a recording is, is of no format.
-        self.head = "" if b"\0" in head else head.decode("utf-8-sig", "replace")
+        self.head = "" if b"\0" in begin else begin.decode("utf-8-sig", "replace")
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines without colours, numbered from 1."""
         with self.path.open(encoding="utf-8-sig", errors="replace") as stream:
             for number, line in enumerate(stream, 1):
-                yield number, _COLOURS.sub("", line)
+                yield number, COLOURS.sub("", line)
 
     @cached_property
     def documents(self) -> list[tuple[int, dict[str, Any]]]:
-        """The JSON objects, each with the line in which it begins; none if it is no JSON file."""
-        if not self.head.lstrip().startswith("{"):
+        """The JSON objects, each with the line in which it begins; none if it is no JSON file.
+
+        Those of an array have the line of the array.
+        """
+        if re.match(r"\s*(\[\s*)?\{", self.head) is None:
             return []
-        text, place, found = self.path.read_text("utf-8-sig", "replace"), 0, []
-        while (place := len(text) - len(text[place:].lstrip())) < len(text):
-            line = text.count("\n", 0, place) + 1
+        text, line, found = self.path.read_text("utf-8-sig", "replace"), 1, []
+        before = place = 0
+        decoder, end = json.JSONDecoder(), len(text.rstrip())
+        while (place := _SPACE.match(text, place).end()) < end:  # type: ignore[union-attr]
+            line, before = line + text.count("\n", before, place), place
             try:
-                value, place = json.JSONDecoder().raw_decode(text, place)
+                value, place = decoder.raw_decode(text, place)
             except (ValueError, RecursionError) as error:
-                raise self.error(line, "JSON", text[place : place + 40]) from error
-            if isinstance(value, dict):
-                found.append((line, value))
+                place = getattr(error, "pos", place)
+                line += text.count("\n", before, place)
+                got = text[place : place + 40] if place < end else "the end of the file"
+                raise self.error(line, "JSON", got) from error
+            values = value if isinstance(value, list) else [value]
+            found += [(line, each) for each in values if isinstance(each, dict)]
         return found
 
     def info(
@@ -91,7 +133,11 @@ class ForeignFile:
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
 
     def fields(
-        self, line: int, values: Mapping[str, object], kind: type[_T], names: Mapping[str, str] = {}
+        self,
+        line: int | str,
+        values: Mapping[str, object],
+        kind: type[_T],
+        names: Mapping[str, str] = {},
     ) -> _T:
         """The values of a line as a Struct; `names`: of its fields, by their names in the file."""
         if names:
@@ -99,7 +145,7 @@ class ForeignFile:
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            said, _, field = str(error).partition(" - at `$")
+            said, _, field = str(error).replace(" | null", "").partition(" - at `$")
             ours = field.strip(".`")
             name = next((theirs for theirs, each in names.items() if each == ours), ours)
             place = f"line {line}, {name}" if name else f"line {line}"

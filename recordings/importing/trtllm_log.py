@@ -5,8 +5,7 @@ Form of the lines: TensorRT-LLM 1.x, `tensorrt_llm/_torch/pyexecutor/py_executor
 
 import re
 
-from stepscope.recordings.importing.log_session import LogLine, log_session
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from stepscope.recordings.importing.log_session import LogFormat, LogLine
 
 _ITERATION = re.compile(
     r"\biter = \d+, global_rank = (\d+), .*timestamp = (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)"
@@ -22,12 +21,10 @@ _NAMES = {
 }
 
 
-def read(file: ForeignFile) -> ForeignSession | None:
-    """The session in the log; None if it is no log of TensorRT-LLM."""
-    return log_session(file, "tensorrt-llm", _line)
-
-
 def _line(line: str) -> LogLine | None:
     if (head := _ITERATION.search(line)) is None:
         return None
     return LogLine(head[2], head[3], f"rank {head[1]}", dict(_FIGURE.findall(line)), _NAMES)
+
+
+FORMAT = LogFormat("tensorrt-llm", _line)

@@ -5,8 +5,7 @@ Form of the lines: vLLM until 0.32, `vllm/v1/metrics/loggers.py`.
 
 import re
 
-from stepscope.recordings.importing.log_session import LogLine, log_session
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from stepscope.recordings.importing.log_session import LogFormat, LogLine
 
 _EVERY_S = 10.0  # VLLM_LOG_STATS_INTERVAL, unless the log shows another
 _STAMP = re.compile(r"\b((?:\d{4}-)?\d\d-\d\d) (\d\d:\d\d:\d\d)")
@@ -34,11 +33,6 @@ _NAMES = {
 }
 
 
-def read(file: ForeignFile) -> ForeignSession | None:
-    """The session in the log; None if it is no log of vLLM."""
-    return log_session(file, "vllm", _line, _EVERY_S)
-
-
 def _line(line: str) -> LogLine | None:
     iteration = _ITERATION.search(line)
     if iteration is None and "Avg prompt throughput: " not in line:
@@ -54,3 +48,6 @@ def _line(line: str) -> LogLine | None:
     number = "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
     date, clock = (None, "") if stamp is None else stamp.groups()
     return LogLine(date, clock, f"engine {number}", figures, _NAMES)
+
+
+FORMAT = LogFormat("vllm", _line, _EVERY_S)

@@ -168,6 +168,10 @@ class FileIndex:
     def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
         return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
 
+    def note(self, marks: Sequence[Mark]) -> None:
+        """Add marks that are not in the file. Call it before `start`."""
+        self._take_said([(mark.step, mark) for mark in marks])
+
     # The thread
 
     def _run(self) -> None:

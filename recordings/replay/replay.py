@@ -8,11 +8,12 @@ needs.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
+from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
@@ -38,6 +39,7 @@ class ReplaySource:
         history: the history to fill; a new one by default.
         speed: recorded seconds per second, clamped to 0.1..64.
         playing: whether to play at once, instead of standing at the first step.
+        marks: to show beside those in the file.
 
     Attributes:
         file_index: the events, late tokens and lost messages of the whole file.
@@ -53,6 +55,7 @@ class ReplaySource:
         history: History | None = None,
         speed: float = 1.0,
         playing: bool = True,
+        marks: Sequence[Mark] = (),
     ) -> None:
         self.recording = recording
         self.name = recording.path.name
@@ -61,6 +64,8 @@ class ReplaySource:
         self.history.carried = recording.metadata
         self.tap = FrameTap()
         self.file_index = FileIndex(recording.path, lambda: self._busy, self.history.know_baseline)
+        self.file_index.note(marks)
+        self._marks = marks
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._tempo = Tempo(speed)
@@ -225,6 +230,9 @@ class ReplaySource:
                     self._tempo.restart()
                 else:
                     self._play_due()
+                for mark in self._marks:
+                    if mark.step <= (self.history.last_step or 0):
+                        self.history.add_mark(mark)
             except (RecordingError, msgspec.DecodeError) as error:
                 self._error = str(error)
                 self._at_end = True

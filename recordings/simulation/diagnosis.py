@@ -16,14 +16,13 @@ import msgspec
 from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
 from stepscope.recordings.simulation.what_if import Forecast, ForecastStopped, forecast
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.series.limits import NAMED_WAITS, Limit
 
 NUM_RUNS = 8
 KEPT_SHARE = 0.95  # if so many requests keep their levels, there is no bottleneck
 _MIN_GAIN = 0.02  # least gain, as a share of the requests
 _EQUAL_GAIN = 0.02  # if the gains of two remedies differ by less, the smaller change wins
 _MAX_ROUNDS = 3
-_NOT_SIMULATED: tuple[Limit, ...] = ("lora", "grammar", "remote_kv", "encoder")
 
 
 class Trial(NamedTuple):
@@ -104,7 +103,7 @@ class _Trials:
             likely = [each for each in SUSPECTS if each is not suspect]
         findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
         findings.sort(key=_weight, reverse=True)
-        shares = {limit: self._seen.share(limit) for limit in _NOT_SIMULATED}
+        shares = {limit: self._seen.share(limit) for limit in NAMED_WAITS}
         held = {limit: share for limit, share in shares.items() if share >= _MIN_GAIN}
         return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 

@@ -147,6 +147,12 @@ def _threshold(seen: Seen) -> Evidence:
     return _limit(seen, "threshold")
 
 
+def _cadence(seen: Seen) -> Evidence:
+    if seen.basis.setup.knobs.prefill_schedule_interval == 1:
+        return Evidence(False, "every step takes prefills")
+    return _limit(seen, "cadence")
+
+
 def _long_prompts(seen: Seen) -> Evidence:
     prompts = sorted(each.num_prompt_tokens for each in seen.basis.work.requests)
     median, long = prompts[len(prompts) // 2], prompts[round(0.95 * (len(prompts) - 1))]
@@ -263,6 +269,15 @@ def _no_threshold(setup: SimulatedSetup) -> Iterator[Remedy]:
     yield from _live(setup, long_prefill_token_threshold=0)
 
 
+def _no_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
+    yield from _live(setup, prefill_schedule_interval=1)
+
+
+def _rarer_prefills(setup: SimulatedSetup) -> Iterator[Remedy]:
+    for interval in (2, 4, 8):
+        yield from _live(setup, prefill_schedule_interval=interval)
+
+
 def _short_chunks(setup: SimulatedSetup) -> Iterator[Remedy]:
     for share in (2, 4):
         value = setup.knobs.max_num_batched_tokens // share
@@ -308,6 +323,8 @@ SUSPECTS = (
     Suspect("small token budget", _small_budget, _more_budget),
     Suspect("large token budget", _large_budget, _less_budget),
     Suspect("limit for one prompt (long_prefill_token_threshold)", _threshold, _no_threshold),
+    Suspect("prefills in every step", _large_budget, _rarer_prefills),
+    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _no_cadence),
     Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
     Suspect("KV memory", _kv, _more_kv),
     Suspect("KV reservation", _reservation, _other_reservation),

@@ -27,12 +27,13 @@ _EQUAL_SHARE = 0.02  # goodputs that differ by less than this share are equal
 _LOADS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 _SEARCHED = (
     "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve", "order",
-    "enable_prefix_caching",
+    "prefill_schedule_interval", "enable_prefix_caching",
 )  # fmt: skip
 _CHOICES: Mapping[str, tuple[KnobValue, ...]] = {
     "long_prefill_token_threshold": (0, 128, 512),
     "reserve": ("none", "prompt", "output"),
     "order": ("decode_first", "arrival"),
+    "prefill_schedule_interval": (1, 2, 4, 8),
     "enable_prefix_caching": (True,),
 }
 Changes = Mapping[str, KnobValue]

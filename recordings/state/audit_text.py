@@ -19,6 +19,7 @@ _SHORT = {
     "enable_chunked_prefill": "chunks",
     "long_prefill_token_threshold": "long prefill",
     "enable_prefix_caching": "prefix cache",
+    "prefill_schedule_interval": "prefill every",
 }
 
 

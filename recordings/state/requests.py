@@ -134,7 +134,7 @@ class RequestTable:
             view = self.views.get(row.request_id)
             if view is not None and view.status in ("waiting", "preempted"):
                 self.views[row.request_id] = held = _copied(view)
-                held.held = row.reason
+                held.held, held.num_blocks = row.reason, row.num_blocks
 
     def serve(self, fronts: Iterable[FrontEnd], pauses: PauseTrail, outcome: Outcome) -> None:
         """Note what front ends did, and add the waits of their clients to `outcome`.

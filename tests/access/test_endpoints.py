@@ -54,6 +54,15 @@ def test_an_endpoint_names_both_sockets(text: str, control: str, telemetry: str)
     assert (endpoint.control, endpoint.telemetry) == (control, telemetry)
 
 
+def test_without_a_folder_for_sockets_the_error_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stepscope").write_text("in the way")
+    monkeypatch.setattr("platformdirs.user_runtime_path", tmp_path.joinpath)
+    with pytest.raises(ConfigError, match=r"File exists.*: set XDG_RUNTIME_DIR to a folder"):
+        runtime_dir()
+
+
 def test_a_bare_name_is_an_endpoint_in_the_runtime_dir() -> None:
     assert Endpoint.parse("engine-7").path == runtime_dir() / "engine-7"
 

@@ -55,6 +55,7 @@ class PlayedRequest:
 
     def __init__(self, line: dict[str, Any]) -> None:
         self.request_id: str = line["id"]
+        self.is_prefill_chunk = False
         self.num_prompt_tokens: int = line["prompt"]
         self.prompt_token_ids = [SECRET_TOKEN] * self.num_prompt_tokens
         self.max_tokens: int = line["max_tokens"]
@@ -135,7 +136,7 @@ class PlayedScheduler:
             max_num_batched_tokens=budget,
             long_prefill_token_threshold=0,
             enable_chunked_prefill=True,
-            policy="fcfs",
+            policy=head.get("policy", "fcfs"),
             async_scheduling=head["is_asynchronous"],
         )
         self.lora_config = SimpleNamespace(max_loras=head.get("max_loras"))
@@ -241,6 +242,13 @@ class PlayedScheduler:
         for name in _QUEUES:
             if name in line:
                 getattr(self, name).num_waiting = line[name]
+        if "cadence" in line:
+            self.num_executed_steps, self.last_prefill_step, self.prefill_capacity_bound = line[
+                "cadence"
+            ]
+        if "chunks" in line:
+            for name, request in self._all.items():
+                request.is_prefill_chunk = name in line["chunks"]
         if call == "schedule" and hasattr(self, "deferred_waiting"):
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
         for block in line.get("hashed", []):

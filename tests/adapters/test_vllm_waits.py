@@ -1,5 +1,6 @@
 """What each waiting request of an attached vLLM waits for, by name."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from stepscope.engine.adapters.attached.unfinished_step import Held
 from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
+from stepscope.recordings.alerts.meter import waiting_figures
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
@@ -62,6 +65,21 @@ def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
     assert picture.read_text().count("a LoRA slot (max_loras), held by a") == 2
 
 
+def test_two_runs_are_compared_by_the_share_of_steps_that_waits_for_lora_slots_limited(
+    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    paths, shares = [], []
+    for name in ("adapters", "chunked"):
+        played = Played(attach, "0.32.0", name)
+        paths.append(str(record(tmp_path / f"{name}.mcap", played.messages)))
+        num_lora = sum("lora" in (step.waiting_reasons or {}) for step in played.steps)
+        shares.append(num_lora / len(played.steps))
+    done = stepscope("compare", *paths, "--json")
+    rows = json.loads(done.stdout)["figures"]
+    assert [rows["limit_lora"]["a"], rows["limit_lora"]["b"]] == shares
+    assert "limit_grammar" not in rows  # neither run had it
+
+
 def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
     attach: Attach,
 ) -> None:
@@ -104,9 +122,84 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
 def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
     status: str, connector: object, reason: str
 ) -> None:
-    request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
-    scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
-    assert waits.held(scheduler) == {"a": reason}
+    request = SimpleNamespace(
+        request_id="a", status=SimpleNamespace(name=status), num_computed_tokens=0
+    )
+    manager = SimpleNamespace(get_block_ids=lambda name: ([0, 7, 8], [9]))  # 0 is vLLM's null block
+    scheduler: Any = SimpleNamespace(
+        skipped_waiting=[request], connector=connector, kv_cache_manager=manager
+    )
+    is_loading = status == "WAITING_FOR_REMOTE_KVS"
+    assert waits.held(scheduler) == {"a": Held(reason, 3 if is_loading else 0)}
+    request.num_computed_tokens = 48
+    assert waits.held(scheduler) == {"a": Held(reason, 3)}
+
+
+def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(
+    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "adapters")
+    scheduler.kv_cache_manager.get_block_ids = lambda name: ([1, 2, 3],)
+    attachment = attach(scheduler)
+    for call in scheduler.play():
+        if call == "add":
+            newest = list(scheduler.requests.values())[-1]
+            newest.num_computed_tokens = 48  # as vLLM has it once keys and values have come
+    attachment.close()
+    messages = published(attachment)
+    state, seen = SessionState(), set()
+    for _, message in messages:
+        state.apply(message)
+        waiting = [each for each in state.requests.values() if each.status == "waiting"]
+        seen |= {(each.num_blocks, bool(each.held)) for each in waiting}
+        if state.waiting_reasons is not None:
+            held_blocks = sum(each.num_blocks for each in waiting)
+            assert waiting_figures(state)["waiting_blocks"] == held_blocks
+    assert (3, True) in seen
+    assert (3, False) not in seen
+
+
+def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> None:
+    played = Played(attach, "0.33.0", "cadence")
+    scheduled = [line for line in played.scheduler.calls if line["call"] == "schedule"]
+    running: list[str] = []
+    expected = []
+    for line in scheduled:
+        running = line.get("running", running)
+        if line.get("tokens"):
+            expected.append(line["held_prefills"])
+    held = [step.held_prefills for step in played.steps]
+    assert held == expected
+    assert any(held)
+    assert not all(held)
+    assert {"cadence"} in [set(step.waiting_reasons or {}) for step in played.steps]
+    for step in played.steps:
+        assert not (step.held_prefills and step.num_prefill_tokens)
+        assert "kv_blocks" not in (step.waiting_reasons or {})
+    late = [each for each in explained(played.messages).late if not each.token_idx]
+    said = " ".join(each.explanation for each in late)
+    assert "waited in the queue for a step that takes prefills" in said
+    assert "without prefills (prefill_schedule_interval)" in said
+
+
+def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priority(
+    attach: Attach,
+) -> None:
+    played = Played(attach, "0.32.0", "priority")
+    told = [(s.step, [(row.request_id, row.reason) for row in s.held or []]) for s in played.steps]
+    # 4 was admitted in step 4, before 2 and 3, which came earlier; 5 came last.
+    assert [each for each in told if each[1]] == [(4, [(2, "priority"), (3, "priority")])]
+    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
+    text = "later requests of higher priority went ahead"
+    assert {name for name in late if text in late[name].explanation} == {"2", "3"}
+    assert "for a seat (max_num_seqs)" in late["2"].explanation  # until then
+    state, most = SessionState(), 0.0
+    assert set(waiting_figures(state).values()) == {None}  # the engine has not said yet
+    for _, message in played.messages:
+        state.apply(message)
+        state.knobs = {"policy": "priority"}
+        most = max(most, waiting_figures(state)["waiting_priority"] or 0.0)
+    assert most == 2
 
 
 def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_blocks() -> None:
@@ -115,11 +208,12 @@ def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_bl
         SimpleNamespace(is_prefill_chunk=True),
     )
     scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
-    assert not waits.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
     scheduler.running.append(decoding)
-    assert waits.leaves_out_prefills(scheduler)
+    assert waits.leaves_out_prefills(scheduler, is_throttled=True)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=False)
     scheduler.prefill_capacity_bound = True
-    assert not waits.leaves_out_prefills(scheduler)
+    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
 
     picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
     pool = SimpleNamespace(get_num_free_blocks=lambda: 7)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
@@ -18,7 +17,7 @@ from stepscope.engine.protocol.commands import Command, Pause, Resume, SetKnobs,
 from stepscope.engine.protocol.replies import AnyReply, Error
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Arrived, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import Admitted, Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner
@@ -53,7 +52,6 @@ class Script:
             Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
             limits,
             self,
-            dispatch,
             overlap=overlap,
         )
         self._tokens = 0
@@ -127,6 +125,55 @@ def causes(late: Late) -> dict[str, float]:
 
 
 # Each cause
+
+
+def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_while_running() -> (
+    None
+):
+    script = Script(prefill_schedule_interval=4, max_num_batched_tokens=128)
+    script.submit(64, 40)
+    script.run()
+    script.submit(200, 4)  # two chunks
+    script.run(12)
+    (late,) = [e for e in explained(script.messages) if e.request_id == 1 and not e.token_idx]
+    queued = [each for each in late.pieces if each.cause == "queued"]
+    left_out = [each for each in late.pieces if each.cause == "left_out"]
+    assert {each.detail for each in queued} == {"cadence"}
+    assert sum(each.num_steps for each in queued) == 3
+    assert [(each.detail, each.num_steps) for each in left_out] == [("cadence", 3)]
+    history = History()
+    for sequence, message in script.messages:
+        history.append(sequence, message)
+    held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
+    assert history.limits(None, None)["cadence"] == sum(held) / len(held)
+    assert sum(held) == 6
+
+
+def test_a_request_that_a_later_one_of_higher_priority_overtakes_waits_for_priority() -> None:
+    script = Script(policy="priority", max_num_seqs=1)
+    script.submit(64, 4)
+    script.run()
+    script.submit(64, 4, priority=1)  # r1
+    script.run()
+    script.submit(64, 4, priority=0)  # r2 takes the seat of r0
+    script.run(12)
+    waits = {late.request_id: late for late in explained(script.messages) if not late.token_idx}
+    overtaken = "waited in the queue because later requests of higher priority went ahead"
+    assert overtaken in waits[1].explanation
+    assert "for a seat (max_num_seqs)" in waits[1].explanation
+    assert overtaken not in waits[2].explanation
+    ((step, rows),) = [
+        (m.step, m.held) for _, m in script.messages if isinstance(m, StepRecord) and m.held
+    ]
+    assert [(row.request_id, row.reason) for row in rows] == [(1, "priority")]
+    admitted = [
+        event.request_id
+        for _, m in script.messages
+        if isinstance(m, StepRecord) and m.step == step
+        for event in m.events
+        if isinstance(event, Admitted)
+    ]
+    assert admitted == [2]
 
 
 def test_a_prefill_chunk_in_the_step_is_named_as_cause_with_its_tokens() -> None:

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Shutdown
@@ -101,7 +100,6 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
                 ),
                 limits,
                 publisher,
-                dispatch,
             )
             control = ControlServer(
                 endpoint.control,

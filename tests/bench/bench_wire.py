@@ -30,7 +30,6 @@ from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-foun
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Submit
@@ -152,7 +151,7 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
         KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
     )
     info = simulated_info(limits, num_blocks, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None, dispatch)
+    core = EngineCore(info, runner, scheduler, limits, None)
     sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
     for number in range(limits.max_num_seqs):
         token_ids = [(number * 37 + i) % 256 for i in range(64 + number % 16)]

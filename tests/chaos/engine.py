@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
@@ -102,7 +101,6 @@ def main() -> None:
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=NUM_RUNNING), limits),
             limits,
             publisher,
-            dispatch,
         )
         control = ControlServer(
             endpoint.control,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope.tui.cli.shared.errors import write_what_encodings_lack
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.views.theme import TO_ASCII
 
 GLYPHS = "".join(map(chr, TO_ASCII))
@@ -79,3 +80,20 @@ def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path:
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert "/nö>.mcap" in done.stderr.decode("latin-1")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_the_rest_of_a_wide_line_below_its_last_column(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    out = _Pipe("utf-8", is_terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "40")
+    row = "r1  10 ms  shared a step with 600 prefill tokens"
+    say("a sentence that is wider than forty columns", row)
+    lines = out.written().decode().splitlines()
+    if not is_terminal:
+        assert lines[1] == row
+        return
+    assert lines[:2] == ["a sentence that is wider than forty", "  columns"]
+    assert lines[2:] == ["r1  10 ms  shared a step with 600", "           prefill tokens"]

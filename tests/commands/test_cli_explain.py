@@ -231,6 +231,7 @@ def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -
     ("arguments", "code", "message"),
     [
         (["nothing.mcap"], 1, "there is no recording nothing.mcap"),
+        (["/"], 1, "/ is a folder; name a recording in it"),
         (["freeze", "--slo-itl", "soon"], 2, "--slo-itl: expected a duration such as 50ms"),
         (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
         (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),

@@ -19,7 +19,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.engines import serve as serve_command
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.settings.cli_errors import WRONG_USAGE
+from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from tests.support.engines.simulated_run import simulated_info
 
 
@@ -77,6 +77,14 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
     exit_code, message = expected(failed.value) or (0, "")
     assert exit_code == WRONG_USAGE
     assert said in message
+
+
+def test_serve_takes_the_model_as_an_argument_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
+    with pytest.raises(ConfigError, match="device is auto"):
+        serve_command.serve("demo", flags={"model": "demo", "device": "tpu"})
+    with pytest.raises(WrongUsage, match="MODEL demo and --model smollm2: give one of them"):
+        serve_command.serve("demo", flags={"model": "smollm2"})
 
 
 def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read(

@@ -143,6 +143,12 @@ def test_check_finds_a_regression_against_a_baseline_recording(
     assert accepted.exit_code == 0, accepted.stdout
 
 
+def test_check_calls_unsure_what_may_be_chance(stepscope: Callable[..., Any]) -> None:
+    done = stepscope("check", "chunked", "--baseline", "freeze", "--json")
+    outcomes = {each["name"]: each["outcome"] for each in json.loads(done.stdout)["checks"]}
+    assert (outcomes["ttft_p95"], outcomes["itl_p95"]) == ("unsure", "failed")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -72,7 +72,11 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     assert "ITL beside a prefill p50 742→51.6 ms (14x, at least" in text
     # The same requests are compared in pairs.
     assert "ITL decode only p50, p99 (of" in text
-    assert "longest wait shorter in A for" in text
+    assert "longest wait shorter for 17 of the same 19 requests, longer for 2 (5.8x" in text
+    assert told["requests"] == "TTFT shorter in A for 12, in B for 4 of 19 (may be chance)"
+    assert text.split("\n\n")[1].startswith(
+        "B is better than A in ITL p99 766→90.1 ms (8.5x), worse"
+    )
     assert told["set"] == "max_num_batched_tokens 8192 | 256"
     assert "enable_chunked_prefill off | on" in text
     assert "shared a step with a prefill 99.9%" in text

@@ -23,8 +23,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.compare.what_if_run import WhatIfRun
-from stepscope.tui.views.frame.compare_choices import file_origin, session_origin
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
 from stepscope.tui.views.frame.compare_sides import sizes
 from stepscope.tui.views.frame.compare_text import outcome, unclear, verdict
@@ -89,7 +88,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
     async with samples_compared() as (app, pilot):
         shown = screen_text(app)
         assert "▐COMPARE▌  A freeze  B chunked  by time" in shown
-        best = "B is better in ITL p99 766→90.1 ms (8.5x), A in ITL p95 8.0→62.8 ms (7.8x)"
+        best = "B is better than A in ITL p99 766→90.1 ms (8.5x), worse in ITL p95 8.0→62.8 ms"
         assert best in shown.splitlines()[2]
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)" in shown
@@ -99,7 +98,7 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
         )
         assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
         assert "not sure TTFT p50, p95, p99 (of 19)" in shown
-        assert "A 19 requests in 00:07.9, B 19 requests in 00:07.8" in shown
+        assert "A 19 requests in 7.9 s, B 19 requests in 7.8 s" in shown
         # A has seven freezes, B none.
         lines = shown.splitlines()
         top = next(line for line in lines if "837 ms │" in line)
@@ -198,7 +197,7 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
 
 async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared((80, 24)) as (app, _):
-        assert "requests 19 00:07.9 | 19 00:07.8" in screen_text(app)
+        assert "A 19 requests 7.9 s, B 19 7.8 s" in screen_text(app)
         found = page_of(app).comparison
         assert found is not None
     large = ComparedFigure(
@@ -217,7 +216,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
     load = LoadDifference(False, "twice the work", is_chance=False, more_a=1.0, more_b=2.0)
     assert unclear(found._replace(load=load)) == ["TTFT p50, p95"]
     assert outcome(found._replace(load=load), "a") == ("A lower", ["in no latency"])
-    assert sizes(found, 30) == "A 19, B 19 requests"
+    assert sizes(found, 27) == "A 19, B 19 requests"
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

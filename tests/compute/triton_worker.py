@@ -324,7 +324,6 @@ def prompts() -> list[list[int]]:
 def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     """Output tokens of the same requests with overlap, and the number of steps launched ahead."""
     from stepscope.engine.execution.runner import ModelRunner
-    from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
     from tests.support.engines.simulated_run import simulated_info
 
@@ -332,7 +331,7 @@ def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)
     scheduler = Scheduler(KVCacheManager(runner.num_blocks, 4), knobs, limits)
     info = simulated_info(limits, runner.num_blocks, 4, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None, dispatch, overlap=True)
+    core = EngineCore(info, runner, scheduler, limits, None, overlap=True)
     launched: list[ScheduledStep] = []
 
     def launch(step: ScheduledStep) -> Any:

@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record_vllm import MODEL, drafts_of, make_request, make_scheduler, result_of, sha256
+from record_vllm import (
+    HAS_CADENCE,
+    MODEL,
+    drafts_of,
+    make_request,
+    make_scheduler,
+    result_of,
+    sha256,
+)
 from vllm import PoolingParams, __version__
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
@@ -31,7 +39,8 @@ from vllm.v1.request import Request, RequestStatus
 from stepscope.engine.adapters.vllm import versions
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
-OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl")
+OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl", "local_prefill_interval")
+CADENCE = ("num_executed_steps", "last_prefill_step", "prefill_capacity_bound")
 MAX_STEPS = 400
 
 
@@ -60,6 +69,7 @@ class Tape:
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
                 "has_reset": hasattr(scheduler, "reset_prefix_cache"),
                 "max_loras": case.get("max_loras"),
+                "policy": case.get("policy", "fcfs"),
             }
         ]
 
@@ -78,7 +88,13 @@ class Tape:
 
     def schedule(self) -> Any:
         were_running = list(self._scheduler.running)
+        might_prefill = self._scheduler.waiting or any(
+            getattr(request, "is_prefill_chunk", False) for request in were_running
+        )
         output = self._scheduler.schedule()
+        tokens = output.num_scheduled_tokens
+        # In the cases with a cadence nothing else keeps prompts out of a step.
+        held = bool(might_prefill and tokens and all(n == 1 for n in tokens.values()))
         again = output.scheduled_cached_reqs
         self._keep(
             "schedule",
@@ -98,6 +114,7 @@ class Tape:
             ],
             resumed=sorted(versions.resumed(again)),
             preempted=sorted(self._preempted(output, were_running)),
+            held_prefills=held if getattr(self._scheduler, OPTIONAL[2], 1) > 1 else [],
             held=sorted(
                 request.request_id for request in getattr(self._scheduler, "deferred_waiting", ())
             ),
@@ -166,6 +183,10 @@ class Tape:
                     request.status.name,
                 ],
             )
+        if getattr(scheduler, OPTIONAL[2], 1) > 1:
+            yield "cadence", [getattr(scheduler, name) for name in CADENCE]
+            chunks = [each.request_id for each in scheduler.running if each.is_prefill_chunk]
+            yield "chunks", chunks
         yield "ended", sorted(scheduler.finished_req_ids)
         yield "running", [request.request_id for request in scheduler.running]
         for name in QUEUES:
@@ -332,6 +353,25 @@ def cases() -> dict[str, dict[str, Any]]:
             "max_num_batched_tokens": 64,
             "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
         },
+        # From 0.33 on. Prompts are longer than the one token by which decodes are told.
+        "cadence": base
+        | {
+            "max_num_batched_tokens": 48,
+            "prefill_schedule_interval": 4,
+            "requests": requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5)),
+        },
+        "priority": base
+        | {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 2,
+            "policy": "priority",
+            "requests": [
+                each | {"priority": (0, 0, 2, 1, 0, 2)[number]}
+                for number, each in enumerate(
+                    requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3))
+                )
+            ],
+        },
         "adapters": base
         | {
             "max_num_batched_tokens": 64,
@@ -382,6 +422,8 @@ def main() -> int:
                 continue
             if name == "pause" and not hasattr(interface, "PauseState"):
                 continue  # before 0.17
+            if name == "cadence" and not HAS_CADENCE:
+                continue
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"
             path.write_text("".join(dumps(line) + "\n" for line in lines))

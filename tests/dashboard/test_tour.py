@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.session.tour.bookmark import bookmark, keep_bookmark
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter, SetBudget
-from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import tour_strip
 

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.command import CommandList
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.help import help_lines
-from stepscope.tui.screens.overlays.palette import Palette
 from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.settings.action_table import GROUPS, Need, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
 from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.panels import footer
-from tests.support.screens.screen_text import line_texts
+from tests.support.screens.palette import offered_in_palette
+from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.waiting import until
 
-EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live"}))
+EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))
 
 
 def dashboard(source: Any, **options: Any) -> Dashboard:
@@ -101,8 +103,7 @@ async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_di
         offered = {action_id for action_id, _, _ in footer_entries(abilities)}
         text = "\n".join(line_texts(help_lines(abilities)))
         await pilot.press("ctrl+p")
-        assert isinstance(app.screen, Palette)
-        palette = {action.id for action in app.screen.found()}
+        palette = await offered_in_palette(app)
         await pilot.press("escape")
         changing = [action for action in ACTIONS if action.changes_engine]
         assert {action.id for action in changing} >= {"budget", "knobs", "undo", "pause_engine"}
@@ -110,7 +111,7 @@ async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_di
             assert not abilities.allows(action)
             assert action.id not in offered
             assert action.help not in text
-            assert action.id not in palette
+            assert not any(action.help in line for line in palette)
             assert app.main.check_action("do", (action.id,)) is False
             for key in action.keys:
                 await pilot.press(key)
@@ -159,16 +160,16 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("ctrl+p", *"axis")
-        assert isinstance(app.screen, Palette)
-        assert [action.id for action in app.screen.found()][:1] == ["axis"]
+        assert "columns are steps" in (await offered_in_palette(app))[0]
         await pilot.press("enter")
-        assert app.main.view.axis == "time"
-        await pilot.press("ctrl+p", *"no action has this name", "enter")
+        await until(lambda: app.main.view.axis == "time", "the axis is not changed")
+        await pilot.press("ctrl+p", *"no action has this name")
+        await until(lambda: "No matches" in screen_text(app), "it is not said")
+        await pilot.press("escape", "ctrl+p", *"zoom")
+        assert len(await offered_in_palette(app)) == 2
+        await pilot.click(CommandList, offset=(5, 1))  # the second of what was found
+        await until(lambda: app.main.view.zoom == 2, "the zoom is not changed")
         assert app.screen is app.main
-        await pilot.press("ctrl+p", *"zoom")
-        await pilot.click("#overlay", offset=(5, 3))  # the second of what was found
-        assert app.screen is app.main
-        assert app.main.view.zoom == 2
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         ("start", set(), "live", "the last line"),
         ("live", {"live"}, "inspect", "with none selected the step at the cursor"),
         ("fleet", {"live"}, "inspect", "the screens of the chosen engine"),
-        ("fleet", {"live", "recorder"}, "record", "a recording of the chosen engine"),
-        ("live", {"live", "recorder"}, "record", "start or end a recording"),
+        ("fleet", {"live", "recorder", "files"}, "record", "a recording of the chosen engine"),
+        ("live", {"live", "recorder", "files"}, "record", "start or end a recording"),
         ("kv", {"live"}, "sort", "blocks by state or by owner"),
     ],
 )

@@ -135,7 +135,7 @@ async def test_the_selected_row_stays_with_its_request_from_step_to_step(source:
 def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Page) -> None:
     from stepscope.tui.settings.actions import ACTIONS, Abilities
 
-    everything = Abilities(has=frozenset({"engine", "recorder", "live"}))
+    everything = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))
     lines = "\n".join(line_texts(help_lines(everything, page)))
     for action in ACTIONS:
         shown = everything.allows(action) and page in action.pages

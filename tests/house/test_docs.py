@@ -1,11 +1,13 @@
 """Links in the documents work, and generated parts match the current tables."""
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from stepscope.tui.cli.command_line import command_tree
 from tests.house import generated_docs
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +70,16 @@ def test_every_generated_documentation_page_matches_its_source_table() -> None:
     for page, generated in generated_docs.pages().items():
         text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
         assert text == generated_docs.written_anew(text, generated), f"{page}: run 'make docs'"
+
+
+def test_every_command_to_deploy_is_one_with_these_options() -> None:
+    files = [ROOT / "docs" / "deploy.md", *sorted((ROOT / "docs" / "deploy").iterdir())]
+    text = "\n".join(path.read_text("utf-8") for path in files).replace("\\\n", " ")
+    begin = r"(?:stepscope|vllm-stepscope|bin/stepscope|\[stepscope),?\s+"
+    found = re.findall(rf"{begin}((?:top|record|keys|doctor)\b[^\n\]`&#]*)", text)
+    assert {line.split()[0].strip(",") for line in found} == {"top", "record", "keys", "doctor"}
+    for line in found:
+        words, command = shlex.split(line.replace(",", " ")), command_tree()
+        while (inner := getattr(command, "commands", None)) is not None:
+            command = inner[words.pop(0)]
+        command.make_context("stepscope", words)

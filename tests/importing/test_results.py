@@ -90,6 +90,46 @@ def guidellm_report(path: Path) -> Path:
     )
 
 
+def inference_perf_report(path: Path, *, is_new: bool) -> Path:
+    """vLLM's requests in the form of inference-perf's `per_request_lifecycle_metrics.json`.
+
+    As `inference_perf/apis/base.py` and its report writer make it, of 2026 and of 2025.
+    """
+    values, requests = result(), []
+    for number, start_s in enumerate(values["start_times"]):
+        times_s = [start_s + values["ttfts"][number]]
+        for gap_s in values["itls"][number]:
+            times_s.append(times_s[-1] + gap_s)
+        num_prompt, num_output = values["input_lens"][number], values["output_lens"][number]
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output}
+        answer = {"output_tokens": num_output - 1, "server_usage": usage, "chunk_times": times_s}
+        old = {"output_tokens": num_output, "output_token_times": times_s}
+        requests.append(
+            {
+                "start_time": start_s,
+                "end_time": times_s[-1] + 0.001,
+                "request": "{}",
+                "response": "",
+                "info": {"input_tokens": num_prompt}
+                | ({"response_metrics": answer, "labels": {}} if is_new else old),
+                "error": None,
+            }
+        )
+    path.write_text(json.dumps(requests, indent=2), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_inference_perfs_requests_give_the_figures_of_the_same_run(
+    tmp_path: Path, stats: Callable[[Path], dict[str, Any]], is_new: bool
+) -> None:
+    found = stats(inference_perf_report(tmp_path / "requests.json", is_new=is_new))
+    of_vllm = stats(VLLM)
+    for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_max", "tpot_p50", "finished"):
+        assert found[name] == pytest.approx(of_vllm[name], abs=1e-3), name
+    assert found["e2e_p50"] == pytest.approx(of_vllm["e2e_p50"] + 1.0, abs=1e-3)
+
+
 def test_figures_are_those_of_vllms_own_summary(stats: Callable[[Path], dict[str, Any]]) -> None:
     told, found = result(), stats(VLLM)
     # Of 101 requests these percentiles are values of single ones, in both ways of counting.

@@ -18,7 +18,6 @@ from stepscope.engine.bench.throughput import (
 )
 from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
@@ -54,7 +53,6 @@ def engine(
         Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
         limits,
         Publisher(None, 64) if telemetry else None,
-        dispatch,
         max_waiting=max_waiting,
     )
     return core, Intake(None, VOCAB_SIZE, limits.max_model_len)

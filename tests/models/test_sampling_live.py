@@ -17,7 +17,6 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import (
@@ -78,7 +77,6 @@ def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> I
             Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=16), LIMITS),
             LIMITS,
             publisher,
-            dispatch,
             runner.eos_token_ids,
         )
         intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)

@@ -332,7 +332,6 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
 
 def replayed_hits(rows: list[Any]) -> int:
     """Tokens found in the prefix cache when the trace runs through the simulated engine."""
-    from stepscope.engine.loop import dispatch
     from stepscope.engine.loop.core import EngineCore
     from stepscope.engine.loop.inbox import Call, SilentClient
     from stepscope.engine.protocol.commands import Submit
@@ -356,7 +355,7 @@ def replayed_hits(rows: list[Any]) -> int:
     knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none")
     scheduler = Scheduler(KVCacheManager(4096, 16), knobs, limits)
     info = simulated_info(limits, 4096, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch)
+    core = EngineCore(info, runner, scheduler, limits, sink)
     waiting = list(rows)
     while sink.num_finished < len(rows):
         while waiting and START_NS + waiting[0].offset_s * 1e9 <= runner.clock():

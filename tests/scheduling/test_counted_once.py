@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Submit
@@ -44,7 +43,7 @@ def run(num_blocks: int, length: int, num_shared: int, **knobs: int) -> list[Tel
     )
     sink = Sink()
     info = simulated_info(limits, num_blocks, BLOCK, seed=0)
-    core = EngineCore(info, SimulatedRunner(CostModel()), scheduler, limits, sink, dispatch)
+    core = EngineCore(info, SimulatedRunner(CostModel()), scheduler, limits, sink)
     words = random.Random(1)
     for number in range(12):
         rest = [words.randrange(100, 30_000) for _ in range(length - num_shared)]

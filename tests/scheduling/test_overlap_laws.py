@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
@@ -287,7 +286,6 @@ class Run:
             self.scheduler,
             LIMITS,
             self.sink,
-            dispatch,
             overlap=overlap,
         )
         self.askers = [Client() for _ in case.arrivals]

@@ -243,6 +243,55 @@ def test_separate_batching_prefills_all_chunks_before_any_decode() -> None:
     assert [step(scheduler) for _ in range(3)] == [{2: 10, 3: 6}, {3: 6}, {1: 1, 2: 1, 3: 1}]
 
 
+@pytest.mark.parametrize("batching", ["chunked", "separate"])
+def test_while_a_request_decodes_prefills_wait_for_every_nth_step(
+    batching: Batching,
+) -> None:
+    scheduler = make_scheduler(
+        batching=batching, prefill_schedule_interval=3, max_num_batched_tokens=8
+    )
+    add(scheduler, 0, 4)
+    assert step(scheduler) == {0: 4}
+    add(scheduler, 1, 14)
+    for _ in range(2):
+        assert step(scheduler) == {0: 1}
+        assert scheduler.has_held_prefills
+        assert scheduler.waiting_reasons() == {"cadence": 1}
+    decode = {0: 1} if batching == "chunked" else {}
+    assert step(scheduler) == {**decode, 1: 8 - len(decode)}
+    assert [step(scheduler) for _ in range(2)] == [{0: 1}, {0: 1}]
+    assert scheduler.has_held_prefills  # the rest of a prompt that runs already
+    assert step(scheduler) == {**decode, 1: 14 - 8 + len(decode)}
+    assert not scheduler.has_held_prefills
+    assert step(scheduler) == {0: 1, 1: 1}
+
+
+def test_a_queue_that_does_not_drain_ends_the_prefill_cadence() -> None:
+    scheduler = make_scheduler(prefill_schedule_interval=8, max_num_batched_tokens=8)
+    add(scheduler, 0, 4, max_tokens=40)
+    step(scheduler)
+    for number in (1, 2):
+        add(scheduler, number, 14, max_tokens=40)
+    held = [step(scheduler) for _ in range(7)]
+    assert held == [{0: 1}] * 7
+    assert step(scheduler) == {0: 1, 1: 7}
+    assert len(scheduler.waiting) == 1  # so the next steps go on
+    assert step(scheduler) == {0: 1, 1: 7}
+    assert step(scheduler) == {0: 1, 1: 1, 2: 6}
+    assert not scheduler.waiting  # so the rest of the prompt waits
+    assert [step(scheduler) for _ in range(7)] == [{0: 1, 1: 1}] * 7
+    assert step(scheduler)[2] == 6
+
+
+def test_prefills_wait_for_nobody_where_no_request_decodes() -> None:
+    scheduler = make_scheduler(prefill_schedule_interval=50, max_num_batched_tokens=8)
+    add(scheduler, 0, 20)
+    add(scheduler, 1, 20)
+    assert [step(scheduler) for _ in range(2)] == [{0: 8}, {0: 8}]
+    turn(scheduler, prefill_schedule_interval=1)
+    assert step(scheduler) == {0: 4, 1: 4}
+
+
 @pytest.mark.parametrize("batching", ["continuous", "separate"])
 @pytest.mark.parametrize(
     ("order", "served"),

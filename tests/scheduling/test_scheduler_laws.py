@@ -75,6 +75,7 @@ def knob_sets(draw: st.DrawFn) -> Knobs:
         max_num_seqs=draw(st.integers(1, 8)),
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 6])),
+        prefill_schedule_interval=draw(st.sampled_from([1, 1, 2, 3, 9])),
         batching=draw(st.sampled_from(BATCHING)),
         order=draw(st.sampled_from(["decode_first", "arrival"])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
@@ -134,6 +135,7 @@ class Driver:
     slots: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> content
     blocks: list[tuple[int, int]] = field(init=False)  # (owner, references), from the moves
     records: list[bytes] = field(default_factory=list)  # as they go over the wire
+    num_held_steps: int = 0  # in a row
 
     def __post_init__(self) -> None:
         limits = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
@@ -182,6 +184,7 @@ class Driver:
         scheduler.kv.check_integrity()
         self.check_rows(rows, num_running)
         self.check_batching(rows, num_running)
+        self.check_cadence(rows)
         self.execute(rows)
         batch = BatchRows(scheduler).encode(rows)
         draft = StepDraft.open(len(self.records), (0, 0), batch, scheduler, knobs_version=0)
@@ -245,6 +248,15 @@ class Driver:
             for row in rows:
                 alone = len(rows) == 1 and row.num_tokens == knobs.max_num_batched_tokens
                 assert row.samples or alone, "a prompt was cut that was not longer than the budget"
+
+    def check_cadence(self, rows: list[ScheduledRow]) -> None:
+        """Check that prefills are held for no longer than the interval, and for decodes alone."""
+        if not self.scheduler.has_held_prefills:
+            self.num_held_steps = 0
+            return
+        self.num_held_steps += 1
+        assert self.num_held_steps < self.scheduler.knobs.prefill_schedule_interval
+        assert all(row.num_tokens == 1 and row.samples for row in rows)
 
     def execute(self, rows: list[ScheduledRow]) -> None:
         """Let every row write its slots, then check all slots that each row attends to."""

@@ -199,7 +199,7 @@ def test_speculation_can_be_switched_between_two_steps() -> None:
     number = 0
     while engine.core.step():
         changes = settings[number // 3 % 3]
-        engine.core.set_knobs(engine.scheduler.knobs.changed(changes, LIMITS))
+        engine.core.set_knobs(changes)
         number += 1
     assert [client.tokens for client in clients] == expected
     most = max(d.num_drafted for record in engine.sink.records for d in record.drafts or ())

@@ -127,7 +127,7 @@ async def test_after_an_engine_is_replaced_the_editor_shows_the_new_engines_knob
     app.close()
 
 
-async def test_a_change_by_another_client_at_the_new_engine_is_a_conflict(
+async def test_a_change_by_another_client_at_the_new_engine_is_shown_before_it_is_overwritten(
     source: Watched, live_engine: Any
 ) -> None:
     app = dashboard(source)
@@ -139,7 +139,9 @@ async def test_a_change_by_another_client_at_the_new_engine_is_a_conflict(
         app.main.operator.who = "anna"
         app.main.operator.set_knob(KnobChange(BUDGET, 1024, 0), "budget")
         await until(lambda: source.history.state.knobs[BUDGET] == 1024, "what anna did")
+        await until(lambda: "→1024 by anna" in screen_text(app), "that anna was first")
         await press(app, "enter")
-        await until(lambda: "not changed: anna set" in main_text(app), "the refusal")
         assert source.history.state.knobs[BUDGET] == 1024
+        await press(app, "enter")
+        await until(lambda: "1024→512 applied" in main_text(app), "the answer")
     app.close()

@@ -76,14 +76,17 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),
         (("--page", "main", "--ascii"), "requests x steps"),
         (("--request", "r3"), "request r3"),
-        (("--axis", "time", "--zoom", "10"), "(1 col = 100 ms)"),
+        (("--zoom", "5"), "(1 col = 50 ms)"),  # the sample is about time, and opens on that axis
+        (("--axis", "step"), "(1 col = 1 step)"),
     ):
         code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert code == 0, said
         assert words in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
-        assert f"step {recording.last_step:,} " in Path("last.txt").read_text("utf-8")
+        last = Path("last.txt").read_text("utf-8")
+    assert f"step {recording.last_step:,} " in last
+    assert "▐REPLAY END▌" in last
 
 
 @pytest.mark.parametrize(

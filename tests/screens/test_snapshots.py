@@ -37,7 +37,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start.start import StartApp
 from stepscope.tui.session.start_finder import Finder
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_list import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate

@@ -26,6 +26,7 @@ from stepscope.tui.settings.actions import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
 from stepscope.tui.views.pages.start_list import File, StartChoice
+from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import line_texts, screen_text
 
 NOW_S = 1_700_000_000.0
@@ -255,8 +256,11 @@ async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> Non
         assert "F5 or a click opens the selected line" in text
         assert "type an engine's address" in text
         assert "token budget" not in text
-        await pilot.press("escape", "ctrl+p", *"dark or", "enter")
-        assert app.skin.mode == "light"
+        await pilot.press("escape", "ctrl+p", *"dark or")
+        await settled(app, pilot, lambda: "Theme" in screen_text(app))
+        await offered_in_palette(app)
+        await pilot.press("enter")
+        await settled(app, pilot, lambda: app.skin.mode == "light")
         await pilot.click("#start", offset=(footer.index("Address"), 39))
         assert isinstance(app.screen, Prompt)
         await pilot.press("escape")

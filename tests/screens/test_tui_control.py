@@ -1,6 +1,5 @@
 """The operator's actions reach the engine, and the engine's answers reach the operator."""
 
-import functools
 import os
 import re
 import threading
@@ -25,8 +24,8 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.knob_editor import parse_value
-from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
+from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch
+from stepscope.tui.screens.overlays.knob_editor import KnobEditor, parse_value
 from stepscope.tui.session.control import engine_link
 from stepscope.tui.session.control.asked_workload import (
     AskedWorkload,
@@ -35,6 +34,7 @@ from stepscope.tui.session.control.asked_workload import (
     workload_text,
 )
 from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.control.knob_change import KnobsNow
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text
@@ -71,13 +71,13 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
     )
 
 
-async def test_the_budget_stepper_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
+async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
     source: Subscriber,
 ) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B")
-        assert isinstance(app.screen, Stepper)
+        assert isinstance(app.screen, KnobEditor)
         await press(app, *"256", "enter")
         await until(lambda: bool(source.history.knob_changes), "no change came back")
         change = source.history.knob_changes[-1]
@@ -215,7 +215,7 @@ async def test_undo_ends_a_running_autopilot_and_knows_what_one_gave_back(
     app.close()
 
 
-async def test_cancelling_the_budget_stepper_changes_nothing(source: Subscriber) -> None:
+async def test_cancelling_the_budget_editor_changes_nothing(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "B", "right", "escape")
@@ -224,33 +224,7 @@ async def test_cancelling_the_budget_stepper_changes_nothing(source: Subscriber)
     assert source.history.knob_changes == []
 
 
-async def test_a_knob_change_is_refused_if_another_client_made_one_first(
-    source: Subscriber,
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "B")
-        with ControlClient(source.endpoint) as other:
-            other.set_knobs({"max_num_seqs": 8}, who="other")
-        await until(lambda: source.history.state.knobs_version == 1, "it is not seen")
-        await press(app, *"512", "enter")
-        said = "not changed: other set max_num_seqs to 8 meanwhile; B again"
-        await until(lambda: said in main_text(app), "no refusal is shown")
-        assert source.history.state.knobs["max_num_batched_tokens"] == 2048
-        await press(app, "B")  # the selection is unchanged
-        assert "2048 → [     512 ]" in screen_text(app)
-        await press(app, "enter")
-        await until(lambda: "2048→512 applied at step" in main_text(app), "no answer is shown")
-        # The answer comes over the control socket, the current value over telemetry.
-        await until(
-            lambda: source.history.state.knobs["max_num_batched_tokens"] == 512, "it is not seen"
-        )
-        await press(app, "B")
-        assert "512 → [     512 ]" in screen_text(app)
-    app.close()
-
-
-async def test_the_open_budget_stepper_says_that_another_client_changed_the_budget(
+async def test_the_open_budget_editor_says_that_another_client_changed_the_budget(
     source: Subscriber,
 ) -> None:
     app = dashboard(source)
@@ -258,11 +232,12 @@ async def test_the_open_budget_stepper_says_that_another_client_changed_the_budg
         await press(app, "B", "shift+left")
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-        said = "anna changed it to 1024: Esc, then again"
-        await until(lambda: said in screen_text(app), "the stepper does not say it")
+        said = "changed meanwhile: max_num_batched_tokens 2048→1024 by anna"
+        await until(lambda: said in screen_text(app), "the editor does not say it")
         await press(app, "enter")
-        said = "not changed: anna set max_num_batched_tokens to 1024 meanwhile; B again"
-        await until(lambda: said in main_text(app), "no refusal is shown")
+        assert source.history.state.knobs["max_num_batched_tokens"] == 1024
+        await press(app, "enter")
+        await until(lambda: "1024→1536 applied at step" in main_text(app), "no answer is shown")
     app.close()
 
 
@@ -678,38 +653,23 @@ async def test_leaving_the_dashboard_finishes_its_recording(
         ([*"0"], None),
     ],
 )
-def test_the_budget_stepper_stays_within_the_bounds_of_the_knob(
+def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
     keys: list[str], value: int | None
 ) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    stepper = Stepper(Skin("none"), spec, 1000, lambda: ByNow(1000))
+    now = KnobsNow(0, {spec.name: 1000}, (), (spec,))
+    watch = EngineWatch(lambda: EngineNow("engine", True))
+    editor = KnobEditor(Skin("none"), lambda: now, watch, spec.name, is_alone=True)
     for key in keys:
-        stepper.pressed(key, key if len(key) == 1 else None)
-    line = "".join(text for text, _ in stepper.lines(120, 1)[0])
-    assert len(line) == 120
+        editor.pressed(key, key if len(key) == 1 else None)
+    lines = ["".join(text for text, _ in line) for line in editor.lines(110, 5)]
+    assert {len(line) for line in lines} == {110}
+    shown = "\n".join(lines)
     if value is None:
-        assert "must be between 1 and 8192" in line
+        assert "must be within 1..8192" in shown
     else:
-        assert stepper._value == value
-        assert "must be" not in line
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_budget_stepper_has_room_for_the_current_value_and_its_author(width: int) -> None:
-    spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    said = {
-        "": ["it is 1024 now: Esc, then again"] * 2,
-        "anna": ["anna set 1024: Esc, then again", "anna changed it to 1024: Esc, then again"],
-        "root/pts3@gpu-7": [
-            "root/pts3… set 1024: Esc, then again",
-            "root/pts3@gpu-7 changed it to 1024: Esc, then again",
-        ],
-    }
-    for who, (narrow, wide) in said.items():
-        stepper = Stepper(Skin("none"), spec, 1000, functools.partial(ByNow, 1024, who))
-        line = "".join(text for text, _ in stepper.lines(width, 1)[0])
-        assert (narrow if width == 80 else wide) in line
-        assert len(line) == width
+        assert f" {value}_ " in shown
+        assert "must be" not in shown
 
 
 def test_typed_values_are_parsed_by_the_knobs_type() -> None:

@@ -133,6 +133,8 @@ def settings() -> Iterator[tuple[SimulatedSetup, float]]:
     yield setup(max_num_batched_tokens=8), 20.0  # fewer tokens than decodes
     yield setup(num_blocks=100, order="arrival", watermark=0.02), 10.0
     yield setup(enable_prefix_caching=False), 10.0
+    yield setup(prefill_schedule_interval=8), 5.0
+    yield setup(prefill_schedule_interval=6, max_num_seqs=4), 8.0  # the queue ends the cadence
     for batching in ("naive", "static", "continuous", "separate"):
         yield setup(batching=batching), 5.0
 

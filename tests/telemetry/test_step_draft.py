@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
@@ -110,9 +109,7 @@ def make_core(
     scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
     info = simulated_info(limits, 64, 16, seed=0)
     runner = runner or SimulatedRunner(CostModel())
-    return EngineCore(
-        info, runner, scheduler, limits, sink, dispatch, token_publisher=token_publisher
-    )
+    return EngineCore(info, runner, scheduler, limits, sink, token_publisher=token_publisher)
 
 
 def submit(core: EngineCore, max_tokens: int) -> None:

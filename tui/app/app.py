@@ -24,6 +24,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
@@ -33,7 +34,7 @@ from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import forget_empty_no_color
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 from stepscope.tui.views.view import Axis, Sort
@@ -58,7 +59,7 @@ class Dashboard(App[None], inherit_bindings=False):
     """
 
     CSS = "Screen { padding: 0; border: none; }"
-    ENABLE_COMMAND_PALETTE = False  # stepscope has its own, which can be drawn in ASCII
+    ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
     ]
@@ -104,7 +105,7 @@ class Dashboard(App[None], inherit_bindings=False):
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
-        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        use_colours(self, mode)
         session = self._sessions.make(source, history, control_endpoint, recorder)
         self.session = session
         self.main = MainScreen(session, Skin(mode, ascii_only), fps)
@@ -120,11 +121,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Several engines
 
     def _open_engine(self, name: str, page: Page) -> None:
-        """Show a page of the engine called `name`, on its own main screen.
-
-        The screen is made when the engine is first opened; later its cursor and settings are as
-        they were left.
-        """
+        """Show a page of this engine on its own screen, which keeps its cursor and settings."""
         before, screen = self.main, self._screens.get(name)
         if screen is None:
             fleet = self._fleet_view.fleet
@@ -165,11 +162,7 @@ class Dashboard(App[None], inherit_bindings=False):
     # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
-        """Show the comparison of two runs, aligned as `align` says.
-
-        Raises:
-            RecordingError: one of the two recordings cannot be read.
-        """
+        """Show the comparison of two runs; raise RecordingError if one cannot be read."""
         state = self.main.session.compare
         state.begin(a, b)
         state.align = align
@@ -194,18 +187,13 @@ class Dashboard(App[None], inherit_bindings=False):
         self.screen.refresh(layout=True)
 
     def _look_at_engines(self) -> None:
-        """Refresh the figures of all engines, also while the screen shows only one engine.
-
-        The list of engines measures for how long an engine stands out, so it must not miss a
-        refresh.
-        """
+        """Refresh the figures of all engines: their list measures for how long one stands out."""
         if len(self._fleet_view.fleet) > 1:
             self._fleet_view.fleet.look()
 
     def _note_loop_error(
         self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]
     ) -> None:
-        """Show an exception in an asyncio task that nobody awaits, as a line on the screen."""
         error = context.get("exception")
         what = str(context.get("message", "a task failed"))
         log.error("%s", what, exc_info=error if isinstance(error, BaseException) else None)
@@ -240,12 +228,7 @@ class Dashboard(App[None], inherit_bindings=False):
 
 
 class SideScreens:
-    """The screens of compared recordings, made on demand; each replays its recording.
-
-    Args:
-        sessions: makes the session of a screen.
-        switch: shows a screen.
-    """
+    """The screens of compared recordings, made on demand by `sessions`; `switch` shows one."""
 
     def __init__(self, sessions: SessionMaker, switch: Callable[[MainScreen], None]) -> None:
         self._sessions = sessions
@@ -263,16 +246,7 @@ class SideScreens:
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
     ) -> None:
-        """Show one of the compared runs, at a step or with a request selected.
-
-        Args:
-            home: the screen that shows the comparison.
-            step: the step to show; None keeps the step of that run's screen.
-            request_id: the request to show; None shows the page of the step.
-
-        Raises:
-            RecordingError: the run's recording cannot be read any more.
-        """
+        """Show a compared run at a step or request (`home` has both); may raise RecordingError."""
         self._home = home
         screen = home
         if not origin.is_shown and origin.path is not None:
@@ -291,10 +265,7 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """From the screen of a compared run, go back to the comparison.
-
-        On other screens do nothing.
-        """
+        """From the screen of a compared run, go back to the comparison."""
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)

@@ -19,6 +19,8 @@ from typing import Any, TextIO, cast
 
 from textual.app import App
 
+from stepscope.tui.settings.terminal import in_browser
+
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
 _GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that is gone
@@ -109,10 +111,7 @@ class _Terminal:
 
     @contextmanager
     def _noticed(self) -> Iterator[None]:
-        """Context for a write: if it fails, end the dashboard as SIGHUP does.
-
-        The kernel may send SIGHUP late or never.
-        """
+        """Context for a write: if it fails, end as SIGHUP does, which may come late or never."""
         try:
             yield
         except OSError:
@@ -146,16 +145,13 @@ def _terminal_may_go() -> Iterator[None]:
 
 @contextmanager
 def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, call `gone` once if the terminal of this process hangs up.
-
-    The call comes from a separate thread.
-    """
+    """Inside this context, call `gone` once, from a thread, if the terminal hangs up."""
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)
-        if stream is not None and stream.isatty()
+        if stream is not None and (stream.isatty() or (in_browser() and stream is sys.__stdin__))
     ]
-    if not terminals:  # a pipe that ends is not a terminal that hangs up
+    if not terminals:  # a pipe that ends is not a terminal that hangs up, but of a browser's server
         yield
         return
     ended, end = os.pipe()

@@ -19,7 +19,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.handlers.svg_picture import svg
 from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import ZOOMS, Axis
@@ -40,7 +40,7 @@ def screenshot(
     title: str = "stepscope",
     page: Page = "live",
     axis: Axis = "step",
-    zoom: int = 1,
+    zoom: int | None = None,
     request_id: int | None = None,
     compared: tuple[Origin, Origin, Align] | None = None,
 ) -> None:
@@ -54,7 +54,8 @@ def screenshot(
         step: pause at this step instead of showing the newest.
         page: the page to show.
         axis: whether chart columns hold steps or time.
-        zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`.
+        zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
+            a time by which all of a recording fits.
         request_id: the request to select.
         compared: two runs to read completely and compare, and how to align them.
 
@@ -75,8 +76,9 @@ def screenshot(
         axis=axis,
     )
     view = app.main.view
-    view.page, view.selected, view.zoom_idx = page, request_id, ZOOMS.index(zoom)
-    view.is_time_fitted = True  # the zoom is given
+    view.page, view.selected = page, request_id
+    if zoom is not None:
+        view.zoom_idx, view.is_time_fitted = ZOOMS.index(zoom), True
     if compared is not None:
         app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]

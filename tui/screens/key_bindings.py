@@ -15,10 +15,7 @@ _NEVER = "no_key"  # no terminal sends it: the key of an action without one
 
 
 def bindings(places: Iterable[Place]) -> list[BindingType]:
-    """Return the default keys of the actions that do something on one of these screens.
-
-    The screen runs them in `action_do`.
-    """
+    """Return the default keys of the actions of these screens, which run them in `action_do`."""
     return [
         Binding(_keys(each), f"do('{each.id}')", each.label, show=False, priority=True, id=each.id)
         for each in ACTIONS

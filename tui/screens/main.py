@@ -24,6 +24,7 @@ from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.mouse import Mouse
 from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.screens.seeking import Seeking
+from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.screens.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
@@ -48,12 +49,7 @@ _UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
 
 
 class MainScreen(Screen[None], inherit_bindings=False):
-    """The main screen of one engine or recording.
-
-    Args:
-        skin: the looks at the start; the operator can change them.
-        fps: frames per second; None means 10, or 5 over SSH.
-    """
+    """The main screen of one engine or recording; without `fps` 10 a second, or 5 over SSH."""
 
     DEFAULT_CSS = "MainScreen { layout: vertical; overflow: hidden; }"
     BLANK = True  # the canvas covers the screen itself
@@ -135,7 +131,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.frames.forget()
         self.skin = skin
         self.canvas.skin = skin
-        self.styles.background = skin.background
+        use_colours(self.app, skin.mode)
         self.draw()
 
     # Drawing
@@ -181,11 +177,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
                 self.notices.say_later(change.text, "good")
 
     def draw(self, everything: bool = True) -> None:
-        """Draw a frame now.
-
-        Args:
-            everything: draw the slow views too. If the view is stopped at a step, they always are.
-        """
+        """Draw a frame now, with `everything` or at a stopped step also the slow views."""
         failed_before, self._failure = self._failure, None
         self._drawn.note(status.seen(self.session, self.operator, self.view))
         try:
@@ -280,10 +272,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return True
 
     def action_do(self, action_id: str) -> None:
-        """Run the handler of an action, and draw the result at once.
-
-        If the action does not work on this page or this small a screen, show why.
-        """
+        """Run the handler of an action and draw; if it does not work here, say why."""
         abilities = self.session.abilities
         action = abilities.action(action_id)
         if not abilities.allows(action):

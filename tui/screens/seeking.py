@@ -14,14 +14,7 @@ _PATIENCE_S = 0.1  # how long the picture stands still for the step that is bein
 
 
 class Seeking:
-    """Draws a screen as soon as its replay has found the step that it seeks.
-
-    Args:
-        replay: None for a live source, which never seeks.
-        clock: returns seconds.
-        draw: draws the screen now.
-        call_later: calls a function on the screen's thread; may itself be called on any thread.
-    """
+    """Draws a screen, on its own thread, as soon as its replay has found the step that it seeks."""
 
     def __init__(
         self,
@@ -37,10 +30,7 @@ class Seeking:
         self._since_s: float | None = None  # when the seek began; None while there is none
 
     def has_begun(self) -> bool:
-        """Whether the replay is seeking a step.
-
-        If so, the screen is drawn once the step is found.
-        """
+        """Whether the replay is seeking a step; if so, the screen is drawn once it is found."""
         if self._since_s is None and self._replay is not None and self._seeks():
             self._replay.on_found = self._found
             if self._seeks():  # it may have found the step before we set the callback
@@ -49,10 +39,7 @@ class Seeking:
 
     @property
     def is_about_to_end(self) -> bool:
-        """Whether a seek has just begun, so that the step is probably found very soon.
-
-        Drawing the old step then would only delay drawing the new one.
-        """
+        """Whether a seek has just begun: the old step would only delay the new one."""
         return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
 
     def _found(self) -> None:

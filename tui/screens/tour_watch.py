@@ -10,10 +10,7 @@ from stepscope.tui.views.view import View
 
 
 class TourWatch:
-    """Checks before each picture what the person has tried of the tour's suggestions.
-
-    It does nothing in a session without a tour.
-    """
+    """Checks before each picture of a tour what the person has tried of its suggestions."""
 
     def __init__(self, session: Session, view: View) -> None:
         self._session = session
@@ -42,11 +39,7 @@ class TourWatch:
 def tried(
     view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
 ) -> Iterator[Try]:
-    """Yield each suggestion of the tour that the screen shows as done.
-
-    Args:
-        held_step: the step at which the tour stopped the picture.
-    """
+    """Yield each suggestion of the tour that is done; it stopped the picture at `held_step`."""
     if view.cursor != held_step:
         yield "time"
     if view.page == "request":

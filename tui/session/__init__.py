@@ -2,9 +2,9 @@
 
 May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engine.protocol,
   engine.protocol.settings, engine.transport, recordings, recordings.alerts, recordings.file,
-  recordings.file.mcap, recordings.fleets, recordings.history, recordings.live,
-  recordings.samples, recordings.state, tui.session.compare, tui.session.control,
-  tui.session.export, tui.session.time, tui.session.tour, tui.settings, tui.views,
-  tui.views.frame, tui.views.pages.
+  recordings.file.mcap, recordings.fleets, recordings.history, recordings.importing,
+  recordings.live, recordings.samples, recordings.state, tui.session.compare,
+  tui.session.control, tui.session.export, tui.session.time, tui.session.tour, tui.settings,
+  tui.views, tui.views.frame, tui.views.pages.
 `session_maker.py` makes everything that a new session needs.
 """

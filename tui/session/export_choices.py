@@ -16,10 +16,7 @@ _NOTE_WIDTH = 24
 
 
 def recording_of(session: Session) -> Path | None:
-    """Return the recording to export: the replayed file, or the current or last one of this engine.
-
-    None if there is no recording.
-    """
+    """Return the replayed file, or the engine's current or last recording, or None."""
     recording = getattr(session.source, "recording", None)
     if recording is not None:
         return Path(recording.path)
@@ -33,11 +30,7 @@ def recording_of(session: Session) -> Path | None:
 
 
 def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> list[RangeChoice]:
-    """Return the step ranges to choose from: all, those on the screen, those since the last mark.
-
-    Args:
-        frame: the picture of the session's own history; None while the screen shows another one.
-    """
+    """Return the step ranges to choose from: all, those on the screen, those since a mark."""
     extent = recorded_extent(session.source)
     switch = session.record_switch
     whole = "the whole recording"
@@ -62,14 +55,7 @@ def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> l
 
 
 def folder_for(path: Path) -> Path:
-    """Return the folder for a file exported from the recording `path`.
-
-    It is the recording's folder, unless that is not writable or has the shipped samples: then it is
-    the current folder.
-
-    Raises:
-        OSError: the current folder is gone.
-    """
+    """Return the recording's folder; the current one if it is not writable or has samples."""
     folder = path.absolute().parent
     is_shipped = folder == Path(samples.__file__).absolute().parent
     return Path.cwd() if is_shipped or not os.access(folder, os.W_OK) else folder

@@ -1,8 +1,10 @@
 """`KnobForecast`: tells what another value of a knob would have done to the steps in memory.
 
-It simulates these steps with that value.
+It simulates these steps with that value, in a process of its own, not to slow the screen.
 """
 
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,7 +15,36 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.tui.session.what_if_process import WhatIfProcess
+
+
+class WhatIfProcess:
+    """Starts `stepscope what-if` of a recording at once; `options` follow its path."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        self._path = path
+        command = [sys.executable, "-m", "stepscope.tui.cli", "what-if", str(path), *options]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait(self, seconds: float) -> str | None:
+        """Return what it printed; None if it still runs. RecordingError if it failed."""
+        try:
+            out, wrong = self._process.communicate(timeout=max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return None
+        if self._process.returncode:
+            last = wrong.strip().rpartition("\n")[2]
+            said = last.removeprefix("stepscope: error: ").removeprefix(f"{self._path}: ")
+            raise RecordingError(said)
+        return out
+
+    def end(self) -> None:
+        """Kill the process if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
 _MAX_STEPS = 10_000  # the newest steps to simulate: more would take minutes
@@ -42,10 +73,7 @@ class _Dropped(Exception):  # noqa: N818 - no error
 
 
 class KnobForecast:
-    """Simulates one value at a time. Use it only on the UI thread.
-
-    The simulation runs in a process of its own so as not to slow the screen; a thread waits for it.
-    """
+    """Simulates one value at a time, in a process of its own. Use it only on the UI thread."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -16,21 +16,15 @@ from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:
     from stepscope.engine.adapters.metrics.local_servers import LocalServer
+    from stepscope.recordings.importing.log_source import LogSource
     from stepscope.recordings.live.scraper import Scraper
 
 Address: TypeAlias = Endpoint | MetricsAddress | ForwardPassAddress
-LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource"
+LiveSource: TypeAlias = "Subscriber | Scraper | ForwardPassSource | LogSource"
 
 
 def addresses(text: str) -> list[Address]:
-    """Return the addresses that a text means: an endpoint, a server's URL, or a file with servers.
-
-    The file is JSON and lists servers. For data-parallel ranks, their common name stands for all of
-    them.
-
-    Raises:
-        ConfigError: the text is none of these.
-    """
+    """Return the addresses that a text means: engine, URL, JSON file of servers, or ranks."""
     if is_metrics_url(text):
         return [MetricsAddress.parse(text)]
     if text.startswith(PREFIX):

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class RecordSwitch:
-    """Starts and ends recordings of `source`. Use it only on the UI thread.
-
-    Args:
-        source: a live source.
-        folder: where the files go; they are named after the source and the time of day.
-        recorder: a recording of the source that already runs.
-    """
+    """Starts and ends recordings of a live source in `folder`. For the UI thread only."""
 
     def __init__(self, source: Source, folder: Path, recorder: "Recorder | None" = None) -> None:
         self._source = source
@@ -63,10 +57,7 @@ class RecordSwitch:
 
     @property
     def error(self) -> str | None:
-        """Why a recording has ended by itself, in one line.
-
-        None if the operator has seen that already.
-        """
+        """Why a recording has ended by itself, in one line; None once the operator has seen it."""
         return None if self._recorder is None or self._is_seen else self._recorder.error
 
     def seen(self) -> None:
@@ -74,11 +65,7 @@ class RecordSwitch:
         self._is_seen = self._recorder is not None and self._recorder.error is not None
 
     def start(self) -> Path:
-        """Start recording to a new file, never over an existing one; return its path.
-
-        Raises:
-            RecordingError: the file cannot be written.
-        """
+        """Record to a new file; return its path, or raise RecordingError."""
         from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
 
         history = self._source.history
@@ -105,10 +92,7 @@ class RecordSwitch:
             self._ending.start()
 
     def last(self) -> str | None:
-        """Return a summary of the last recording, after waiting until its file is complete.
-
-        None if nothing was recorded.
-        """
+        """Return a summary of the last recording, once its file is complete; None without one."""
         recorder = self._recorder
         if recorder is None:
             return None
@@ -121,22 +105,14 @@ class RecordSwitch:
 
 
 class RecordSwitches:
-    """One `RecordSwitch` for each live source, made on first use. Use it only on the UI thread.
-
-    Args:
-        folder: where the files go; by default the folder in which the dashboard was started.
-    """
+    """One `RecordSwitch` for each live source, made on first use. For the UI thread."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path.cwd()
         self._switches: dict[Source, RecordSwitch] = {}
 
     def of(self, source: Source, recorder: "Recorder | None" = None) -> RecordSwitch | None:
-        """Return the switch of a source; None if the source is not live.
-
-        Args:
-            recorder: a recording of the source that already runs.
-        """
+        """Return the switch of a live source, with a `recorder` that runs, else None."""
         if not source.is_live:
             return None
         if source not in self._switches:
@@ -155,11 +131,7 @@ class RecordSwitches:
         return {source: error for source, error in found.items() if error is not None}
 
     def seen(self, source: Source | None) -> None:
-        """Note that the operator has pressed a key: errors on the screen count as seen.
-
-        Args:
-            source: the source whose error is on the screen; None means all sources.
-        """
+        """Count errors as seen, after a key: those of the `source` on the screen; None: of all."""
         for each, switch in self._switches.items():
             if source is None or each is source:
                 switch.seen()

@@ -29,6 +29,7 @@ from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
+from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.fleet_view import FleetView
 
 if TYPE_CHECKING:
@@ -39,14 +40,7 @@ _WHO = "alert"
 
 
 class AlertWatch:
-    """Checks the alert rules, and puts a mark at the newest step when a rule begins to fire.
-
-    Use it only on the UI thread.
-
-    Args:
-        source: the rules are checked only if it is live.
-        clock: returns seconds.
-    """
+    """Checks the rules on a live source, and marks the step at which one begins to fire."""
 
     def __init__(self, source: Source, rules: Sequence[Rule], clock: Callable[[], float]) -> None:
         self._source = source
@@ -130,10 +124,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class SessionMaker:
-    """Makes sessions; its fields are what all sessions share.
-
-    `run_dashboard` explains the fields.
-    """
+    """Makes sessions; its fields are what all sessions share, as `run_dashboard` explains."""
 
     fleet_view: FleetView
     title: str
@@ -160,6 +151,8 @@ class SessionMaker:
             needs.add("engine")
         if self.switches.of(source, recorder) is not None:
             needs.add("recorder")
+        if not in_browser():
+            needs.add("files")
         link = autopilot = None
         if control_endpoint is not None and not self.readonly:
             link = EngineLink(

@@ -27,11 +27,7 @@ _GROWING_S = 30.0  # a file that still grows is opened again at most this often
 
 
 class Finder:
-    """Finds engines and recordings. Use it on the screen's thread; a thread of its own opens files.
-
-    Args:
-        folder: where to look for recordings, besides those that were opened lately.
-    """
+    """Finds engines and recordings for the screen's thread; a thread of its own opens files."""
 
     def __init__(
         self,

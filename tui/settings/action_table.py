@@ -34,7 +34,7 @@ WHERE: dict[Where, str] = {
 }
 NO_KEY = "no key"
 # What the session must have for an action to make sense.
-Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour"]
+Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour", "files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Action:
 
 
 _ENGINE: frozenset[Need] = frozenset({"engine"})
+_FILES: frozenset[Need] = frozenset({"files"})  # those of this machine are not a browser's
 _MAIN: frozenset[Place] = frozenset({"live"})
 _FLEET: frozenset[Place] = frozenset({"fleet"})
 _COMPARE: frozenset[Place] = frozenset({"compare"})
@@ -218,14 +219,14 @@ _ACTIONS: tuple[Action, ...] = (
            "the engine's own synthetic load: rate=2 output_tokens=64, or off", "act",
            footer=24, needs=_ENGINE, changes_engine=True),
     Action("record", ("R",), "Record", "start or end a recording", "act", footer=6,
-           needs=frozenset({"recorder"}),
+           needs=frozenset({"recorder", "files"}),
            elsewhere=(("fleet", "start or end a recording of the chosen engine"),)),
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
-           footer=19),
+           footer=19, needs=_FILES),
     Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
-           "(Perfetto, Parquet, CSV)", "act"),
+           "(Perfetto, Parquet, CSV)", "act", needs=_FILES),
     Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording, also "
-    "those from before you recorded", "act", needs=frozenset({"recorder"})),
+    "those from before you recorded", "act", needs=frozenset({"recorder", "files"})),
     Action("mark", ("M",), "Mark", "put a mark with a note at this step, in this dashboard and "
     "its recordings only", "act", footer=17,
            elsewhere=(("replay", "put a mark with a note at this step; it lasts until you leave "

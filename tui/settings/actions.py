@@ -32,12 +32,7 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """Return the action table with other keys for some of the actions.
-
-    Args:
-        keys: Textual's names of the new keys, by action id.
-        ascii_only: whether to write keys with ASCII characters only.
-    """
+    """Return the action table with other keys for some of the actions, by id."""
     return named(
         [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
     )
@@ -58,15 +53,10 @@ _PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The actions with their keys, and which of them this dashboard allows.
+    """The actions with their keys, and which of them this dashboard allows."""
 
-    Attributes:
-        readonly: whether actions that change the engine are forbidden.
-        has: what the session has, such as a live engine or a recorder.
-    """
-
-    readonly: bool = False
-    has: frozenset[Need] = frozenset()
+    readonly: bool = False  # actions that change the engine are forbidden
+    has: frozenset[Need] = frozenset()  # what the session has
     actions: tuple[Action, ...] = ACTIONS
 
     def written(self, ascii_only: bool) -> "Abilities":
@@ -90,6 +80,8 @@ class Abilities:
         """Return a line that says why an action is not allowed in this dashboard."""
         if action.changes_engine and self.readonly:
             return f"{action.shown} changes the engine, and this dashboard is --readonly"
+        if "files" in action.needs - self.has:
+            return f"{action.shown} writes a file, and this dashboard is in a browser"
         if "tour" in action.needs:
             return f"{action.shown} is for 'stepscope tour'"
         if "replay" in action.needs:
@@ -121,10 +113,7 @@ class Abilities:
 
 
 def footer_entries(abilities: Abilities, page: Place = "live") -> list[tuple[str, str, str]]:
-    """Return the entries of the footer: (action id, keys, label), the most useful first.
-
-    A narrow screen cuts off the last ones.
-    """
+    """Return the entries of the footer: (action id, keys, label), the most useful first."""
     chosen = sorted(
         (a for a in abilities.available() if a.footer and a.keys and page in a.pages),
         key=lambda a: a.footer,
@@ -156,7 +145,6 @@ def key_table(actions: Iterable[Action] = ACTIONS) -> str:
 
 
 def _all_help(action: Action) -> str:
-    """Return what an action does, then what it does instead on certain screens."""
     others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
     return "; ".join((action.help, *others))
 
@@ -166,13 +154,7 @@ class KeyMapError(ValueError):
 
 
 def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
-    """Return the table of actions with the keys that these lines of `[keys]` set.
-
-    Actions without a line keep their default keys.
-
-    Raises:
-        KeyMapError: a line names an unknown action or key, or two actions share a key.
-    """
+    """Return the action table with the keys of `[keys]`; KeyMapError names the wrong line."""
     actions = with_keys({name: _keys(name, value) for name, value in lines.items()})
     owners: dict[str, Action] = {}
     for action in actions:

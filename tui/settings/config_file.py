@@ -14,14 +14,7 @@ class ConfigFileError(Exception):
 
 
 def changed(path: Path, section: str, values: Mapping[str, str | bool | float]) -> None:
-    """Set some keys of a section; create the file and its folder if they are missing.
-
-    The file is replaced as a whole, so a reader sees the old or the new version, never a mixture.
-    If `path` is a link, its target is replaced.
-
-    Raises:
-        ConfigFileError: the file is not TOML, or cannot be read or written. It stays unchanged.
-    """
+    """Set keys of a section, all or, with ConfigFileError, none; a link and comments stay."""
     try:
         real = path.resolve()
         text = real.read_text("utf-8") if real.exists() else ""

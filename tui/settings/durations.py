@@ -16,11 +16,7 @@ def in_milliseconds(text: str) -> float | None:
 
 
 def milliseconds(option: str, text: str) -> float:
-    """Parse the duration given to an option, in milliseconds.
-
-    Raises:
-        WrongUsage: the text is not a duration, or not above zero.
-    """
+    """Parse the duration given to an option, in ms; raise WrongUsage if it is none above zero."""
     value = in_milliseconds(text)
     if value is None:
         raise WrongUsage(f"{option}: expected a duration such as 50ms or 0.5s, got {text!r}")

@@ -13,13 +13,9 @@ NAMED = (
     "pagedown", "up", "down", "left", "right", *(f"f{number}" for number in range(1, 25)),
 )  # fmt: skip
 _ALIASES = {
-    "esc": "escape",
-    "return": "enter",
-    "del": "delete",
-    "ins": "insert",
-    "pgup": "pageup",
+    "esc": "escape", "return": "enter", "del": "delete", "ins": "insert", "pgup": "pageup",
     "pgdn": "pagedown",
-}
+}  # fmt: skip
 # Characters for which Textual does not use the Unicode name.
 _RENAMED = {
     "solidus": "slash",
@@ -37,11 +33,7 @@ _SAME_IN_A_TERMINAL = {
     "ctrl+left_square_bracket": "escape",
 }
 _ARROWS = {"left": "←", "right": "→", "up": "↑", "down": "↓"}
-_SHOWN = {
-    "pageup": "PgUp",
-    "pagedown": "PgDn",
-    "escape": "Esc",
-}
+_SHOWN = {"pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc"}
 _LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
 
 
@@ -50,11 +42,7 @@ class KeyNameError(ValueError):
 
 
 def parse(text: str) -> str:
-    """Convert the name of a key in the config file to Textual's: `[` to `left_square_bracket`.
-
-    Raises:
-        KeyNameError: the text does not name a key, or names a key that a terminal cannot send.
-    """
+    """Convert a key of the config file to Textual's name (`[` to `left_square_bracket`)."""
     rest = text.strip() if len(text) > 1 else text
     if len(rest) == 2 and rest[0] == "^":
         rest = f"ctrl+{rest[1]}"
@@ -80,11 +68,7 @@ def parse(text: str) -> str:
 
 
 def _plain(name: str, text: str) -> str:
-    """Return Textual's name of a key without modifiers.
-
-    Args:
-        text: the whole key as the user wrote it, for the error message.
-    """
+    """Return Textual's name of a key without modifiers; errors show `text`, all of it."""
     lower = _ALIASES.get(name.lower(), name.lower())
     if lower in NAMED or name == " ":
         return lower.replace(" ", "space")
@@ -108,28 +92,17 @@ def _of_character(character: str) -> str:
 
 
 @cache
-def _ascii_names() -> dict[str, str]:
-    return {_of_character(chr(code)): chr(code) for code in range(33, 127)}
+def _symbols() -> dict[str, str]:
+    """Return Textual's name -> character, for what keyboards have besides letters and digits."""
+    codes = (*range(0x21, 0x100), *range(0x2010, 0x2213))
+    return {_of_character(chr(code)): chr(code) for code in codes if chr(code).isprintable()}
 
 
 def _character(name: str) -> str | None:
     """Return the printable character with this name in Textual; None if there is none."""
     if len(name) == 1:
         return name if name.isprintable() else None
-    if name in _ascii_names():
-        return _ascii_names()[name]
-    words = name.upper().split("_")
-    hyphens = [
-        "_".join(words),
-        *("_".join(words[:n]) + "-" + "_".join(words[n:]) for n in range(1, len(words))),
-    ]
-    for written_name in hyphens:
-        try:
-            character = unicodedata.lookup(written_name.replace("_", " "))
-        except KeyError:
-            continue
-        return character if character.isprintable() else None
-    return None
+    return _symbols().get(name)
 
 
 def written(key: str) -> str:
@@ -139,10 +112,7 @@ def written(key: str) -> str:
 
 
 def shown(key: str, ascii_only: bool = False) -> str:
-    """Convert Textual's name of a key to the short form on the screen: `⇧←`, `^l`, `PgUp`, `[`.
-
-    With `ascii_only`, arrow keys are written as words: `<` would be read as the key `<`.
-    """
+    """Convert Textual's name of a key to the short form on the screen: `⇧←`, `^l`, `PgUp`, `[`."""
     *modifiers, name = key.split("+")
     signs = {"ctrl": "^", "shift": "Shift+" if ascii_only else "⇧", "alt": "alt+"}
     mark = "".join(signs[each] for each in modifiers)
@@ -158,10 +128,7 @@ def shown(key: str, ascii_only: bool = False) -> str:
 
 
 def spelled(text: str) -> str:
-    """Replace the glyphs of arrow keys in a text by words, for a screen with ASCII only.
-
-    An ASCII arrow such as `<` would be read as the key `<`.
-    """
+    """Replace the glyphs of arrow keys by words: `<` would be read as the key `<`."""
     for glyphs, words in (("⇧", "Shift+"), ("←/→", "Left/Right"), ("↑/↓", "Up/Down")):
         text = text.replace(glyphs, words)
     return text

@@ -28,11 +28,7 @@ def see_log(error: object) -> str:
 
 @contextmanager
 def logged_to_file(path: Path) -> Iterator[None]:
-    """A context in which everything that stepscope logs goes to the file `path` only.
-
-    If the file cannot be opened, nothing is logged. Nothing goes to standard error in any case,
-    because the dashboard draws on that terminal.
-    """
+    """A context in which all that stepscope logs goes to this file only, if it opens."""
     handler: logging.Handler
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

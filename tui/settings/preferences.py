@@ -64,20 +64,14 @@ class Preferences:
             self._timer.start()
 
     def news(self) -> News | None:
-        """Return a notice on whether the last change was saved; None if there is nothing new.
-
-        Each notice is returned once.
-        """
+        """Return a notice on whether the last change was saved, once, or None."""
         with self._lock:
             news, self._news = self._news, None
             self._unkept.clear()
         return news
 
     def flush(self) -> None:
-        """Write the changed settings now.
-
-        If that fails, the error is logged and returned by `news`.
-        """
+        """Write the changed settings now; `news` returns how that went."""
         with self._writing:
             with self._lock:
                 if self._timer is not None:

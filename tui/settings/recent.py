@@ -27,11 +27,7 @@ def recent_path() -> Path:
 
 
 class RecentFiles:
-    """The list of recent recordings, the newest first.
-
-    Args:
-        path: the file that holds the list; by default this user's.
-    """
+    """The list of recent recordings, the newest first; by default in the file of this user."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or recent_path()
@@ -66,9 +62,6 @@ class RecentFiles:
 
 
 def remember(file: Path) -> None:
-    """Put a recording that was just opened or written at the front of this user's list.
-
-    The temporary recording of a file of another tool is left out.
-    """
+    """Put a recording just opened or written at the front of the list, if not temporary."""
     if not file.parent.name.startswith(FOLDER_PREFIX):
         RecentFiles().remember(file)

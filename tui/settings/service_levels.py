@@ -8,11 +8,7 @@ EXAMPLE = "ttft=500 itl=50"
 
 
 def parse_levels(text: str, now: SLO) -> SLO:
-    """Parse service levels; a level that `text` does not name keeps its value in `now`.
-
-    Raises:
-        ValueError: the text is not valid; the message shows what to write.
-    """
+    """Parse levels; one that is not named stays as `now`. ValueError says what to write."""
     found: dict[str, float] = {}
     for word in text.lower().split():
         name, _, value = word.partition("=")

@@ -100,11 +100,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that were given, converted and checked.
-
-    Raises:
-        WrongUsage: a value does not fit its field.
-    """
+    """Return the options that were given, converted, or raise WrongUsage."""
     return {
         field.name: _converted(field, flags[field.name], flag_of(field.name))
         for field in msgspec.structs.fields(kind)

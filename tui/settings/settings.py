@@ -155,12 +155,7 @@ def config_path() -> Path:
 
 
 def load_settings() -> dict[str, dict[str, Any]]:
-    """Return the sections of the config file, after a check of every key and value.
-
-    Raises:
-        WrongUsage: the file is not TOML, or has an unknown section or key or a value that is not
-            valid; the message names it.
-    """
+    """Return the sections of the config file; WrongUsage names what is not valid."""
     path = config_path()
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -186,20 +181,12 @@ def load_settings() -> dict[str, dict[str, Any]]:
 
 
 def load_actions() -> "tuple[Action, ...]":
-    """Return the action table of the dashboard with the keys of the config file.
-
-    Raises:
-        WrongUsage: the config file is not valid, as in `load_settings`.
-    """
+    """Return the action table with the keys of the config file; raises as `load_settings` does."""
     return _actions(config_path(), load_settings()[KEYS])
 
 
 def load_alerts() -> "tuple[Rule, ...]":
-    """Return the alert rules of the config file, from its `[[alerts]]` tables.
-
-    Raises:
-        WrongUsage: the file is not TOML, or a rule is not valid; the message says where.
-    """
+    """Return the rules of the `[[alerts]]` tables; raise WrongUsage if one is not valid."""
     path = config_path()
     try:
         document = tomllib.loads(path.read_text("utf-8"))

@@ -1,23 +1,43 @@
 """Finds out whether the terminal can be drawn on, and with which characters."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
+
+from stepscope.tui.settings.cli_errors import WrongUsage
 
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 _COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
 
 
-def no_terminal() -> str | None:
-    """Return which of standard input and output is no terminal; None if both are terminals.
+def in_browser() -> bool:
+    """Whether this process draws for a browser, over the pipes of a web server (`--web`)."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
 
-    Standard error may go to a file.
-    """
+
+def no_terminal() -> str | None:
+    """Return which of standard input and output is no terminal; a browser is one, for both."""
+    if in_browser():
+        return None
     for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
         if stream is None or not stream.isatty():
             return f"standard {name}"
     return None
+
+
+def piped_input() -> IO[str]:
+    """Return standard input, a pipe, and read keys from the terminal in its place."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise WrongUsage("-: expected a log on standard input, as from 'tail -F server.log |'")
+    stream = open(os.dup(0), encoding="utf-8-sig", errors="replace")  # noqa: SIM115 - for good
+    with contextlib.suppress(OSError):  # without a terminal, `no_terminal` says so
+        terminal = os.open("/dev/tty", os.O_RDWR)
+        os.dup2(terminal, 0)
+        os.close(terminal)
+    return stream
 
 
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
@@ -50,11 +70,7 @@ def forget_empty_no_color() -> None:
 
 
 def said_environment() -> Mapping[str, str]:
-    """Return the environment that this process was started with.
-
-    If the locale is C, or not installed, Python sets LC_CTYPE itself (PEP 538); that value is left
-    out here.
-    """
+    """Return the environment as this process got it, without what Python set (PEP 538)."""
     environment = dict(os.environ)
     if environment.get("LC_CTYPE", "").lower() not in _COERCED or environment.get("LC_ALL"):
         return environment

@@ -6,7 +6,7 @@ They are pure functions that know nothing of engines, only the values to show.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepscope.tui.views.lines import Line, Run, clean, fitted, spot
+from stepscope.tui.views.lines import Line, Run, clean, fitted, joined, spot
 from stepscope.tui.views.theme import LEVELS
 
 Cell: TypeAlias = tuple[str, str]  # text, style
@@ -37,10 +37,7 @@ class Rows(NamedTuple):
 
 
 def beside(*blocks: Sequence[Line]) -> list[Line]:
-    """Join blocks of lines side by side.
-
-    The blocks must be equally high, and their lines full width.
-    """
+    """Join blocks of lines side by side; they must be equally high, and their lines full width."""
     return [tuple(run for line in lines for run in line) for lines in zip(*blocks, strict=True)]
 
 
@@ -95,12 +92,7 @@ def room_of_last(columns: Sequence[Column], width: int) -> int:
 
 
 def first_shown(number: int, room: int, selected: int | None) -> int:
-    """Return the index of the first row to show, so that the selected row is in the middle.
-
-    Args:
-        number: the number of rows.
-        room: how many of them fit.
-    """
+    """Return the first of `number` rows to show in `room`, the selected in the middle."""
     if selected is None or number <= room:
         return 0
     return max(0, min(selected - room // 2, number - room))
@@ -123,10 +115,7 @@ def _cell(text: str, width: int, is_right: bool) -> str:
 
 
 def bar(share: float | None, width: int, style: str) -> Line:
-    """Return a horizontal bar, full at 1; blank if the share is unknown.
-
-    It is a little lower than a row, so that two bars in adjacent rows do not merge.
-    """
+    """Return a horizontal bar, full at 1, lower than a row; blank if the share is unknown."""
     if share is None:
         return ((" " * width, "text"),)
     full = round(max(0.0, min(1.0, share)) * width)
@@ -134,10 +123,7 @@ def bar(share: float | None, width: int, style: str) -> Line:
 
 
 def cells_by_share(parts: Sequence[float], width: int) -> list[int]:
-    """Divide `width` cells among parts in proportion to their values, by largest remainder.
-
-    Return the cells of each part; 0 for each part if all values are 0.
-    """
+    """Divide `width` cells in proportion to the parts, by largest remainder; all 0 if they are."""
     amounts = [max(0.0, part) for part in parts]
     total = sum(amounts)
     if not total:
@@ -157,24 +143,16 @@ def column_chart(
     styles: Sequence[str],
     line: float | None = None,
 ) -> list[Line]:
-    """Return a chart of vertical bars, one cell wide per value, as rows from top to bottom.
-
-    A dotted line behind the bars marks the value `line`. A value above zero shows at least an
-    eighth of a cell.
-    """
+    """Return rows of vertical bars, a cell each; a dotted line marks the value `line`."""
     rows: list[Line] = []
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
     for y in range(height - 1, -1, -1):
-        runs: list[Run] = []
+        blank = ("·", "idle") if y == at else (" ", "text")
+        cells: list[Run] = []
         for value, style in zip(values, styles, strict=True):
             glyph = " " if value is None else _level(value, top, height, y)
-            if glyph == " ":
-                glyph, style = ("·", "idle") if y == at else (" ", "text")
-            if runs and runs[-1][1] == style:
-                runs[-1] = (runs[-1][0] + glyph, style)
-            else:
-                runs.append((glyph, style))
-        rows.append(tuple(runs))
+            cells.append(blank if glyph == " " else (glyph, style))
+        rows.append(joined(cells))
     return rows
 
 

@@ -19,18 +19,12 @@ _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
 
 
 def of_piece(piece: Piece, room: int) -> str:
-    """Return the cause of a piece in words, without its duration.
-
-    The longest form that fits is taken; if none fits, the shortest.
-    """
+    """Return the cause of a piece in words, without its duration, in the longest form that fits."""
     return fmt.first_fitting(_forms(piece), room)
 
 
 def of_wait(late: Late, room: int) -> str:
-    """Return the pieces of a wait in words, the longest piece first.
-
-    Pieces that do not fit are summed up.
-    """
+    """Return the pieces of a wait in words, the longest first; those without room are summed up."""
     parts = sorted(late.pieces, key=lambda piece: -piece.ns)
     parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
@@ -44,10 +38,7 @@ def of_wait(late: Late, room: int) -> str:
 
 
 def of_stall(late: Late, room: int) -> str:
-    """Return a short line about a stall: its step, its cause and how long it was.
-
-    If there is no room, the duration stays longest. Empty if not even the duration fits.
-    """
+    """Return step, cause and duration of a stall, as much of it as fits."""
     text = late.text
     forms = [text, _BRACKETS.sub("", text), _TOKENS.sub("", _BRACKETS.sub("", text))]
     how_long = f"{late.kind} {late.gap_ns / 1e6:.0f} ms"
@@ -70,13 +61,7 @@ def _forms(piece: Piece) -> list[str]:
 
 
 def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
-    """Return the text of the large pieces, and of as many of the other pieces as fit.
-
-    Args:
-        large: the texts of the large pieces.
-        rest: for each other piece, its forms from long to short.
-        ns: the durations of all pieces.
-    """
+    """Return the text of the large pieces, and as many `rest` as fit, as long as fits."""
     text = "; ".join(large)
     for number, forms in enumerate(rest, len(large)):
         left = _left(ns[number + 1 :])

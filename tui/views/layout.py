@@ -16,12 +16,7 @@ _ITL_HEIGHT = 8
 def plan(
     width: int, height: int, page: Page = "live", strip: int = 0, *, few_lanes: bool = False
 ) -> dict[str, Region]:
-    """Return view name -> region of the screen, for the views that fit. Regions never overlap.
-
-    Args:
-        strip: rows of the tour strip above the screen.
-        few_lanes: whether the lanes of requests leave `SPARE_ROWS` for other views.
-    """
+    """Return view name -> region, for the views that fit (below a tour `strip`), all apart."""
     if not strip or width < MIN_WIDTH or height - strip < MIN_HEIGHT:
         return _screen(width, height, page, few_lanes)
     below = {
@@ -32,11 +27,7 @@ def plan(
 
 
 def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, Region]:
-    """Return view name -> region for one page, without the tour strip.
-
-    The verdict and the key figures are above every page; every page but the main one is a single
-    view between them and the scrub bar. The fleet and compare pages have none of the three.
-    """
+    """Return view name -> region for one page, without the tour strip."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
     if page in ("fleet", "compare"):  # they do not show one engine at one moment
@@ -89,10 +80,7 @@ def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, R
 
 
 def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
-    """Place the KV map and the latency panel below the lanes of requests, as far as they fit.
-
-    Return the row at which the lanes must end.
-    """
+    """Place KV map and latency panel below the lanes, if they fit; return the lanes' end."""
     panel_height = 10
     if bottom - top < panel_height + 8:
         places["latency_line"] = Region(0, bottom - 1, width, 1)
@@ -108,10 +96,7 @@ def _maps(places: dict[str, Region], width: int, top: int, bottom: int) -> int:
 
 
 def _rail(x: int, top: int, bottom: int) -> dict[str, Region]:
-    """Return view name -> region for the panels in the column at the right edge.
-
-    These are the step inspector, latency, knobs and events, as far as they fit.
-    """
+    """Return the regions at the right edge: inspector, latency, knobs, events, if they fit."""
     rail: dict[str, Region] = {}
     left = bottom - top
     wanted = {"latency": 10, "inspector": 14, "knobs": 14}

@@ -14,6 +14,8 @@ A run without text is a mark for the mouse: the cells right of it, up to an edge
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from rich.cells import cell_len
@@ -39,10 +41,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\uffff]")
 
 
 def spot(kind: str, value: object) -> Run:
-    """Return a run that makes the cells after it clickable.
-
-    For a click on them, `spot_of` returns (kind, value).
-    """
+    """Return a run that makes the cells after it clickable; see `spot_of`."""
     return "", f"{_MARK}{kind}:{value}"
 
 
@@ -136,11 +135,7 @@ def spot_of(line: Line, x: int) -> tuple[str, str] | None:
 
 
 class LineStrip(Strip):
-    """A strip whose output, for each run, only writes what differs from the previous run's style.
-
-    Args:
-        width: width in cells; the row is filled to it.
-    """
+    """A strip `width` cells wide, whose output for each run writes only what differs in style."""
 
     __slots__ = ("_output",)
 
@@ -181,11 +176,7 @@ def _painted(
 
 @lru_cache(4_096)
 def _change(before: str, style: str, skin: Skin, colours: ColorSystem) -> str:
-    """Return the escape sequence that switches from one style to another.
-
-    Args:
-        before: empty if the style before is unknown.
-    """
+    """Return the escape sequence from one style to another; `before` is empty if it is unknown."""
     attributes, *shades = _codes(skin.styles[style], colours)
     old = _codes(skin.styles[before], colours) if before else None
     if old is None or old[0] != attributes:
@@ -208,11 +199,7 @@ def _codes(style: Style, colours: ColorSystem) -> tuple[str, str, str]:
 
 
 def merged_runs(line: Line, width: int, skin: Skin) -> list[Run]:
-    """Return `line` in exactly `width` cells and in as few runs as possible.
-
-    Each run costs a style change in the output. So blanks take the style of the run before them,
-    where that looks the same.
-    """
+    """Return `line` in exactly `width` cells and in few runs: each costs a style change."""
     runs: list[Run] = []
     plain = skin.plain_styles
     text, style, left = "", "text", width
@@ -261,15 +248,18 @@ def fitted(line: Iterable[Run], width: int) -> Line:
     return tuple(runs)
 
 
+def joined(cells: Iterable[Run]) -> Line:
+    """Return a line of these cells, with one run for adjacent ones of the same style."""
+    groups = groupby(cells, key=itemgetter(1))
+    return tuple(("".join(text for text, _ in group), style) for style, group in groups)
+
+
 def length_of(line: Iterable[Run]) -> int:
     return sum(len(text) for text, _ in line)
 
 
 class Field(NamedTuple):
-    """A part of a line that is shown whole or not at all.
-
-    Where there is too little room, the field with the highest rank is left out first.
-    """
+    """A part of a line, shown whole or not at all; the highest rank is left out first."""
 
     rank: int
     line: Line
@@ -289,10 +279,7 @@ def first_fitting(forms: Sequence[Line], width: int) -> Line:
 
 
 def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Line:
-    """Return a line of `width` cells with `left` at its left end and `right` at its right end.
-
-    If both do not fit, `left` is cut.
-    """
+    """Return a line of `width` cells with `left` (cut, if need be) and `right` at its ends."""
     gap = width - length_of(left) - length_of(right)
     if gap < 0:
         return (*fitted(left, max(0, width - length_of(right))), *right)
@@ -323,11 +310,7 @@ def framed(
 
 
 def clean(text: str, width: int) -> str:
-    """Return text from outside made safe for a terminal and at most `width` cells wide.
-
-    Without this, control characters would reach the operator's terminal, and wide characters would
-    break the columns.
-    """
+    """Return text from outside without control and wide characters, at most `width` cells wide."""
     text = _UNPRINTABLE.sub("?", text)
     if not text.isascii():
         text = "".join(char if cell_len(char) == 1 else "?" for char in text)

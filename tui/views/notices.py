@@ -23,11 +23,7 @@ _PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
 class Notices:
-    """Keeps the notices and makes the line that shows them.
-
-    The last notice is shown until it expires. Standing notices, about what is still wrong or
-    pending, follow it and stay.
-    """
+    """Keeps the notices, one until it expires and those that stand, and makes their line."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,11 +35,7 @@ class Notices:
         self._later: deque[tuple[str, Tone]] = deque()
 
     def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice now, in place of the current one.
-
-        Args:
-            shorter: the same in fewer words, for lines in which `text` does not fit.
-        """
+        """Show a notice now, in place of the current one; `shorter` where it does not fit."""
         self._text, self._shorter = text, shorter
         self._tone = tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
@@ -51,36 +43,24 @@ class Notices:
         self._is_of_place = False
 
     def say_later(self, text: str, tone: Tone = "text") -> None:
-        """Queue a notice, to be shown when the current one expires.
-
-        This leaves the operator time to read the current one.
-        """
+        """Queue a notice, to be shown when the current one has had its time."""
         self._later.append((text, tone))
 
     def say_after_place(self, text: str, tone: Tone = "text") -> None:
-        """Show the result of an action now; queue it if a notice about this page or step is shown.
-
-        Queueing leaves the operator time to read the notice about the page; see `say_of_place`.
-        """
+        """Show the result of an action now; queue it after a notice about this page or step."""
         if self._is_of_place and self._is_said():
             self.say_later(text, tone)
         else:
             self.say(text, tone)
 
     def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
-        """Show briefly why a key does nothing.
-
-        Drop the notice when another page or step is shown.
-        """
+        """Show briefly, on this page and step, why a key does nothing."""
         self.say(text, "caution", shorter)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
     def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice that is true only for this page and step; `leave_place` drops it.
-
-        The arguments are those of `say`.
-        """
+        """Show a notice that is true only for this page and step; `leave_place` drops it."""
         self.say(text, tone, shorter)
         self._is_of_place = True
 
@@ -103,11 +83,7 @@ class Notices:
         return [((" ", "text"), (clean(part, room), self._tone)) for part in parts]
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
-        """Return the line to show: the current notice, then the `standing` ones.
-
-        Standing notices tell what is still wrong or pending. If not all fit, the current notice
-        gets most of the room, because the others stay when it is gone.
-        """
+        """Return the current notice, with most of the room, then the `standing` ones."""
         parts, new = list(standing), 0
         if self._is_said():
             parts.insert(0, (self._text, self._tone))
@@ -156,10 +132,7 @@ def _with_short_paths(text: str, width: int) -> str:
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
-    """Return how many cells each of several texts gets.
-
-    Short texts leave their surplus to long ones.
-    """
+    """Return how many cells each of several texts gets; short ones leave the rest to long."""
     shares = [0] * len(lengths)
     for num_done, idx in enumerate(sorted(range(len(lengths)), key=lambda idx: lengths[idx])):
         shares[idx] = min(lengths[idx], max(10, room // (len(lengths) - num_done)))

@@ -6,7 +6,6 @@ cached and preempted. Red is only for late tokens and for engines that are down.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -20,27 +19,15 @@ ThemeName: TypeAlias = Literal["dark", "light"]
 ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]
 
 # In the order of `Cell`; the last is a step that still runs, without its token (on the time axis).
-LANE_GLYPHS = " ?·╌░━═▓▒▓▒●○✗─"
-_LANE_STYLES = (
-    "text",
-    "muted",
-    "idle",
-    "idle",
-    "cached",
-    "decode",
-    "multi",
-    "prefill",
-    "prefill",
-    "prefill",
-    "prefill",
-    "finished",
-    "aborted",
-    "preempted",
-    "idle",
-)
+_LANES = (
+    (" ", "text"), ("?", "muted"), ("·", "idle"), ("╌", "idle"), ("░", "cached"), ("━", "decode"),
+    ("═", "multi"), ("▓", "prefill"), ("▒", "prefill"), ("▓", "prefill"), ("▒", "prefill"),
+    ("●", "finished"), ("○", "aborted"), ("✗", "preempted"), ("─", "idle"),
+)  # fmt: skip
+assert len(_LANES) == len(Cell) + 1
+LANE_GLYPHS = "".join(glyph for glyph, _ in _LANES)
 LATE = "!"  # a token that came late
-assert len(LANE_GLYPHS) == len(_LANE_STYLES) == len(Cell) + 1
-LANE_STYLES = dict(zip(LANE_GLYPHS, _LANE_STYLES, strict=True)) | {LATE: "breach"}
+LANE_STYLES = dict(_LANES) | {LATE: "breach"}
 
 LEVELS = "▁▂▃▄▅▆▇█"  # one to eight eighths of a cell
 
@@ -90,6 +77,7 @@ LIMIT_LETTERS: Mapping[Limit, str] = {
     "grammar": "G",
     "remote_kv": "R",
     "encoder": "E",
+    "cadence": "C",
 }
 
 LEGEND = (
@@ -110,7 +98,7 @@ LEGEND = (
     (
         "B",
         "limit_budget",
-        "limit: token budget; S seats, K KV blocks, M mode, T threshold, ‖ paused",
+        "limit: budget; S seats, K KV blocks, M mode, T threshold, C cadence, ‖ paused",
     ),
     ("!", "breach", "breaks the service level: a figure, or a token of this step"),
     ("?", "muted", "lost steps, or an unknown value"),
@@ -129,81 +117,46 @@ _ASCII = {
 TO_ASCII = str.maketrans(_ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Colours:
-    background: str
-    raised: str  # behind the cursor, a selected lane, an open editor
-    text: str
-    muted: str
-    frame: str
-    prefill: str
-    decode: str
-    multi: str
-    cached: str
-    idle: str
-    alarm: str
-    accent: str
-    good: str
-    caution: str
-    held: str  # KV blocks in use: a calm tone, because they cover a large area
-    badge_text: str
+# name: on dark, on light, of a terminal's sixteen colours
+_COLOURS = {
+    "background": ("#0e1116", "#fbfaf7", "default"),
+    "raised": ("#2b3546", "#dde4ee", "bright_black"),  # behind the cursor, a selected lane
+    "text": ("#d8dee6", "#1f2630", "default"),
+    "muted": ("#8b95a5", "#5f6977", "default"),
+    "frame": ("#434d5c", "#b3bac4", "bright_black"),
+    "prefill": ("#f0a202", "#a35f00", "yellow"),
+    "decode": ("#4fb3ff", "#0a62b8", "cyan"),
+    "multi": ("#f2f2f2", "#101010", "bright_white"),
+    "cached": ("#3b8ec9", "#4d86b0", "blue"),
+    "idle": ("#7a7a7a", "#8d8d8d", "bright_black"),
+    "alarm": ("#ff5d5d", "#c01c28", "red"),
+    "accent": ("#c792ea", "#8338b8", "magenta"),
+    "good": ("#7fc98a", "#20713a", "green"),
+    "caution": ("#e6c34a", "#7d6200", "yellow"),
+    "held": ("#3d7fae", "#4a80aa", "cyan"),  # KV blocks in use: calm, as they cover a large area
+    "badge_text": ("#0e1116", "#ffffff", "black"),
+}
+BY_MODE: Mapping[ColourMode, Mapping[str, str]] = {
+    "dark": {name: colours[0] for name, colours in _COLOURS.items()},
+    "light": {name: colours[1] for name, colours in _COLOURS.items()},
+    "ansi": {name: colours[2] for name, colours in _COLOURS.items()},
+}
 
-
-_DARK = _Colours(
-    background="#0e1116",
-    raised="#2b3546",
-    text="#d8dee6",
-    muted="#8b95a5",
-    frame="#434d5c",
-    prefill="#f0a202",
-    decode="#4fb3ff",
-    multi="#f2f2f2",
-    cached="#3b8ec9",
-    idle="#7a7a7a",
-    alarm="#ff5d5d",
-    accent="#c792ea",
-    good="#7fc98a",
-    caution="#e6c34a",
-    held="#3d7fae",
-    badge_text="#0e1116",
-)
-_LIGHT = _Colours(
-    background="#fbfaf7",
-    raised="#dde4ee",
-    text="#1f2630",
-    muted="#5f6977",
-    frame="#b3bac4",
-    prefill="#a35f00",
-    decode="#0a62b8",
-    multi="#101010",
-    cached="#4d86b0",
-    idle="#8d8d8d",
-    alarm="#c01c28",
-    accent="#8338b8",
-    good="#20713a",
-    caution="#7d6200",
-    held="#4a80aa",
-    badge_text="#ffffff",
-)
-_ANSI = _Colours(
-    background="default",
-    raised="bright_black",
-    text="default",
-    muted="default",
-    frame="bright_black",
-    prefill="yellow",
-    decode="cyan",
-    multi="bright_white",
-    cached="blue",
-    idle="bright_black",
-    alarm="red",
-    accent="magenta",
-    good="green",
-    caution="yellow",
-    held="cyan",
-    badge_text="black",
-)
-_BY_MODE: Mapping[ColourMode, _Colours] = {"dark": _DARK, "light": _LIGHT, "ansi": _ANSI}
+# As rich writes a style, with the names of colours from above.
+_STYLES = {
+    "text": "text", "strong": "bold text", "muted": "muted", "frame": "frame",
+    "title": "bold text", "prefill": "prefill", "decode": "decode", "multi": "multi",
+    "cached": "cached", "idle": "idle", "preempted": "bold badge_text on caution",
+    "finished": "text", "aborted": "text", "mark": "bold accent", "breach": "bold alarm",
+    "good": "good", "caution": "bold caution", "key": "bold accent",
+    "kv_empty": "idle", "kv_cached": "idle",
+    "limit_budget": "badge_text on prefill", "limit_seats": "badge_text on decode",
+    "limit_kv": "badge_text on held", "limit_paused": "badge_text on accent",
+    "limit_other": "badge_text on idle", "kv_used": "held", "kv_shared": "multi",
+    "badge_live": "bold badge_text on good", "badge_paused": "bold badge_text on caution",
+    "badge_replay": "bold badge_text on accent", "badge_down": "bold badge_text on alarm",
+    "edit": "bold text on raised", "selected": "bold background on text",
+}  # fmt: skip
 
 
 @cache
@@ -211,50 +164,17 @@ def styles(mode: ColourMode) -> Mapping[str, Style]:
     """Return style name -> rich style for one colour mode ("none" has no colours)."""
     if mode == "none":
         return _without_colour()
-    c = _BY_MODE[mode]
+    colours = BY_MODE[mode]
 
-    def on(colour: str, *, bold: bool = False, background: str = c.background) -> Style:
-        return Style(color=colour, bgcolor=background, bold=bold)
+    def style(words: str) -> Style:
+        full = words if " on " in words else f"{words} on background"
+        return Style.parse(" ".join(colours.get(word, word) for word in full.split()))
 
-    return {
-        "text": on(c.text),
-        "strong": on(c.text, bold=True),
-        "muted": on(c.muted),
-        "frame": on(c.frame),
-        "title": on(c.text, bold=True),
-        "prefill": on(c.prefill),
-        "decode": on(c.decode),
-        "multi": on(c.multi),
-        "cached": on(c.cached),
-        "idle": on(c.idle),
-        "preempted": on(c.badge_text, bold=True, background=c.caution),
-        "finished": on(c.text),
-        "aborted": on(c.text),
-        "mark": on(c.accent, bold=True),
-        "breach": on(c.alarm, bold=True),
-        "good": on(c.good),
-        "caution": on(c.caution, bold=True),
-        "key": on(c.accent, bold=True),
-        "kv_empty": on(c.idle),
-        "kv_cached": on(c.idle),
-        "limit_budget": on(c.badge_text, background=c.prefill),
-        "limit_seats": on(c.badge_text, background=c.decode),
-        "limit_kv": on(c.badge_text, background=c.held),
-        "limit_paused": on(c.badge_text, background=c.accent),
-        "limit_other": on(c.badge_text, background=c.idle),
-        "kv_used": on(c.held),
-        "kv_shared": on(c.multi),
-        "badge_live": on(c.badge_text, bold=True, background=c.good),
-        "badge_paused": on(c.badge_text, bold=True, background=c.caution),
-        "badge_replay": on(c.badge_text, bold=True, background=c.accent),
-        "badge_down": on(c.badge_text, bold=True, background=c.alarm),
-        "edit": Style(bold=True, reverse=True)
-        if mode == "ansi"
-        else on(c.text, bold=True, background=c.raised),
-        "selected": Style(bold=True, underline=True)
-        if mode == "ansi"
-        else on(c.background, bold=True, background=c.text),
-    }
+    found = {name: style(words) for name, words in _STYLES.items()}
+    if mode == "ansi":
+        found["edit"] = Style(bold=True, reverse=True)
+        found["selected"] = Style(bold=True, underline=True)
+    return found
 
 
 def _without_colour() -> Mapping[str, Style]:
@@ -268,11 +188,7 @@ def _without_colour() -> Mapping[str, Style]:
 
 
 class Skin:
-    """How one screen looks: its colours, and whether it uses block or ASCII glyphs.
-
-    Attributes:
-        styles: by name; a name that ends in `+cursor` means the same style, highlighted.
-    """
+    """How one screen looks: styles by name (`+cursor`: highlighted), block or ASCII glyphs."""
 
     def __init__(self, mode: ColourMode = "dark", ascii_only: bool = False) -> None:
         self.mode: ColourMode = mode
@@ -292,25 +208,14 @@ class Skin:
         if self.mode in ("none", "ansi"):
             # No one of sixteen colours surely differs from the background and from all others.
             return style + (Style(reverse=True) if is_plain else Style(underline=True))
-        raised = Style(bgcolor=_BY_MODE[self.mode].raised)
+        raised = Style(bgcolor=BY_MODE[self.mode]["raised"])
         if style.bgcolor == raised.bgcolor:
             return style + Style(underline=True)
         # A style with its own background gets that colour as its foreground.
         return style + raised if is_plain else style + Style(color=style.bgcolor) + raised
 
-    @property
-    def background(self) -> str:
-        """The background colour of the screen, as Textual names colours."""
-        colours = _BY_MODE.get(self.mode)
-        if colours is None or colours.background == "default":
-            return "ansi_default"
-        return colours.background
-
     def text(self, text: str, style: str = "text") -> str:
-        """Return `text` with the glyphs replaced that this screen may not use.
-
-        Its width stays the same.
-        """
+        """Return `text`, as wide as it is, without the glyphs that this screen may not use."""
         if not self.ascii_only or text.isascii():
             return text
         table = _KV_TO_ASCII if style.startswith("kv_") else TO_ASCII
@@ -318,12 +223,7 @@ class Skin:
 
 
 def colour_mode(theme: ThemeName, color_system: str | None, no_color: bool) -> ColourMode:
-    """Return the colour mode to use for a theme on this terminal.
-
-    Args:
-        color_system: as rich names it: None, "standard" (16 colours), "256" or "truecolor".
-        no_color: whether the user asked for no colours (NO_COLOR).
-    """
+    """Return the mode for a theme on a terminal, whose colours are named as rich does."""
     if no_color or color_system is None:
         return "none"
     return "ansi" if color_system in ("standard", "windows") else theme

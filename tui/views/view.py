@@ -16,21 +16,10 @@ SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
 
 @dataclass(slots=True)
 class View:
-    """What the operator looks at: the page, the position in time, and the selection in lists.
+    """What the operator looks at: the page, the position in time, and the selection in lists."""
 
-    Attributes:
-        cursor: the step to show; None follows the newest step.
-        right: the step at the right edge, which stays while the cursor moves inside the screen.
-        first_lane: index of the first lane; None while the most interesting lanes are chosen
-            automatically.
-        page: the page on the screen.
-        trail: the pages that Escape goes back to.
-        row: the selected row; in a list that grows it is the newest row until the operator chooses
-            an `entry`.
-    """
-
-    cursor: int | None = None
-    right: int | None = None
+    cursor: int | None = None  # the step to show; None follows the newest step
+    right: int | None = None  # step at the right edge, while the cursor moves on the screen
     axis: Axis = "step"
     zoom_idx: int = 0
     other_zoom_idx: int = 0  # zoom of the axis that is not shown
@@ -38,11 +27,11 @@ class View:
     sort: Sort = "arrival"
     filter: str = ""
     selected: int | None = None  # request id
-    first_lane: int | None = None
+    first_lane: int | None = None  # None while the most interesting lanes are chosen
     followed: int | None = None  # request id; this request always keeps a lane
     page: Page = "live"
-    trail: tuple[Page, ...] = ()
-    row: int = 0
+    trail: tuple[Page, ...] = ()  # the pages that Escape goes back to
+    row: int = 0  # the selected one
     entry: object = None  # the selected entry of a list that grows; `row` follows it
     kv_by_owner: bool = False
     latency: LatencyKind = "itl"
@@ -86,22 +75,12 @@ class View:
         self.zoom_idx = max(0, min(len(ZOOMS) - 1, self.zoom_idx + direction))
 
     def next_axis(self) -> None:
-        """Switch between the step axis and the time axis.
-
-        Each axis keeps its own zoom, because steps per column say nothing about time per column.
-        """
+        """Switch between the axes of steps and of time, which have a zoom each."""
         self.axis = "time" if self.axis == "step" else "step"
         self.zoom_idx, self.other_zoom_idx = self.other_zoom_idx, self.zoom_idx
 
     def fit_time(self, num_cells: float, cells_a_step: float, num_columns: int) -> None:
-        """Choose the zoom of the time axis: show all of a recording, or else a step per column.
-
-        Only the first call has an effect.
-
-        Args:
-            num_cells: columns that the recording takes at zoom 1.
-            cells_a_step: columns that a mean step takes at zoom 1.
-        """
+        """Choose once the zoom of the time axis: all of a recording, or a step per column."""
         if self.is_time_fitted:
             return
         self.is_time_fitted = True
@@ -114,14 +93,7 @@ class View:
         self.first_lane = None
 
     def scroll_lanes(self, rows: int, num_lanes: int) -> None:
-        """Scroll the lanes by this many rows.
-
-        The first call ends the automatic choice of lanes and goes to the first or the last lanes.
-        Escape brings the automatic choice back.
-
-        Args:
-            num_lanes: the number of all lanes.
-        """
+        """Scroll the lanes; the first call goes to the first or last of them all."""
         if self.first_lane is None:
             self.first_lane = 0 if rows < 0 else num_lanes
         else:

@@ -5,23 +5,24 @@ The control server and the heartbeat use it like the core of our own engine (`En
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from collections.abc import Mapping
+from typing import Protocol
 
 from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
+from stepscope.engine.loop.changes import apply_knobs, end_lease_if_due
 from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
-from stepscope.engine.loop.outlet import SnapshotDesk
+from stepscope.engine.loop.outlet import SnapshotQueue
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, SetKnobs, Submit
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.settings.knobs import ConfigError, Limits
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import (
     EngineInfo,
     EngineState,
@@ -36,10 +37,6 @@ from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
 
-if TYPE_CHECKING:
-    from stepscope.engine.loop.core import EngineCore
-
-_ANSWERED = (SetKnobs, GetSnapshot, GetAudit)
 UNSUPPORTED = "unsupported"
 
 
@@ -87,8 +84,7 @@ class AttachedCore:
     ) -> None:
         self.info = info
         self.sink = sink
-        self.limits = board.limits
-        self.scheduler = SchedulerFace(watcher, board)
+        self._board = board
         self.inbox = Inbox()
         self.deferred: deque[Call] = deque()
         self.max_waiting = 0  # only the engine's own server accepts requests
@@ -97,7 +93,7 @@ class AttachedCore:
         self.pauses = PauseTrail(())
         self.audit = AuditTrail(self.publish, time.monotonic_ns)
         self.lease = KnobLease()
-        self.snapshots = SnapshotDesk(self.snapshot, time.monotonic_ns)
+        self.snapshots = SnapshotQueue(self.snapshot, time.monotonic_ns)
         self.kept_snapshots = KeptSnapshots()
         self._engine = engine
         self._watcher = watcher
@@ -114,10 +110,8 @@ class AttachedCore:
         elif isinstance(item, Call):
             if self._defers and isinstance(item.command, SetKnobs):
                 self.deferred.append(item)
-            elif isinstance(item.command, _ANSWERED):
-                self._apply(item)
             else:
-                self._refuse(item)
+                self._apply(item)
         else:
             assert isinstance(item, Departure), "only the engine takes requests"
 
@@ -128,11 +122,19 @@ class AttachedCore:
         """
         while self.deferred:
             self._apply(self.deferred.popleft())
-        dispatch.end_lease_if_due(cast("EngineCore", self))
+        end_lease_if_due(self)
 
     def _apply(self, call: Call) -> None:
-        # This class has every member that the three answered commands use.
-        dispatch.apply(cast("EngineCore", self), call)
+        command = call.command
+        with answering_errors(call):
+            if isinstance(command, SetKnobs):
+                apply_knobs(self, call, command)
+            elif isinstance(command, GetSnapshot):
+                self.snapshots.ask(call.client)
+            elif isinstance(command, GetAudit):
+                call.client.reply(self.audit.page(command.after, command.limit))
+            else:
+                self._refuse(call)
 
     def end_lease_if_due(self) -> None:
         """Restore knobs that were set under a lease, if the client has stopped renewing it.
@@ -140,7 +142,7 @@ class AttachedCore:
         Does nothing if knob changes are deferred: then `apply_deferred` does this.
         """
         if not self._defers:
-            dispatch.end_lease_if_due(cast("EngineCore", self))
+            end_lease_if_due(self)
 
     def note_change(self, command: Change, detail: str) -> None:
         """Audit a change that came through the engine's own server, and publish the new state."""
@@ -162,13 +164,13 @@ class AttachedCore:
         """Publish everything that happened so far, then return the engine's state."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
-        books, face = self._recorder.books, self.scheduler
+        books = self._recorder.books
         return Snapshot(
             sequence=self.sink.next_sequence - 1,
             step=self.last_step,
             time_ns=time.monotonic_ns(),
             info=self.info,
-            knobs=face.knobs.as_dict(),
+            knobs=self.knobs({}),
             knobs_version=self.knobs_version,
             state=self.state,
             requests=self._recorder.views(),
@@ -176,8 +178,8 @@ class AttachedCore:
             kv=None if books is None else books.counts(),
             totals=None if books is not None else Totals(kv_used=self._watcher.kv_used),
             num_dropped=self.sink.num_dropped,
-            num_running=len(face.running),
-            num_waiting=len(face.waiting),
+            num_running=self._watcher.num_running,
+            num_waiting=self._watcher.num_waiting,
             control=self.control_tally.counts(),
             audit=self.audit.last(),
             leased=self.lease.published(),
@@ -209,8 +211,8 @@ class AttachedCore:
                 time_ns=now_ns,
                 state=state,
                 step=self.last_step,
-                num_running=len(self.scheduler.running),
-                num_waiting=len(self.scheduler.waiting),
+                num_running=self._watcher.num_running,
+                num_waiting=self._watcher.num_waiting,
                 kv=self._recorder.counts(),
                 held=self._recorder.drain_held(),
                 front=self._recorder.drain_front(),
@@ -229,9 +231,14 @@ class AttachedCore:
             self.kept_snapshots.add(self.snapshot())
             self.kept_snapshots.rest(self.clock() - now_ns)
 
-    def set_knobs(self, knobs: "KnobsFace") -> None:
-        """Set the knobs. They apply from the next step that the engine schedules."""
-        self.scheduler.knobs = knobs
+    def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
+        values: KnobValues = self._board.changed(changes) if changes else self._board.knobs
+        return values.as_dict()
+
+    def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
+        """Change knobs, from the next step that the engine schedules."""
+        self._board.set(self._board.changed(changes))
         self._recorder.knobs_version += 1
 
     @property
@@ -258,48 +265,6 @@ class AttachedCore:
     def has_work(self) -> bool:
         watcher = self._watcher
         return bool(watcher.num_running or watcher.num_waiting or self._recorder.has_step_in_flight)
-
-
-class SchedulerFace:
-    """Queue lengths and knobs of the engine, with the attribute names of our own scheduler."""
-
-    def __init__(self, watcher: EngineWatcher, board: KnobBoard) -> None:
-        self._watcher = watcher
-        self._board = board
-
-    @property
-    def running(self) -> Sized:
-        return range(self._watcher.num_running)
-
-    @property
-    def waiting(self) -> Sized:
-        return range(self._watcher.num_waiting)
-
-    @property
-    def knobs(self) -> "KnobsFace":
-        return KnobsFace(self._board, self._board.knobs)
-
-    @knobs.setter
-    def knobs(self, new: "KnobsFace") -> None:
-        self._board.set(new.knobs)
-
-
-class KnobsFace(NamedTuple):
-    """Knob values together with the board that checks changes to them."""
-
-    board: KnobBoard
-    knobs: KnobValues
-
-    def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "KnobsFace":
-        """Return the knobs with `changes` applied, without setting them.
-
-        Raises:
-            ConfigError: a change is not allowed.
-        """
-        return KnobsFace(self.board, self.board.changed(changes))
-
-    def as_dict(self) -> dict[str, KnobValue]:
-        return self.knobs.as_dict()
 
 
 class NoIntake(Intake):

@@ -117,6 +117,7 @@ class Settlement:
             if tracked.ended and tracked not in ended_now:
                 continue
             tracked.status = "running"
+            tracked.held, tracked.held_blocks = "", 0
             if not tracked.num_preemptions:
                 tracked.num_cached = num_cached
                 num_prompt = tracked.source.num_prompt_tokens

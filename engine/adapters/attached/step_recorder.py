@@ -19,7 +19,7 @@ from stepscope.engine.adapters.attached.rows import (
 )
 from stepscope.engine.adapters.attached.settlement import KVBooks, Settlement
 from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Held, Row, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
@@ -217,7 +217,8 @@ class StepRecorder:
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
-            held=None if step.held is None else self._hold(step.held),
+            held=self._hold(step.held, step.overtaken),
+            held_prefills=step.held_prefills,
             front=self.drain_front(),
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
@@ -241,7 +242,7 @@ class StepRecorder:
         self._moves += moves
         return kv
 
-    def hold_between(self, held: dict[TrackedRequest, str]) -> None:
+    def hold_between(self, held: dict[TrackedRequest, Held]) -> None:
         """Note who is held back while no step runs; the next status tells of it."""
         self._held_between = self._hold(held)
 
@@ -300,16 +301,26 @@ class StepRecorder:
         self._settled += self._settlement.settle(self._in_flight.popleft(), set())
         self.has_unpublished = True
 
-    def _hold(self, held: dict[TrackedRequest, str]) -> list[HeldRow] | None:
-        """Publish who is held back from this step on. Returns what has changed."""
+    def _hold(
+        self, held: dict[TrackedRequest, Held] | None, overtaken: Sequence[TrackedRequest] = ()
+    ) -> list[HeldRow] | None:
+        """Publish who is held back from this step on. Returns what has changed.
+
+        Args:
+            held: None: those who were held back before.
+        """
+        looked_at = [] if held is None else [*self._held, *held]
         changed = []
-        for tracked in [*self._held, *held]:
-            reason = held.get(tracked, "")
-            if tracked.held != reason and not tracked.ended:
-                tracked.held = reason
-                if reason or tracked.status != "running":
-                    changed.append(HeldRow(tracked.request_id, reason))
-        self._held = list(held)
+        for tracked in [*looked_at, *overtaken]:
+            is_running = tracked.status == "running"
+            common = "priority" if tracked.was_overtaken and not is_running else ""
+            now = (held or {}).get(tracked, Held(common))
+            if (tracked.held, tracked.held_blocks) != now and not tracked.ended:
+                tracked.held, tracked.held_blocks = now
+                if now.reason or not is_running:
+                    changed.append(HeldRow(tracked.request_id, *now))
+        if held is not None:
+            self._held = list(held)
         return changed or None
 
     def _set_back(self, step: UnfinishedStep) -> None:

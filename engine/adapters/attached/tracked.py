@@ -39,7 +39,9 @@ class TrackedRequest:
         is_prefilling: whether part of the prompt is not scheduled yet.
         recompute_until: tokens before this position are computed a second time.
         published_blocks, num_blocks, status, num_preemptions, num_cached: as published.
-        held: why the engine holds it back while it waits, as published in `HeldRow`.
+        held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
+            meanwhile, as published in `HeldRow`.
+        was_overtaken: whether one that came later was scheduled before it, for its priority.
         ended: whether the engine has ended it.
     """
 
@@ -50,6 +52,7 @@ class TrackedRequest:
         "first_ns",
         "has_first_token",
         "held",
+        "held_blocks",
         "is_prefilling",
         "last_ns",
         "max_tokens",
@@ -61,6 +64,7 @@ class TrackedRequest:
         "request_id",
         "source",
         "status",
+        "was_overtaken",
         "was_preempted",
     )
 
@@ -77,6 +81,8 @@ class TrackedRequest:
         self.was_preempted = False
         self.has_first_token = False
         self.held = ""
+        self.held_blocks = 0
+        self.was_overtaken = False
         self.ended = False
         self.recompute_until = 0
         self.num_cached = 0
@@ -102,7 +108,7 @@ class TrackedRequest:
             num_computed_tokens=max(0, source.num_computed_tokens - num_in_flight),
             num_output_tokens=source.num_output_tokens,
             num_cached_tokens=self.num_cached,
-            num_blocks=self.num_blocks,
+            num_blocks=self.num_blocks or self.held_blocks,
             num_preemptions=self.num_preemptions,
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,

@@ -14,6 +14,14 @@ from stepscope.engine.telemetry.batch_rows import RowFields
 # all of its fields). The compiled row encoder expects this form.
 Row: TypeAlias = tuple[TrackedRequest, Phase | None, int, RowFields | None]
 
+
+class Held(NamedTuple):
+    """Why the engine holds a waiting request back, as in `HeldRow`, and the blocks it has."""
+
+    reason: str
+    num_blocks: int = 0
+
+
 _NO_ROWS = msgspec.Raw(b"\x90")
 
 
@@ -41,6 +49,8 @@ class UnfinishedStep:
             how many: their rows here start that much earlier.
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
+        overtaken: waiting requests that came before one that this step admits for its priority.
+        held_prefills: as in `StepRecord`.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -64,13 +74,15 @@ class UnfinishedStep:
     drafted: dict[TrackedRequest, int] = field(default_factory=dict)
     num_got: dict[TrackedRequest, int] = field(default_factory=dict)
     set_back: dict[TrackedRequest, int] = field(default_factory=dict)
-    held: dict[TrackedRequest, str] | None = None
+    held: dict[TrackedRequest, Held] | None = None
+    overtaken: list[TrackedRequest] = field(default_factory=list)
     lost: set[TrackedRequest] = field(default_factory=set)
     num_tokens: int = 0
     num_prefill_tokens: int = 0
     num_running: int = 0
     num_waiting: int = 0
     waiting_reasons: dict[str, int] = field(default_factory=dict)
+    held_prefills: bool = False
 
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
         """Note that this step preempted these requests and took their blocks."""

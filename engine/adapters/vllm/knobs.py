@@ -24,6 +24,7 @@ class VllmKnobs(Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
     reserve: str
     watermark: float
+    prefill_schedule_interval: int
     enable_chunked_prefill: bool
     policy: str
     enable_prefix_caching: bool
@@ -58,6 +59,7 @@ class VllmKnobBoard:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             reserve="prompt" if getattr(scheduler, versions.RESERVE, False) else "none",
             watermark=float(getattr(config, "watermark", 0.0)),
+            prefill_schedule_interval=int(getattr(config, "prefill_schedule_interval", 1)),
             enable_chunked_prefill=bool(config.enable_chunked_prefill),
             policy=str(getattr(config.policy, "value", config.policy)),
             enable_prefix_caching=bool(cache.enable_prefix_caching),
@@ -93,6 +95,8 @@ class VllmKnobBoard:
             manager = scheduler.kv_cache_manager
             num_blocks = int(knobs.watermark * manager.block_pool.num_gpu_blocks)
             self._put(manager, versions.WATERMARK, num_blocks)
+        if "prefill_schedule_interval" in live:
+            self._put(scheduler, versions.CADENCE, knobs.prefill_schedule_interval)
         self.knobs = knobs
 
     def restore(self) -> None:
@@ -165,6 +169,19 @@ class VllmKnobBoard:
                     0.0,
                     0.5,
                     help="share of the KV blocks that admission leaves free",
+                )
+            )
+        # With several ranks that step together, their engine decides which steps take prefills.
+        has_peers = scheduler.vllm_config.parallel_config.data_parallel_size > 1
+        if hasattr(scheduler, versions.CADENCE) and not has_peers:
+            specs.append(
+                KnobSpec(
+                    "prefill_schedule_interval",
+                    "int",
+                    knobs.prefill_schedule_interval,
+                    1,
+                    help="while requests decode, only every Nth step takes prefills, unless the "
+                    "queue does not drain (vLLM: local_prefill_interval)",
                 )
             )
         return specs

@@ -22,6 +22,7 @@ class VllmRequest(Protocol):
     priority: int
     pooling_params: object | None  # of a request that puts out no token
     lora_request: Any  # None: it needs no adapter
+    is_prefill_chunk: bool  # from 0.15 on: it has more of its prompt to compute
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
 
     @property
@@ -85,6 +86,8 @@ class VllmScheduler(Protocol):
     max_num_running_reqs: int
     max_model_len: int
     block_size: int
+    num_executed_steps: int  # from 0.33 on, as the next one
+    last_prefill_step: int  # by that count
     # Objects of vLLM's configuration and cache. Their fields differ between versions.
     scheduler_config: Any
     cache_config: Any

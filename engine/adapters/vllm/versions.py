@@ -2,7 +2,7 @@
 
 These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14
 `cudagraph_stats`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
-`kv_holding_waiting`, `deferred_waiting` and the watermark.
+`kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33 `local_prefill_interval`.
 """
 
 from collections.abc import Collection
@@ -39,6 +39,7 @@ _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
 WATERMARK = "watermark_blocks"
+CADENCE = "local_prefill_interval"
 
 FIRST_RELEASE = (0, 11)
 LIVE_SINCE = {
@@ -47,6 +48,7 @@ LIVE_SINCE = {
     "reserve": (0, 20),
     "max_num_seqs": (0, 31),
     "watermark": (0, 31),
+    "prefill_schedule_interval": (0, 33),
 }
 """Knobs that can be changed while vLLM runs, by the release from which they can be."""
 

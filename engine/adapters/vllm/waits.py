@@ -7,6 +7,8 @@ the same, which stopped vLLM's look into the queue.
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
+from stepscope.engine.adapters.attached.unfinished_step import Held
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 
 _MOST_HELD = 256  # requests whose reason is looked for in a step
@@ -18,12 +20,12 @@ _OF_STATUS = {
 }
 
 
-def held(scheduler: VllmScheduler) -> dict[str, str]:
-    """Return the waiting requests that vLLM passes over, with the reason as in `HeldRow`.
+def held(scheduler: VllmScheduler) -> dict[str, Held]:
+    """Return the waiting requests that vLLM passes over, with the reason and their blocks.
 
     Before 0.20 it does not say which they are.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Held] = {}
     skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
         scheduler, "skipped_waiting", None
     )
@@ -41,15 +43,43 @@ def held(scheduler: VllmScheduler) -> dict[str, str]:
         if reason is None:
             is_remote = getattr(scheduler, "connector", None) is not None
             reason = "remote_kv" if is_remote else "deferred"
-        found[request.request_id] = reason
+        found[request.request_id] = Held(reason, _num_blocks(scheduler, request))
     return found
 
 
-def leaves_out_prefills(scheduler: VllmScheduler) -> bool:
-    """Whether a step that vLLM was asked to keep free of prefills (`throttle_prefills`) is so."""
-    if getattr(scheduler, "prefill_capacity_bound", False):
+def _num_blocks(scheduler: VllmScheduler, request: VllmRequest) -> int:
+    """Return how many KV blocks a waiting request holds, vLLM's null block left out.
+
+    It holds some while its keys and values are on their way, or once they are there.
+    """
+    if not request.num_computed_tokens and "REMOTE_KVS" not in request.status.name:
+        return 0
+    groups = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    return sum(1 for group in groups for block in group if block)
+
+
+def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
+    """Whether vLLM would have computed no prompt in the step that it has just scheduled.
+
+    Args:
+        is_throttled: whether its engine asked for that (`throttle_prefills`). From 0.33 on the
+            scheduler of a single engine decides so itself.
+    """
+    interval: int = getattr(scheduler, versions.CADENCE, 1)
+    if interval > 1:
+        num_steps = scheduler.num_executed_steps - scheduler.last_prefill_step
+        is_throttled |= 0 < num_steps < interval
+    if not is_throttled or getattr(scheduler, "prefill_capacity_bound", False):
         return False
     return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
+
+
+def has_left_out(scheduler: VllmScheduler, out: SchedulerOutput) -> bool:
+    """Whether a running request that has more of its prompt to compute is not in the step."""
+    return any(
+        request.is_prefill_chunk and request.request_id not in out.num_scheduled_tokens
+        for request in scheduler.running
+    )
 
 
 def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
@@ -82,18 +112,18 @@ def common_reason(
     budget: int,
     held: Collection[str],
     *,
-    is_throttled: bool,
+    is_without_prefills: bool,
 ) -> str:
     """Return what those wait for that are not held, if vLLM is not paused and preempted nobody.
 
     Args:
-        is_throttled: whether vLLM was asked to leave prefills out of this step.
+        is_without_prefills: see `leaves_out_prefills`.
     """
     if len(scheduler.running) >= num_seats:
         return "seats"
     if out.total_num_scheduled_tokens >= budget:
         return "budget"
-    if is_throttled and leaves_out_prefills(scheduler):
+    if is_without_prefills:
         return "cadence"
     return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
 
@@ -101,12 +131,12 @@ def common_reason(
 _FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
-def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
+def counted(num_waiting: int, common: str, held: Mapping[str, Held]) -> dict[str, int]:
     """Return how many requests wait for what; those held back for a reason of their own last."""
     rest = max(0, num_waiting - len(held))
     num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
     reasons = {common: rest - num_behind, "queued": num_behind}
-    for reason in held.values():
-        kind = reason.partition(":")[0]
+    for each in held.values():
+        kind = each.reason.partition(":")[0]
         reasons[kind] = reasons.get(kind, 0) + 1
     return {reason: count for reason, count in reasons.items() if count}

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Held, Taken, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
@@ -81,9 +81,39 @@ def _admit(
     block_size: int,
 ) -> None:
     blocks = _own_ids(block_ids)
+    tracked.was_overtaken = False
     tracked.block_table = blocks.copy()
     step.taken.append(Taken(tracked, blocks, num_cached // block_size))
     step.admitted.append((tracked, num_cached))
+
+
+def _overtaken(
+    step: UnfinishedStep, table: Mapping[str, TrackedRequest], max_loras: int
+) -> list[TrackedRequest]:
+    """Return those that came before a request that `step` admits for its priority, and wait.
+
+    One that lacks a LoRA slot would have waited anyhow.
+    """
+    loaded = {adapter for row in step.rows if (adapter := _adapter_of(row[0]))}
+    admitted = [tracked for tracked, _ in step.admitted]
+    best = min((tracked.source.priority for tracked in admitted), default=0)
+    found = []
+    for tracked in table.values():
+        if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
+            continue
+        adapter = _adapter_of(tracked)
+        if adapter and adapter not in loaded and len(loaded) >= max_loras:
+            continue
+        came, priority = tracked.request_id, tracked.source.priority
+        if any(each.request_id > came and each.source.priority < priority for each in admitted):
+            tracked.was_overtaken = True
+            found.append(tracked)
+    return found
+
+
+def _adapter_of(tracked: TrackedRequest) -> int | None:
+    adapter = getattr(tracked.source, "lora_request", None)
+    return None if adapter is None else int(adapter.lora_int_id)
 
 
 def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
@@ -102,6 +132,7 @@ class Noted(NamedTuple):
     Attributes:
         budget: maximum number of tokens of this step.
         held: see `waits.held`; None: as before.
+        held_prefills: as in `StepRecord`.
     """
 
     start_ns: int
@@ -112,7 +143,8 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
-    held: Mapping[str, str] | None
+    held: Mapping[str, Held] | None
+    held_prefills: bool
 
 
 class VllmWatcher:
@@ -135,8 +167,12 @@ class VllmWatcher:
         self.reports = FrontReports(front_path, self.recorder)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
-        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
+        self._held: Mapping[str, Held] = {}  # as of the last `schedule()`
         self._counts = 0, 0  # of running and waiting requests, at the last look who is held
+        policy = scheduler.scheduler_config.policy
+        loras = getattr(scheduler, "lora_config", None)
+        self._max_loras = 0 if loras is None else int(loras.max_loras or 0)
+        self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
@@ -192,13 +228,14 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        is_free = waits.leaves_out_prefills(scheduler, is_throttled=is_throttled)
         held_anew = self._look_at_held(out, num_waiting)
         reasons: dict[str, int] = {}
         if num_waiting:
             common = "preemption" if preempted else "paused" if self.halted else None
             if common is None:
                 common = waits.common_reason(
-                    scheduler, out, num_seats, budget, self._held, is_throttled=is_throttled
+                    scheduler, out, num_seats, budget, self._held, is_without_prefills=is_free
                 )
             reasons = waits.counted(num_waiting, common, self._held)
         return Noted(
@@ -211,9 +248,10 @@ class VllmWatcher:
             reasons,
             preempted,
             held_anew,
+            is_free and ("cadence" in reasons or waits.has_left_out(scheduler, out)),
         )
 
-    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
+    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
         """Look who is held back, if that may have changed. Returns them if it has, else None.
 
         With as many running and waiting requests as before, and none that begins, it can only have
@@ -221,7 +259,7 @@ class VllmWatcher:
         """
         scheduler = self._scheduler
         if not num_waiting or self.halted:
-            held: Mapping[str, str] = {}
+            held: Mapping[str, Held] = {}
         else:
             counts = len(scheduler.running), num_waiting
             is_alike = counts == self._counts and not out.scheduled_new_reqs
@@ -234,7 +272,7 @@ class VllmWatcher:
         self._held = held
         return held
 
-    def held_anew(self) -> dict[TrackedRequest, str] | None:
+    def held_anew(self) -> dict[TrackedRequest, Held] | None:
         """Return who is held back while no step runs, and why; None if that is known already."""
         held = {}
         if self.num_waiting and not self.halted:
@@ -244,7 +282,7 @@ class VllmWatcher:
         self._held = held
         return self._tracked(held)
 
-    def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
+    def _tracked(self, held: Mapping[str, Held]) -> dict[TrackedRequest, Held]:
         table = self.recorder.table
         return {table[name]: reason for name, reason in held.items() if name in table}
 
@@ -288,9 +326,12 @@ class VllmWatcher:
             step.preempt(recorder.known(noted.preempted))
         note_blocks(step, out, recorder.table, self._scheduler.block_size)
         make_rows(step, out, recorder.table)
+        if self._has_priorities and step.admitted:
+            step.overtaken = _overtaken(step, recorder.table, self._max_loras)
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
+        step.held_prefills = noted.held_prefills
         if noted.held is not None:
             step.held = self._tracked(noted.held)
         recorder.begun(step)

@@ -103,6 +103,14 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=1, le=16, description="longest repetition (tokens) that is tried; then shorter ones"
         ),
     ] = 5
+    prefill_schedule_interval: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="while requests decode, only every Nth step takes prefills, unless the "
+            "queue does not drain (1: every step)",
+        ),
+    ] = 1
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
         """Return these knobs with `changes` applied.

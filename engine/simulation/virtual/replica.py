@@ -248,6 +248,7 @@ class Replica:
             self._tokens_ns = end_ns
         self._sink.add_step(0, num_rows, num_steps)
         self._next_step += num_steps
+        self.scheduler.skip(num_steps - len(ends_ns))  # the last one is scheduled below
         kv, new_tokens = self.scheduler.kv, [0] * num_steps
         for request in running:
             num_tokens = request.num_computed_tokens + num_steps

@@ -4,7 +4,6 @@ It has the core, scheduler and telemetry of a real engine. A `Replica` with the 
 same steps and times, but publishes no messages.
 """
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.loop.outlet import TelemetrySink
@@ -37,7 +36,6 @@ class SimulatedSession:
             scheduler,
             setup.limits,
             sink,
-            dispatch,
             overlap=setup.overlap,
         )
         self._names = BlockNames(setup.block_size)

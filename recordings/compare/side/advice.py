@@ -155,6 +155,17 @@ def _threshold(seen: _Evidence) -> tuple[str, str] | None:
     )
 
 
+def _cadence(seen: _Evidence) -> tuple[str, str] | None:
+    itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
+    if itl is None or ttft is None or itl > seen.itl_ms * _HALF or ttft >= 0.95:
+        return None  # prefills in more steps make gaps longer
+    return (
+        f"{seen.share:.0%} of the steps were kept free of prefills, {1 - ttft:.0%} of the first "
+        f"tokens were late, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms",
+        "lower prefill_schedule_interval",
+    )
+
+
 def _lora(seen: _Evidence) -> tuple[str, str] | None:
     budget_used = seen.steps.budget_used
     if budget_used is None or budget_used > _HALF:
@@ -184,5 +195,6 @@ _RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
     "mode": _mode,
     "threshold": _threshold,
     "lora": _lora,
+    "cadence": _cadence,
     "work": _work,
 }

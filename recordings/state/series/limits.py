@@ -13,23 +13,25 @@ from stepscope.recordings.state.outcome import Outcome
 # In order: the token budget; max_num_seqs; KV blocks; a batching mode that admits no request or
 # leaves out running ones; long_prefill_token_threshold; a pause by the operator; nothing, as all
 # requests got all the tokens they could use; LoRA slots; grammars that are being compiled; keys and
-# values from elsewhere; the encoder budget.
+# values from elsewhere; the encoder budget; a step kept free of prefills.
 Limit: TypeAlias = Literal[
     "budget", "seats", "kv", "mode", "threshold", "paused", "work",
-    "lora", "grammar", "remote_kv", "encoder",
+    "lora", "grammar", "remote_kv", "encoder", "cadence",
 ]  # fmt: skip
 
 LIMITS: tuple[Limit, ...] = get_args(Limit)
+# What only another engine's requests wait for; no simulation lifts it.
+NAMED_WAITS: tuple[Limit, ...] = ("lora", "grammar", "remote_kv", "encoder")
 UNKNOWN = -1
 _BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(7)
-_LORA, _GRAMMAR, _REMOTE_KV, _ENCODER = range(7, len(LIMITS))
+_LORA, _GRAMMAR, _REMOTE_KV, _ENCODER, _CADENCE = range(7, len(LIMITS))
 _OF_REASON: Mapping[str, int] = {
     "budget": _BUDGET,
     "seats": _SEATS,
     "kv_blocks": _KV,
     "preemption": _KV,
     "batch": _MODE,
-    "cadence": _MODE,
+    "cadence": _CADENCE,
     "paused": _PAUSED,
     "lora": _LORA,
     "grammar": _GRAMMAR,
@@ -53,6 +55,8 @@ def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     """
     if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
         return _PAUSED
+    if record.held_prefills:
+        return _CADENCE
     reasons = record.waiting_reasons
     if reasons:
         for reason in reasons:

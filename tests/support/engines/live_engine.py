@@ -11,7 +11,6 @@ import msgspec
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import GetAudit, Shutdown
@@ -90,7 +89,6 @@ def running_engine(
             scheduler,
             limits,
             publisher,
-            dispatch,
             workload=workload,
             token_publisher=TokenPublisher(ByteCodec().text_stream) if with_tokens else None,
             anchor=lambda info: msgspec.structs.replace(info, **changes),

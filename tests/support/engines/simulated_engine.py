@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -53,7 +52,6 @@ def main() -> None:
             Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits),
             limits,
             publisher,
-            dispatch,
             control_tally=ControlTally(gate),
         )
         control = ControlServer(

@@ -10,7 +10,6 @@ from itertools import islice, repeat
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
@@ -110,7 +109,7 @@ def simulate(
     sink = _Collector()
     info = simulated_info(limits, num_blocks, block_size, seed)
     info = msgspec.structs.replace(info, overlap=True if overlap else None)
-    core = EngineCore(info, runner, scheduler, limits, sink, dispatch, overlap=overlap)
+    core = EngineCore(info, runner, scheduler, limits, sink, overlap=overlap)
     random_source = random.Random(seed)
     arrival_ns = START_NS
     number = 0

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from stepscope.engine.loop import dispatch
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Command, Submit
@@ -45,7 +44,6 @@ class WholeCore:
             self.scheduler,
             limits,
             self.sink,
-            dispatch,
             **options,
         )
 

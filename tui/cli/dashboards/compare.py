@@ -32,8 +32,7 @@ from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame.compare_choices import Split, session_origin, split_origins
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin, Split, session_origin, split_origins
 
 _ALIGN: Align = "time"  # the screen can align the runs in other ways
 _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
@@ -43,6 +42,7 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     "stepscope compare freeze chunked",
     "stepscope compare before.mcap after.mcap -o compare.svg --size 160x48",
     "stepscope compare s.mcap --mark 'new budget' --json | jq .figures",
+    "stepscope compare s.mcap --client result.json",
     sections=("dashboard",),
 )
 def compare(
@@ -52,6 +52,12 @@ def compare(
         "MARK",
         "instead of B: compare A before and after a mark or knob change (back to the "
         "change before it, on to the next), or all of A before and after a step",
+    ),
+    client: str | None = option(
+        "FILE",
+        "instead of B: say what a load generator's requests waited for before, in and after the "
+        "engine that A is of (results of vllm bench serve, sglang, guidellm, aiperf, "
+        "inference-perf)",
     ),
     as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,
@@ -69,8 +75,17 @@ def compare(
     """
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")
+    if client is not None:
+        if b is not None or mark is not None or output is not None:
+            raise WrongUsage("--client: leave out B, --mark and --output")
+        from stepscope.tui.cli.dashboards.client_report import print_split  # loads more
+
+        print_split(a, client, as_json)
+        return
     if (b is None) == (mark is None):
-        what = "either B or --mark" if b is not None else "B, or --mark for before and after"
+        what = (
+            "either B or --mark" if b is not None else "B, --client, or --mark for before and after"
+        )
         raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     draws = output is not None
@@ -128,12 +143,7 @@ def compare(
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
-    """Return the settings, with the service levels by which both runs are judged.
-
-    These are the levels stored in the first recording that has any, unless an option or the
-    environment overrides them. If the other recording has other levels, a line on stderr says which
-    recording counts.
-    """
+    """Return the settings with the levels that judge both runs: the first that are stored."""
     carried: dict[str, Levels] = {}
     own: dict[str, Levels] = {}
     for file in files:
@@ -157,7 +167,6 @@ def _compared_as(
 
 
 def _print(comparer: Comparer, as_json: bool) -> None:
-    """Read first run A, then run B, and then compare them."""
     try:
         with Progress() as progress:
             for feed in comparer.feeds:

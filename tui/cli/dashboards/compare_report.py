@@ -35,7 +35,7 @@ def _summary(found: Comparison) -> list[str]:
     why = words.load(found)
     if why is not None:
         lines.append(f"{' ' if found.different_work is None else '!'}  {why}")
-    lines.append("")
+    lines += ["", words.headline(found)]
     settings = [words.setting_text(each) for each in found.settings]
     sections: Sequence[tuple[str, list[str]]] = (
         words.outcome(found, "b"),

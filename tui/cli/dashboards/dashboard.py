@@ -1,19 +1,23 @@
 """What the commands that open the dashboard share: check the terminal, make history and options."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepscope.recordings import samples
+from stepscope.recordings.file.incident import incident_in
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.tui.cli.shared.levels import own_levels
+from stepscope.tui.cli.shared.levels import judged_as, own_levels
 from stepscope.tui.session.live_source import LiveSource, control_of
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import (
     DashboardSettings,
     config_path,
@@ -29,6 +33,22 @@ def new_history(
     settings: DashboardSettings, max_steps: int = MAX_STEPS, max_bytes: int = MAX_BYTES
 ) -> History:
     return History(own_levels(settings), max_steps, max_bytes)
+
+
+def recording_settings(recording: Recording, flags: Mapping[str, Any]) -> DashboardSettings:
+    """Return how to show a recording: by its service levels, and by time if it is about time."""
+    axis = {"axis": "time"} if _is_about_time(recording) else None
+    return judged_as(resolve(DashboardSettings, "dashboard", flags, axis), flags, recording)
+
+
+def _is_about_time(recording: Recording) -> bool:
+    """Whether a recording was made to show how long something takes."""
+    shipped = samples.shipped()
+    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
+        return True
+    incident = incident_in(recording.metadata)
+    fired = () if incident is None else incident.rules
+    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def need_terminal(otherwise: str) -> None:
@@ -48,13 +68,7 @@ def run_live(
     news: Callable[[], str | None] | None = None,
     tour: Tour | None = None,
 ) -> None:
-    """Show the dashboard of a running engine until the operator leaves it.
-
-    Args:
-        source: already started.
-        keeps_levels: whether service levels changed in the dashboard are saved for next time.
-        news: called in every frame; returns a notice for the operator, or None.
-    """
+    """Show a live engine until its operator leaves; `keeps_levels`: save changed service levels."""
     # Textual loads slowly: imported here, so that a wrong endpoint is reported at once.
     from stepscope.tui.app.run import run_dashboard
 
@@ -91,7 +105,6 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
 
 
 def _writable(path: Path) -> Path:
-    """Return the path of the log file; raise WrongUsage if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

@@ -16,6 +16,7 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.dashboards.browsers import Web, serve_browsers, web_address
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
     KNOBS,
@@ -52,6 +53,7 @@ _TICK_S = 0.2
     "stepscope demo --rate 0.5",
     "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
     "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    "stepscope demo --web 8080",
     sections=("dashboard",),
     defaults=SERVICE_LEVELS,
 )
@@ -74,6 +76,7 @@ def demo(
     ),
     speed: float = option("NUMBER", "with --simulate: 10 is ten times as fast", default=1.0),
     *,
+    web: Web = None,
     flags: dict[str, Any],
 ) -> None:
     """Start a real engine and watch it at work, or simulate one.
@@ -87,8 +90,12 @@ def demo(
     workload = workload_of(rate, model, simulated)
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     check_seconds(seconds)
+    address = None if web is None else web_address(web)
+    if address is not None and headless:
+        raise WrongUsage("--web: the demo is --headless already where browsers show it")
     if not headless:
-        need_terminal("add --headless")
+        if address is None:
+            need_terminal("add --headless, or --web PORT")
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
@@ -125,6 +132,11 @@ def demo(
                     stage.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
+                elif address is not None:
+                    progress.close()
+                    say(*about)
+                    stage.start()
+                    serve_browsers(address, [engine.endpoint.control], flags)
                 else:
                     progress.close()
                     say(*about)

@@ -43,13 +43,7 @@ class Act(NamedTuple):
 
 
 def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) -> list[Act]:
-    """Return the acts of the demo, in order of time.
-
-    Args:
-        workload: what runs in the end.
-        knobs: those that the engine was started with.
-        costs: tells how long a prompt may be that everybody waits for.
-    """
+    """Return the acts of the demo, in order of time; `costs` tell how long a stall may be."""
     num_tokens = _LEAST_TOKENS
     if costs is not None and costs.prefill_ms > 0:
         fitting = round(_STALL_MS / costs.prefill_ms * costs.num_prefill_tokens)
@@ -81,11 +75,7 @@ def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) 
 
 
 class DemoStage:
-    """Plays the acts on a thread of its own, until someone else changes the engine.
-
-    Args:
-        history: of the engine: tells who changed what.
-    """
+    """Plays the acts on a thread, until `history` tells that someone else changed the engine."""
 
     def __init__(self, endpoint: Endpoint, acts: Sequence[Act], history: History) -> None:
         self._endpoint = endpoint

@@ -4,31 +4,38 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
-from stepscope.recordings.file.incident import incident_in, incidents_in
+from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
-from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.dashboards.dashboard import (
+    dashboard_options,
+    need_terminal,
+    new_history,
+    recording_settings,
+)
 from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 
 
 @command(
     "stepscope replay session.mcap --speed 4",
     "stepscope replay chunked --at 120",
+    "stepscope replay session.mcap --client result.json",
     sections=("dashboard",),
 )
 def replay(
     file: RecordingFile,
     speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
     at: int | None = option("STEP", "open paused at this step"),
+    client: str | None = option(
+        "FILE", "mark where the requests of a load generator's result waited longest"
+    ),
     *,
     flags: dict[str, Any],
 ) -> None:
@@ -49,11 +56,18 @@ def replay(
         first, last = recording.first_step, recording.last_step
         if at is not None and (first is None or last is None or not first <= at <= last):
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        marks: list[Mark] = []
+        if client is not None:
+            from stepscope.recordings.importing.client_split import worst_marks
+            from stepscope.tui.cli.dashboards.client_report import open_client  # loads more
+
+            session, match = open_client(client, recording)
+            marks = worst_marks(match, session.info.engine or "client")
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
-        axis = {"axis": "time"} if _is_about_time(recording) else None
-        settings = resolve(DashboardSettings, "dashboard", flags, axis)
-        settings = judged_as(settings, flags, recording)
-        source = ReplaySource(recording, new_history(settings), speed or 1.0, playing=at is None)
+        settings = recording_settings(recording, flags)
+        source = ReplaySource(
+            recording, new_history(settings), speed or 1.0, playing=at is None, marks=marks
+        )
         source.start()
         if recording.path not in samples.shipped().values():
             remember(recording.path)
@@ -65,16 +79,6 @@ def replay(
             run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
-
-
-def _is_about_time(recording: Recording) -> bool:
-    """Whether a recording was made to show how long something takes."""
-    shipped = samples.shipped()
-    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
-        return True
-    incident = incident_in(recording.metadata)
-    fired = () if incident is None else incident.rules
-    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def list_incidents(folder: Path) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.tui.cli.dashboards.dashboard import new_history
-from stepscope.tui.cli.shared.levels import judged_as
+from stepscope.tui.cli.dashboards.dashboard import new_history, recording_settings
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import (
@@ -17,8 +16,6 @@ from stepscope.tui.cli.shared.paths import (
 )
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.page_names import PAGES, Page
-from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
@@ -33,7 +30,7 @@ _PAGE_NAMES: Mapping[str, Page] = {
 @command(
     "stepscope screenshot session.mcap --at 1200 -o stall.svg",
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
-    "stepscope screenshot freeze --axis time --zoom 10 -o freeze.svg",
+    "stepscope screenshot freeze --axis step -o steps.svg",
     sections=("levels",),
 )
 def screenshot_file(
@@ -49,9 +46,12 @@ def screenshot_file(
     request: str | None = option("ID", "select this request, such as r12, and show its screen"),
     size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
     axis: str | None = option(
-        "step|time", "what a column of the charts stands for  [default: step]"
+        "step|time",
+        "what a column of the charts stands for  [default: as 'stepscope replay' opens]",
     ),
-    zoom: int = option("N", "steps in a column; on the time axis N x 10 ms", default=1),
+    zoom: int | None = option(
+        "N", "steps in a column; on the time axis N x 10 ms  [default: what fits]"
+    ),
     theme: str | None = option("dark|light", "colours  [default: dark]"),
     ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
     flags: dict[str, Any],
@@ -64,12 +64,11 @@ def screenshot_file(
     """
     given = {"theme": theme, "ascii": ascii, "axis": axis, **flags}
     given = {name: value for name, value in given.items() if value is not None}
-    settings = resolve(DashboardSettings, "dashboard", given)
     path = picture_path(output)
     request_id = None if request is None else request_number(request)
     chosen = _page(page, request_id)
     num_columns, num_rows = picture_size(size)
-    if zoom not in ZOOMS:
+    if zoom is not None and zoom not in ZOOMS:
         known = ", ".join(str(each) for each in ZOOMS)
         raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")
     with Recording(find_recording(file)) as recording:
@@ -79,7 +78,7 @@ def screenshot_file(
         step = last if at is None else at
         if not first <= step <= last:
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
-        settings = judged_as(settings, given, recording)
+        settings = recording_settings(recording, given)
         source = ReplaySource(recording, new_history(settings), playing=False)
         source.start()
         try:

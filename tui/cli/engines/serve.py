@@ -20,14 +20,14 @@ from stepscope.tui.cli.engines.engine import (
     when_parent_ends,
 )
 from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
-from stepscope.tui.cli.shared.options import Like, command, option
+from stepscope.tui.cli.shared.options import Like, argument, command, option
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
 
 @command(
-    "stepscope serve --model demo --max-num-batched-tokens 512",
+    "stepscope serve demo --max-num-batched-tokens 512",
     "stepscope serve --http 127.0.0.1:8000",
     "stepscope serve --http-for engine-0",
     "stepscope serve --like vllm",
@@ -36,6 +36,7 @@ from stepscope.tui.settings.setting_values import flag_of, resolve
     names={"bind": "--http"},
 )
 def serve(
+    served: str | None = argument("MODEL", "the same as --model"),
     exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin", hidden=True)] = False,
     like: Like = None,
     http_for: str | None = option(
@@ -52,6 +53,10 @@ def serve(
     variable: STEPSCOPE_SERVE_MODEL, STEPSCOPE_KNOBS_ORDER, STEPSCOPE_HTTP_BIND (--http). Options
     override variables, and variables override the file.
     """
+    if served is not None:
+        if flags.get("model", served) != served:
+            raise WrongUsage(f"MODEL {served} and --model {flags['model']}: give one of them")
+        flags = {**flags, "model": served}
     if http_for is not None:
         if unused := sorted(flags.keys() - set(HttpSettings.__struct_fields__)):
             raise WrongUsage(f"{flag_of(unused[0])}: with --http-for no engine runs here")

@@ -62,7 +62,6 @@ def set_knobs(
 
 
 def _set_group(ranks: list[Endpoint], texts: dict[str, str], dry_run: bool) -> None:
-    """Change the knobs of all data-parallel ranks, or of none if one refuses."""
     if dry_run:
         names = ", ".join(rank.name for rank in ranks)
         raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")

@@ -31,12 +31,7 @@ class Refused(NamedTuple):
 
 
 class ArmRun:
-    """The recorded run of one arm, that is of the engine with certain knobs.
-
-    Args:
-        outputs: name of the request -> the token ids that the client received.
-        decoding: the recording of the decode engine, if a second engine decoded.
-    """
+    """The recorded run of an arm, its `outputs` by request, and that of a `decoding` engine."""
 
     def __init__(
         self,

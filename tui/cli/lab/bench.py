@@ -33,11 +33,7 @@ Pair: TypeAlias = Callable[[], AbstractContextManager[Sequence[Endpoint]]]
 
 
 class LabBench:
-    """Runs arms on an engine that serves nobody else, and restores its knobs at the end.
-
-    Args:
-        pair: starts a prefill and a decode engine; None: arms that need two engines cannot run.
-    """
+    """Runs arms on an engine of its own, or on two of `pair`, and restores its knobs."""
 
     def __init__(self, endpoint: Endpoint, folder: Path, pair: Pair | None) -> None:
         self._endpoint = endpoint
@@ -88,7 +84,6 @@ class LabBench:
         arm: Arm,
         progress: Callable[[float], None],
     ) -> ArmRun:
-        """Run an arm on one engine, or on a prefill and a decode engine, and record each."""
         for client in clients:
             client.set_knobs(BASE | dict(arm.knobs), _WHO)
             if not arm.is_warm:
@@ -123,10 +118,7 @@ class LabBench:
     def _drive(
         client: ControlClient, arm: Arm, progress: Callable[[float], None]
     ) -> tuple[Mapping[str, list[int]], list[Refused]]:
-        """Send the requests and knob changes of an arm at their times, and wait for all answers.
-
-        Returns the token ids of each output, by its request's name, and what was refused.
-        """
+        """Send the requests and changes of an arm; return tokens by request, and refusals."""
         waiting = sorted(arm.work, key=lambda each: each.at_s)
         changes = sorted(arm.changes, key=lambda each: each.at_s)
         sent: dict[int, Work] = {}
@@ -182,7 +174,6 @@ def _submit(work: Work) -> Submit:
 
 
 def _wait_for(source: Subscriber, step: int | None) -> None:
-    """Wait until a step was received; None: until anything was."""
     deadline_s = time.monotonic() + _START_S
     while source.history.info is None or (step and (source.history.last_step or 0) < step):
         if time.monotonic() > deadline_s:

@@ -8,10 +8,7 @@ from stepscope.tui.cli.lab.arm_run import ArmRun
 
 
 class Work(NamedTuple):
-    """A request to send `at_s` seconds after an arm begins. Its prompt is random, from `seed`.
-
-    The first `num_shared` tokens are drawn from seed 0 instead: requests share them as a prefix.
-    """
+    """A request `at_s` seconds after an arm begins, of random tokens, the first of them shared."""
 
     name: str
     at_s: float

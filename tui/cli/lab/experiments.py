@@ -39,12 +39,10 @@ def _budget(num_tokens: int) -> dict[str, int]:
 def _each(
     name: str, value: Callable[[ArmRun], float], form: str = ",.0f", *, is_drawn: bool = False
 ) -> ArmFigure:
-    """A column with one figure of each run."""
     return ArmFigure(name, lambda runs: [value(run) for run in runs], form, is_drawn)
 
 
 def _figure(name: str, key: str, form: str = ",.0f", *, is_drawn: bool = False) -> ArmFigure:
-    """A column with a figure of `stepscope compare`."""
     return _each(name, lambda run: run.decoding.value(key), form, is_drawn=is_drawn)
 
 
@@ -103,6 +101,10 @@ _KNEE = (
     *_works("chat", 6, (0.0, 0.0), 32, 100, 1),
     *_works("document", 2, (0.3, 0.0), 1024, 4, 99),
 )
+_CADENCE = (
+    *_works("chat", 6, (0.0, 0.0), 32, 160, 1),
+    *_works("document", 3, (0.3, 0.7), 1024, 4, 99),
+)
 _LONG = (Work("document", 0.0, 2048, 1, seed=7),)
 _LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
 _MIXED_LENGTHS = tuple(
@@ -129,8 +131,14 @@ def _shared(seed: int) -> tuple[Work, ...]:
     return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
 
 
+def _every(interval: int, num_tokens: int) -> Arm:
+    """An arm in which every Nth step takes prefills, with a token budget."""
+    knobs = {**_budget(num_tokens), "prefill_schedule_interval": interval}
+    name = f"{num_tokens} every {interval}" if interval > 1 else f"{num_tokens}"
+    return Arm(name, knobs, _CADENCE)
+
+
 def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
-    """An arm for each token budget, named after it."""
     return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
 
 
@@ -213,6 +221,22 @@ EXPERIMENTS = (
             ),
         ),
         judges.knee,
+    ),
+    Experiment(
+        "cadence",
+        "at the same time per output token, large chunks in every Nth step cost less TTFT than "
+        "small chunks in every step",
+        "vLLM (pull requests 44558 and 54627); SGLang (pull request 35017)",
+        "budget",
+        (_every(1, 64), _every(4, 256), _every(1, 128), _every(4, 512)),
+        (
+            _figure("TPOT p50, ms", "tpot_p50", ",.1f", is_drawn=True),
+            _ttft("documents", "document"),
+            _ITL_P50,
+            _ITL_P99,
+            _OUTPUT._replace(is_drawn=False),
+        ),
+        judges.cadence,
     ),
     Experiment(
         "chunk-cost",

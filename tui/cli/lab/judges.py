@@ -77,6 +77,25 @@ def knee(runs: Runs, of: Columns) -> LabFinding:
     )
 
 
+def cadence(runs: Runs, of: Columns) -> LabFinding:
+    tpot, ttft = of["TPOT p50, ms"], of["TTFT of documents, ms"]
+    median, longest = of["ITL p50, ms"], of["ITL p99, ms"]
+    said, falls = [], []
+    for small, large in ((0, 1), (2, 3)):
+        falls.append(tpot[large] <= 1.05 * tpot[small] and ttft[large] < 0.95 * ttft[small])
+        said.append(
+            f"{runs[small].name} and {runs[large].name}: TPOT {tpot[small]:,.1f} and "
+            f"{tpot[large]:,.1f} ms, TTFT of documents {ttft[small]:,.0f} and {ttft[large]:,.0f}, "
+            f"ITL p50 {median[small]:,.1f} and {median[large]:,.1f}, p99 {longest[small]:,.0f} and "
+            f"{longest[large]:,.0f}"
+        )
+    return LabFinding(
+        all(falls),
+        "; ".join(said),
+        "a step takes about as long as its tokens, so both compute as many prompt tokens a second",
+    )
+
+
 def chunk_cost(runs: Runs, of: Columns) -> LabFinding:
     times, reread = of["seconds of prefill"], of["tokens of K/V read again"]
     computed = {sum(row.num_tokens for _, row in run.rows_of("document")) for run in runs}

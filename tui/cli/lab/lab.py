@@ -116,7 +116,6 @@ def _try(
 def _engine(
     model: str, engine: str | None, progress: Progress
 ) -> Iterator[tuple[Endpoint, EngineInfo]]:
-    """Yield the engine that the user named, or one started for the lab until the block ends."""
     if engine is not None:
         endpoint = Endpoint.parse(engine)
         with ControlClient(endpoint) as client:
@@ -185,10 +184,7 @@ def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> st
 
 
 def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
-    """Draw an SVG with a bar for each arm, for every figure of the finding that is `is_drawn`.
-
-    Draws nothing if no figure is.
-    """
+    """Draw an SVG with a bar for each arm, for every figure that is `is_drawn`, if any is."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -37,23 +37,18 @@ from stepscope.tui.settings.cli_errors import (
 
 DEFAULT_REGRESSION = "10%"
 
-Outcome: TypeAlias = Literal["ok", "failed", "unknown"]
+Outcome: TypeAlias = Literal["ok", "unsure", "failed", "unknown"]
 
 
 class CheckRow(NamedTuple):
-    """The result for one bound, or for one figure compared with the baseline; values as text.
-
-    Attributes:
-        outcome: unknown if the session has no value to check.
-        is_bound: True for a bound from an option, False for a comparison with the baseline.
-    """
+    """The result for one bound, or for one figure compared with the baseline; values as text."""
 
     name: str  # of the figure
     asked: str
     measured: str
-    outcome: Outcome
+    outcome: Outcome  # unsure: worse, but perhaps by chance; unknown: the session has no value
     detail: str = ""
-    is_bound: bool = True
+    is_bound: bool = True  # else a comparison with the baseline
 
 
 class _TooLittleData(CommandFailed):
@@ -146,14 +141,7 @@ def bound_checks(
 
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
-    """Return a row for each figure of which higher or lower is better.
-
-    One row with outcome unknown if the two runs had different work, or no such figure in common.
-
-    Args:
-        found: the comparison of the baseline (A) with the session (B).
-        allowed: by how much a figure may be worse, as a share of its baseline.
-    """
+    """Return a row for each figure that may be worse, or one that says why none is known."""
     if found.different_work is not None:
         why = f"the baseline was given other work: {found.different_work}"
         return [CheckRow("baseline", "the same work", "other work", "unknown", why)]
@@ -176,19 +164,15 @@ def _regression(figure: ComparedFigure, allowed: float) -> CheckRow:
         for value in (figure.a, figure.b)
     ]
     detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is significant"
-    if figure.verdict == "unclear" and by > allowed:
-        detail = f"worse by {by:.1%}, which may be chance"
     outcome: Outcome = "failed" if is_worse else "ok"
+    if figure.verdict == "unclear" and by > allowed:
+        outcome, detail = "unsure", f"worse by {by:.1%}, which may be chance"
     asked = f"within {allowed:.0%} of {texts[0]}"
     return CheckRow(figure.key, asked, texts[1], outcome, detail, is_bound=False)
 
 
 def regression(figure: ComparedFigure) -> float:
-    """Return by how much run B is worse than run A; 0 or less if it is not worse.
-
-    The result is a share of A's value. For a share that should be high, it is the difference of the
-    two shares: from 99% to 98% is 0.01.
-    """
+    """Return by how much B is worse than A, as a share of A; of shares their difference."""
     a, b = figure.a or 0.0, figure.b or 0.0
     if figure.unit == "share" and figure.better == "higher":
         return a - b  # in percentage points: from 99 % to 98 % is one point
@@ -211,7 +195,7 @@ def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
         case = ElementTree.SubElement(
             suite, "testcase", classname="stepscope", name=f"{each.name} {each.asked}"
         )
-        if each.outcome != "ok":
+        if each.outcome in ("failed", "unknown"):
             kind = "failure" if each.outcome == "failed" else "error"
             message = " ".join(part for part in (f"is {each.measured}", each.detail) if part)
             ElementTree.SubElement(case, kind, message=message)

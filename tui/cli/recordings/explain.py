@@ -230,12 +230,7 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """Return the lines of a table of late tokens, the longest wait first.
-
-    Requests that waited for the same time and reason in the same step share a row. First tokens and
-    later tokens get half of the rows each. Otherwise, when prompts queue, late first tokens would
-    hide the step that stalled all streams.
-    """
+    """Return a table of late tokens, half first tokens: when prompts queue, these hide no stall."""
     late = found.late
     if not found.num_steps:
         return ["", "it holds no step, so nothing is known about late tokens"]

@@ -47,10 +47,7 @@ class IncidentOptions(NamedTuple):
 def keep_incidents(
     chosen: Endpoint, options: IncidentOptions, levels: Levels, seconds: float | None
 ) -> None:
-    """Watch an engine and keep a file of each incident, until a signal arrives or for `seconds`.
-
-    The engine may restart meanwhile.
-    """
+    """Watch an engine, also if it restarts, and keep a file of each incident, for `seconds`."""
     rules = chosen_rules(options.when) or tuple(parse_rule(text) for text in DEFAULT_RULES)
     before_s, after_s = _seconds("--before", options.before), _seconds("--after", options.after)
     kept = series_limits("--keep", options.keep)

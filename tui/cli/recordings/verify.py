@@ -118,10 +118,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
 
 
 def repair_file(file: str, output: str | None = None, strip_tokens: bool = False) -> None:
-    """Write a repaired copy of a recording, if anything is wrong with it.
-
-    With `strip_tokens`, write a copy without prompts and outputs instead.
-    """
+    """Write a copy of a recording, repaired if it must be, or without prompts and outputs."""
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
     path = part if part.exists() and not path.exists() else find_recording(file, foreign=False)

@@ -33,6 +33,7 @@ from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
+from stepscope.tui.settings.terminal import in_browser
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
 _HELLO_S = 2.0  # a live engine answers a hello at once, even during a step
@@ -45,11 +46,7 @@ class NotThere(CommandFailed):
 
 
 def choose(endpoint: str | None, usage: str) -> Endpoint:
-    """Return the endpoint that the user named, or that of the only engine on this machine.
-
-    Args:
-        usage: the command as it should be typed, with {} for the endpoint, to show in an error.
-    """
+    """Return the engine that was named, or the only one here; an error shows `usage` with it."""
     if endpoint is not None:
         return Endpoint.parse(endpoint)
     found = find_local()
@@ -75,11 +72,7 @@ def recording_or_engine(target: str | None, usage: str) -> Path | Endpoint:
 
 
 def is_recording(target: str, *, engine_first: bool = False) -> bool:
-    """Whether a target is a file or a sample recording, not an engine; CommandFailed if neither.
-
-    Args:
-        engine_first: whether a running engine goes before a file or a sample of the same name.
-    """
+    """Whether a target is a file or a sample, not an engine; CommandFailed if neither."""
 
     def runs() -> bool:
         return any(each.name == target for each in find_local())
@@ -96,7 +89,9 @@ def is_recording(target: str, *, engine_first: bool = False) -> bool:
         if runs():
             return False
         raise
-    return not path.is_dir() and not path.is_socket()
+    if path.is_dir() and not runs():
+        raise CommandFailed(f"{target} is a folder; name a recording in it")
+    return path.is_file()
 
 
 def called_text(endpoint: Endpoint) -> str:
@@ -117,6 +112,7 @@ def wait_for_any(
         q_ends: whether q, typed on the terminal, ends the command.
     """
     since, said = time.strftime("%H:%M:%S"), ""
+    parent = os.getppid()
     typed: Callable[[float], str] | None = None
     with contextlib.ExitStack() as stack:
         while True:
@@ -129,6 +125,8 @@ def wait_for_any(
                 why = str(error)
             else:
                 return found
+            if in_browser() and os.getppid() != parent:  # its server is gone
+                raise typer.Exit(DONE)
             if q_ends and typed is None:
                 typed = stack.enter_context(_typed())
             if why != said and sys.stderr is not None:
@@ -143,13 +141,7 @@ def wait_for_any(
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
-    """Connect to an engine. If the engine is still starting, wait until it answers.
-
-    Raises:
-        EngineUnreachable: no engine answers within two seconds, and none is starting; the message
-            names the engines of this machine.
-        EngineGone: the engine that was starting has ended.
-    """
+    """Connect to an engine, once it has started; EngineUnreachable names those that run here."""
     starting: EngineStarting | None = None
     is_over = False
     with Progress() as progress:
@@ -172,12 +164,7 @@ def connect(endpoint: Endpoint) -> ControlClient:
 
 
 def hello(endpoint: Endpoint) -> ControlClient:
-    """Connect to an engine that answers. Unlike `connect`, do not wait for one that is starting.
-
-    Raises:
-        EngineStarting: the engine is still starting.
-        EngineUnreachable: no engine answers within two seconds.
-    """
+    """Connect to an engine that answers; EngineStarting or EngineUnreachable if it does not."""
     client = ControlClient(endpoint, timeout_s=_HELLO_S)
     try:
         client.info()
@@ -202,12 +189,7 @@ def _who_runs() -> str:
 
 
 def check_any(endpoints: Sequence[Address]) -> None:
-    """Check that at least one of the engines answers or is starting.
-
-    Raises:
-        EngineUnreachable: the only engine does not answer, and is not starting.
-        CommandFailed: none of several, or the only server, answers; `NotThere` if one may come.
-    """
+    """Raise CommandFailed (of one engine its own error) unless one of them answers or starts."""
     answers: SimpleQueue[tuple[str, Exception | None]] = SimpleQueue()
 
     def ask(endpoint: Address) -> None:

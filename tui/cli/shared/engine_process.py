@@ -18,6 +18,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.tui.cli.shared.options import as_options
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.settings.cli_errors import CommandFailed
 
@@ -55,12 +56,7 @@ class EngineProcess:
         self._last_lines: deque[str] = deque(maxlen=20)
         self._command = [sys.executable, "-m", "stepscope.tui.cli", command, "--exit-with-stdin"]
         self._command += ["--endpoint", self.endpoint.control]
-        for option, value in options.items():
-            flag = option.replace("_", "-")
-            if isinstance(value, bool):
-                self._command.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                self._command += [f"--{flag}", str(value)]
+        self._command += as_options(options)
 
     def __enter__(self) -> "EngineProcess":
         self._progress("starting the engine", None)

@@ -52,10 +52,7 @@ def _in_ascii(others: str, error: UnicodeError) -> tuple[bytes | str, int]:
 
 
 def report(error: BaseException) -> int:
-    """Print on stderr, in one line, what went wrong; return the exit code.
-
-    `STEPSCOPE_DEBUG=1` shows the traceback as well.
-    """
+    """Print an error in one line (STEPSCOPE_DEBUG=1: with traceback); return the exit code."""
     if os.environ.get("STEPSCOPE_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     exit_code, message = expected(error) or (
@@ -100,10 +97,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message as our own begin: no capital letter, no full stop.
-
-    For a value that is no number, word it as our own options do.
-    """
+    """Return typer's error message in the words of ours: no capital letter, no full stop."""
     said = error.format_message().removesuffix(".")
     errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}

@@ -55,11 +55,7 @@ def own_levels(settings: DashboardSettings) -> Levels:
 def judged_as(
     settings: DashboardSettings, flags: Mapping[str, Any], recording: Recording
 ) -> DashboardSettings:
-    """Return the settings without the service levels that give way to those stored in a recording.
-
-    A level given by an option or an environment variable is kept, because it is meant for this
-    command. A level of the config file is kept only if the recording does not carry one.
-    """
+    """Return the settings, without the config file's levels that the recording has itself."""
     none = {
         name: None
         for name in levels_in(recording.metadata)
@@ -93,6 +89,7 @@ _NAMES: dict[Limit, str] = {
     "grammar": "grammars being compiled",
     "remote_kv": "KV from elsewhere",
     "encoder": "encoder budget",
+    "cadence": "prefill cadence",
 }
 _SHOWN = 0.005  # smaller shares are left out
 

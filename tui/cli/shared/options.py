@@ -203,6 +203,17 @@ def _old_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_options(values: Mapping[str, Any]) -> list[str]:
+    """Return options for another process of ours, from their values by field name."""
+    found: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            found.append(_old_flag(name if value else f"no_{name}"))
+        else:
+            found += [_old_flag(name), str(value)]
+    return found
+
+
 def example(*lines: str) -> str:
     """Return the epilog of a command's help, with example command lines."""
     return "\b\nExample:\n" + "\n".join("  " + line for line in lines)

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,10 +39,20 @@ def writing_output() -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
+    """Print and flush lines for a person. Raises CommandFailed if they cannot be written.
+
+    A terminal gets no line that is wider than it: the rest goes below, under the last column.
+    """
     with writing_output():
+        width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
         for line in lines:
-            print(line)
+            print("\n".join(_wrapped(line, width)) if width and len(line) > width else line)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    last = max((gap.end() for gap in re.finditer("  +", line)), default=0)
+    indent = last if 0 < last <= width * 2 // 3 else 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def note(text: str | None, begin: str = "note: ") -> None:
@@ -100,11 +113,7 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Shows the progress of long work. Call it with the name of the work and the share done.
-
-    On a terminal it redraws one line, which disappears at the end. Elsewhere it prints a line when
-    the name changes, and every few seconds.
-    """
+    """Shows the progress of long work: in one line of a terminal, else a line now and then."""
 
     def __init__(self) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()

@@ -18,11 +18,7 @@ RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
 
 def find_recording(file: str, *, foreign: bool = True) -> Path:
-    """Return the path of the file, or else of the shipped sample with that name.
-
-    Args:
-        foreign: whether it may be a log or result of another tool (then of a temporary recording).
-    """
+    """Return the path of a recording, a sample, or with `foreign` of another tool's file."""
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)

@@ -46,10 +46,7 @@ class StopSignals:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and the loss of the terminal end the command like Ctrl-C, with cleanup.
-
-    Ctrl-C works even if it was ignored at the start, as in the background of a script.
-    """
+    """Let SIGTERM and a lost terminal end the command like Ctrl-C, even where that was ignored."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -28,14 +28,7 @@ def hold(
     is_shadow: bool,
     as_json: bool,
 ) -> int:
-    """Run the autopilot and print each change of knobs until a signal, then restore the knobs.
-
-    Returns the exit code: 1 if it ended by itself, because another client set a knob or the
-    telemetry was lost.
-
-    Args:
-        itl: the level, as typed by the user; None: that of the engine.
-    """
+    """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
     call_me(name)
     check_seconds(seconds)
     levels = chosen_levels({} if itl is None else {"slo_itl_ms": itl})

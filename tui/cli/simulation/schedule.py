@@ -141,7 +141,6 @@ def compare_cases(
 
 
 def _say_all(found: Mapping[str, Mapping[str, _Value]], as_json: bool) -> None:
-    """Print the figures of all cases, as a table with a row for each case, or as JSON."""
     if as_json:
         plain = {
             name: {
@@ -252,10 +251,7 @@ _COUNTS = ("num_requests", "num_steps", "num_prefill_tokens", "num_decode_tokens
 
 
 def summarized(workload: ScheduleWorkload, model: StepTimeModel | None = None) -> Summary:
-    """Run the scheduler to the end of the workload, and return a summary.
-
-    With a model, steps take time. A step without work takes none, and does not count.
-    """
+    """Run the scheduler to the end of the workload; with a model, steps with work take time."""
     replay = ScheduleReplay(workload)
     scheduler, counts = replay.scheduler, Counter(dict.fromkeys(_COUNTS, 0))
     counts["num_requests"] = len(workload.requests)

@@ -144,7 +144,6 @@ def _run(
     as_json: bool,
     flags: Mapping[str, Any],
 ) -> None:
-    """Simulate the runs and print their figures; also write the first run to `output`."""
     path = None if output is None else output_path(output)
     if path is not None and options.num_replicas > 1:
         raise WrongUsage("--output: a recording is of one engine; leave out --replicas")

@@ -31,10 +31,11 @@ _LIMIT_NAMES = {
     "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
     "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
     "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
+    "cadence": "prefill_schedule_interval",
 }  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
-    ("ITL p95 ms", "itl_p95_ms"),
+    ("ITL p99 ms", "itl_p99_ms"),
     ("goodput /s", "goodput_0_per_s"),
 )
 
@@ -128,16 +129,17 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
         figures = [each.forecast.figures.get(name) for _, name in _SHOWN]
         rows.append(
             [
-                changes_text(each.changes) if each.changes else "as recorded, simulated",
                 f"{each.kept_share:.0%}",
                 *(
                     f"{one.value:,.4g} ({one.low:,.4g} to {one.high:,.4g})" if one else "-"
                     for one in figures
                 ),
                 f"{each.forecast.share_extrapolated:.0%}",
+                changes_text(each.changes) if each.changes else "as recorded, simulated",
             ]
         )
-    yield from text_table(["", "keep levels", *(label for label, _ in _SHOWN), "guessed"], rows)
+    heading = ["keep levels", *(label for label, _ in _SHOWN), "guessed", "with"]
+    yield from text_table(heading, rows, ">>>>><")
     yield "guessed: the share of simulated steps that are unlike any in the recording"
 
 
@@ -151,7 +153,6 @@ def _guess(found: Tuned) -> Iterator[str]:
 
 
 def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
-    """Return a line on which knobs to set, or why none keep the levels."""
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"

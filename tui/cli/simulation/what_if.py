@@ -115,7 +115,6 @@ def what_if(
 
 
 def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
-    """Raise WrongUsage for knobs that do not go with those of the recording."""
     for text, changes in variants:
         try:
             basis.setup.knobs.changed(changes, basis.setup.limits)
@@ -186,10 +185,7 @@ def _by_case(found: WhatIf, cases: Sequence[Forecast], cell: "_Cell") -> list[st
 
 
 def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
-    """Return the cases on the frontier of p99 TTFT and p99 ITL.
-
-    A case is on the frontier if no other case is at least as low in both and lower in one.
-    """
+    """Return the cases of which no other is as low in p99 TTFT and p99 ITL, and lower in one."""
     values = []
     for case in cases:
         ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")

@@ -40,12 +40,7 @@ _P = ParamSpec("_P")
 
 
 class _View(NamedTuple):
-    """A part of the main screen and the function that draws it.
-
-    Most views are redrawn rarely. The fast views show the current step or its counts of running and
-    waiting requests, as the header does. They are redrawn in every frame, so that all of them show
-    the same step.
-    """
+    """A part of the screen and its function; fast ones are drawn in each frame, of one step."""
 
     draw: Callable[[Frame, int, int, int], list[Line]]
     is_fast: bool = False
@@ -70,10 +65,7 @@ NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_sm
 
 
 class Canvas(Lines):
-    """Draws frames, one view beside the other. It knows nothing of keys, clocks and sources.
-
-    If a view fails, a notice takes its region and the other views are still drawn; see `failure`.
-    """
+    """Draws frames, one view beside the other; a notice replaces a view that fails."""
 
     DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
 
@@ -119,17 +111,11 @@ class Canvas(Lines):
 
     @property
     def label_width(self) -> int:
-        """Number of cells left of the first column.
-
-        The chart and the lanes of requests share it.
-        """
+        """Number of cells left of the first column, in the chart and in the lanes."""
         return lanes.MAX_LABEL if self.area.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
-        """Make room for the request names left of the lanes, and for as many lanes as there are.
-
-        Return true if this changed the number of columns, so that the frame must be made again.
-        """
+        """Make room for the names and lanes; return true if that changed the columns."""
         before = self.label_width, self._few_lanes
         self._label_width = lanes.label_width(frame.lanes, self._label_width)
         if "lanes" in self.places and self.area.width >= layout.WIDE_WIDTH:
@@ -158,13 +144,7 @@ class Canvas(Lines):
         following: bool,
         everything: bool,
     ) -> None:
-        """Draw a frame.
-
-        Args:
-            pending: the commands that the engine has not answered yet.
-            following: whether the picture moves by itself, as it shows the newest step.
-            everything: draw also the slow views, which need not be redrawn ten times a second.
-        """
+        """Draw a frame; `everything`: also the slow views, which need not change all the time."""
         width = self.area.width
         if self.is_too_small:
             room = max(1, self.area.height - 2)
@@ -202,10 +182,7 @@ class Canvas(Lines):
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
     ) -> None:
-        """Call `draw` and keep its lines for the view `name`.
-
-        If it fails, show and log the error.
-        """
+        """Call `draw` and keep its lines for the view `name`; if it fails, show the error."""
         try:
             lines = draw(*args, **kw)
         except Exception as error:  # any error: the next frame tries again
@@ -224,10 +201,7 @@ class Canvas(Lines):
         self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
-        """Return the lines of the tour strip.
-
-        This also sets which panel the tour points at: from now on that panel is drawn highlighted.
-        """
+        """Return the lines of the tour strip, and highlight the panel that it points at."""
         self._marked = next((name for name in page.panels if name in self.places), None)
         key = self._session.abilities.key
         names = {each.id: each.key for each in self._session.abilities.actions}
@@ -255,10 +229,7 @@ class Canvas(Lines):
         self._show("footer", footer.draw, abilities, following, self.area.width, self.page)
 
     def notice(self, line: Line) -> None:
-        """Show the notice line, also on a screen too small for anything else.
-
-        Without a notice its row names the screens.
-        """
+        """Show the notice line on a screen of any size; without a notice, the screens' names."""
         self.shows_tabs = not line
         if self.is_too_small:
             self._keep("too_small", [*self._small, line])
@@ -304,10 +275,7 @@ class Canvas(Lines):
 
 
 def _wanted(size: Size) -> str:
-    """Return the notice that the screen is too small, in a form that fits.
-
-    It is never cut off: half of `80x20` would read as another size.
-    """
+    """Return the notice that the screen is too small, in a form that fits whole."""
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

@@ -23,11 +23,7 @@ _SLOW_S = 0.6  # between two drawings of the slow views, which are read rather t
 def standing(
     session: Session, operator: Operator, view: View, failure: str | None
 ) -> list[tuple[str, Tone]]:
-    """Return the notices that stay: commands without an answer yet, and lasting problems.
-
-    Args:
-        failure: why part of the picture could not be drawn, or None.
-    """
+    """Return the notices that stay: commands without an answer, problems, why drawing failed."""
     switch = session.record_switch
     lines: list[tuple[str, Tone]] = []
     if session.exports.active is not None:
@@ -54,10 +50,7 @@ def standing(
 
 
 def _source_error(session: Session) -> str | None:
-    """Return the error of the session's source, or None.
-
-    If the engine is gone, the text also names the key that saves the steps in memory.
-    """
+    """Return the error of the source or None; if its engine is gone, with the key that helps."""
     error, switch = session.source.error, session.record_switch
     key = session.abilities.key("keep_steps")
     if error is None or session.source.status != "down" or switch is None:
@@ -92,11 +85,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
 
 
 def connection(session: Session, shown: History, fps: float) -> header.SourceState:
-    """Return what the header shows about the source and the recording.
-
-    Args:
-        shown: the history on the screen: the session's, or the one from before a restart.
-    """
+    """Return what the header shows about source and recording; `shown`: on the screen."""
     switch, replay = session.record_switch, replay_of(session.source)
     recording = None
     if switch is not None and switch.active:
@@ -114,11 +103,7 @@ def connection(session: Session, shown: History, fps: float) -> header.SourceSta
 
 
 class DrawnPicture:
-    """Remembers from which data one screen was drawn last, and when.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Remembers from which data one screen was drawn last, and when."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -128,18 +113,11 @@ class DrawnPicture:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to draw the slow views again.
-
-        The slow views are those that are not drawn in every frame.
-        """
+        """Whether it is time to draw the views again that are not drawn in every frame."""
         return self._clock() - self._all_drawn_s >= _SLOW_S
 
     def is_like(self, seen: object) -> bool:
-        """Whether a frame drawn now would look the same as the last one.
-
-        Args:
-            seen: the state that the frame would be drawn from; see `status.seen`.
-        """
+        """Whether a frame of what was now `seen` would look like the last one."""
         # The slow views must show the last change too: after a partial frame, draw once more.
         return seen == self._seen and not (self._is_partial and self.is_due)
 

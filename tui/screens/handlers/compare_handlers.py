@@ -16,17 +16,12 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare.state import EVENTS
 from stepscope.tui.session.compare.what_if_run import WhatIfRun
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_choices import WHAT_IF, file_origin, session_origin
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import WHAT_IF, Origin, file_origin, session_origin
 from stepscope.tui.views.notices import Notices
 
 
 class CompareHandlers:
-    """The handlers of the compare page of one screen.
-
-    Args:
-        show: opens a page.
-    """
+    """The handlers of the compare page of one screen; `show` opens a page."""
 
     def __init__(self, screen: HandledScreen, show: Callable[[Page], None]) -> None:
         self._screen = screen
@@ -164,7 +159,6 @@ def _no_such_knobs(text: str) -> str | None:
 
 @contextmanager
 def _errors_said(notices: Notices) -> Iterator[None]:
-    """Inside this context, show a notice if a recording cannot be read."""
     try:
         yield
     except (RecordingError, OSError) as error:

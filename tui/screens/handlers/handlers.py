@@ -1,17 +1,154 @@
-"""The handlers of all actions on the main screen."""
+"""The handlers of all actions on the main screen.
+
+Those here change how the dashboard looks, which is saved for the next start, or concern the session
+as a whole: record it, show the one before, save a picture of it.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.handled_screen import HandledScreen
-from stepscope.tui.screens.handlers.look_handlers import LookHandlers
 from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.screens.handlers.page_handlers import ListHandlers, PageHandlers
-from stepscope.tui.screens.handlers.session_handlers import SessionHandlers
+from stepscope.tui.screens.handlers.svg_picture import new_picture, svg
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.settings.service_levels import said
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.theme import Skin, ThemeName
+
+
+class LookHandlers:
+    """The handlers of one screen that change how it looks."""
+
+    def __init__(self, screen: HandledScreen) -> None:
+        self._screen = screen
+        self._session, self._view, self._notices = screen.session, screen.view, screen.notices
+
+    def axis(self) -> None:
+        self._view.next_axis()
+        self._session.prefer("axis", self._view.axis)
+
+    def glyphs(self) -> None:
+        self._screen.set_skin(Skin(self._screen.skin.mode, not self._screen.skin.ascii_only))
+        self._session.prefer("ascii", self._screen.skin.ascii_only)
+
+    def theme(self) -> None:
+        mode = self._screen.skin.mode
+        if mode not in ("dark", "light"):
+            self._notices.say(
+                "this terminal's own colours are used; there is no other theme", "caution"
+            )
+            return
+        other: ThemeName = "light" if mode == "dark" else "dark"
+        self._screen.set_skin(Skin(other, self._screen.skin.ascii_only))
+        self._session.prefer("theme", other)
+
+    def frames(self, change: int) -> None:
+        self._screen.set_fps(self._screen.fps + change)
+        self._session.prefer("fps", self._screen.fps)
+
+    def use_levels(self, slo: SLO) -> None:
+        """Set these service levels for all engines of this dashboard, and confirm with a notice."""
+        session = self._session
+        # The levels of the demo or of a recording apply to nothing else, so they are not kept.
+        for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"
+        self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
+        for history in {
+            session.history,
+            *(each.history for each in session.fleet_view.fleet.sources),
+        }:
+            history.set_slo(slo)
+        self._screen.forget()
+        session.prefer("slo_ttft_ms", slo.ttft_ms)
+        session.prefer("slo_itl_ms", slo.itl_ms)
+        self._screen.draw()
+
+
+class SessionHandlers:
+    """The handlers of one screen that concern the session as a whole."""
+
+    def __init__(self, screen: HandledScreen) -> None:
+        self._screen = screen
+        self._session, self._operator, self._view = screen.session, screen.operator, screen.view
+        self._notices = screen.notices
+
+    def previous_session(self) -> None:
+        current, shown = self._session.history, self._screen.history
+        if shown is not current:
+            self._screen.look_at(current)
+        elif current.previous is None:
+            self._notices.refuse("the engine has not restarted since this dashboard opened")
+        elif current.previous.last_step is None:
+            self._notices.refuse("no step from before the restart is known")
+        else:
+            self._screen.look_at(current.previous)
+            key = self._session.abilities.key
+            back = f"{key('previous_session')} or {key('live')} goes back"
+            number = current.num_displaced
+            lost = f"{fmt.plural(number, 'earlier session')} not kept; " if number else ""
+            self._notices.say_of_place(f"the session before the restart; {lost}{back}")
+
+    def record(self) -> None:
+        """Start or stop recording this engine, or on the fleet page the engine selected there."""
+        session, who = self._session, ""
+        source: Source | None = session.source
+        if self._view.page == "fleet":
+            source, who = session.fleet_view.chosen, f"{session.fleet_view.selected}: "
+        switch = None if source is None else session.switches.of(source)
+        if source is None or switch is None:
+            return
+        if switch.active:
+            switch.stop()
+            self._notices.say(f"{who}recording ended: {switch.path}", "good")
+            return
+        if not switch.has_engine:
+            self._notices.say(f"{who}no engine answers, so nothing can be recorded", "caution")
+            return
+        try:
+            path = switch.start()
+        except RecordingError as error:
+            self._notices.say(f"{who}cannot record: {error}", "caution")
+        else:
+            num_marks = len(source.history.marks)
+            before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
+            self._notices.say(f"{who}recording{before} to {path}", "good")
+
+    def autopilot(self) -> None:
+        """Start an autopilot that holds the ITL level, or end what controls the knobs."""
+        switch, history = self._session.autopilot, self._session.history
+        leased = history.state.leased
+        if switch is None:
+            return
+        if switch.is_on:
+            switch.stop()
+            self._notices.say("ending the autopilot: it gives the knobs back")
+        elif leased is not None:
+            self._operator.end_lease(leased)
+        else:
+            itl_ms = history.slo.itl_ms
+            switch.start(itl_ms)
+            key = self._session.abilities.key
+            self._notices.say(
+                f"autopilot: moves the budget so that 95 % of the gaps keep {itl_ms:g} ms "
+                f"({key('service_levels')} sets that level before); {key('autopilot')} ends it",
+                "good",
+            )
+
+    def screenshot(self) -> None:
+        shown = "engines" if self._view.page == "fleet" else self._session.source.name
+        try:
+            path = new_picture(svg(self._screen.app), shown)
+        except OSError as error:
+            self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "caution")
+        else:
+            self._notices.say(f"screenshot: {path}", "good")
+
 
 _PREEMPTIONS = ("preempt",)
 
@@ -51,7 +188,6 @@ class Handlers:
         found[action_id]()
 
     def _table(self) -> Mapping[str, Callable[[], None]]:
-        """Return action id -> handler, for every action in the table."""
         screen, session, view = self._screen, self._session, self._view
         navigator, operator = screen.navigator, screen.operator
         return {

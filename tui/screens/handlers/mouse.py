@@ -74,10 +74,7 @@ class Mouse:
                 self._screen.action_do(found)
 
     def _is_badge(self, x: int) -> bool:
-        """Whether cell `x` of the header is in the badge (such as LIVE).
-
-        A click there pauses or resumes.
-        """
+        """Whether cell `x` of the header is in the badge: a click there pauses or resumes."""
         line = self._canvas.content("header", 0)
         begin = 0
         for text, style in line:
@@ -87,10 +84,7 @@ class Mouse:
         return False
 
     def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
-        """Go to what the clicked cell stands for, such as a step or a row.
-
-        A double click on a panel opens the page with its details.
-        """
+        """Go to what was clicked; a double click on a panel opens the page about it."""
         view = self._view
         kind, value = spot_of(self._canvas.content(name, y), x) or ("", "")
         if kind == "row":
@@ -109,10 +103,7 @@ class Mouse:
             self._pages.show(_DETAILS[name])
 
     def _click_charts(self, x: int, y: int, is_double: bool) -> bool:
-        """Go to the clicked column of the compare charts.
-
-        Return false if the click was beside them.
-        """
+        """Go to the clicked column of the compare charts; return false if none was clicked."""
         line = "".join(text for text, _ in self._canvas.content("page", y))
         column = compare_page.column_at(line, self._canvas.area.width, x)
         if column is None:

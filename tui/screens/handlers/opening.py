@@ -10,9 +10,8 @@ from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.palette import Palette
+from stepscope.tui.screens.overlays.palette import palette
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.overlays.stepper import ByNow, Stepper
 from stepscope.tui.session.control.asked_workload import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
@@ -24,11 +23,7 @@ from stepscope.tui.views.frame.lane_rows import lane_filter
 
 
 class Opening:
-    """Opens the overlays above one screen.
-
-    Args:
-        use_levels: gets the service levels that the operator typed.
-    """
+    """Opens the overlays above one screen; `use_levels` gets the service levels that are typed."""
 
     def __init__(self, screen: HandledScreen, use_levels: Callable[[SLO], None]) -> None:
         self._screen = screen
@@ -127,8 +122,6 @@ class Opening:
         return False
 
     def _engine_watch(self) -> EngineWatch:
-        """Return a watch for an editor; it tells whether the editor's engine still answers."""
-
         def now() -> EngineNow:
             session = self._session
             state = session.history.state
@@ -143,35 +136,16 @@ class Opening:
         return EngineWatch(now)
 
     def budget(self) -> None:
-        if not self._has_engine():
-            return
-        state = self._session.history.state
-        spec, value = self._operator.spec(BUDGET), state.knobs.get(BUDGET)
-        if spec is None or not isinstance(value, int):
+        if self._operator.spec(BUDGET) is not None:
+            self.edit_knob(BUDGET, is_alone=True)
+        elif self._has_engine():
             self._notices.say("this engine has no token budget to change", "caution")
-            return
-
-        def apply(change: KnobChange) -> None:
-            self._operator.set_knob(change, "budget")
-
-        def by_now() -> ByNow:
-            now = self._knobs_now()
-            spec = self._operator.spec(BUDGET)
-            return ByNow(now.values.get(BUDGET), now.changed_by(BUDGET), now.version, spec)
-
-        overtaken = self._operator.take_overtaken(BUDGET)
-        kept = None if overtaken is None else overtaken.value
-        chosen = kept if isinstance(kept, int) else None
-        watch = self._engine_watch()
-        self._screen.open_overlay(
-            Stepper(self._screen.skin, spec, value, by_now, chosen, watch), apply
-        )
 
     def knobs(self) -> None:
         self.edit_knob(None)
 
-    def edit_knob(self, name: str | None) -> None:
-        """Open the knob editor; if `name` is given, with that knob selected."""
+    def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
+        """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
         if not self._has_engine():
             return
         state = self._session.history.state
@@ -180,12 +154,12 @@ class Opening:
             return
 
         def apply(change: KnobChange) -> None:
-            self._operator.set_knob(change, "knobs")
+            self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
         overtaken = self._operator.take_overtaken(name)
         forecast = KnobForecast(self._session.history)
         skin, watch = self._screen.skin, self._engine_watch()
-        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast)
+        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast, is_alone)
         self._screen.open_overlay(editor, apply)
 
     def _knobs_now(self) -> KnobsNow:
@@ -195,10 +169,7 @@ class Opening:
         return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
-        """Ask for the synthetic workload that the engine runs itself, and set it.
-
-        Fields that the operator does not type keep their values.
-        """
+        """Ask for the engine's own synthetic workload; fields not typed keep their values."""
         if not self._has_engine():
             return
 
@@ -235,9 +206,8 @@ class Opening:
         self._screen.app.push_screen(page)
 
     def palette(self) -> None:
-        offered = self._session.abilities.on(self._view.page)
-        available = [action for action in offered if action.id != "palette"]
-        self._screen.open_overlay(Palette(self._screen.skin, available), self._screen.action_do)
+        app, offered = self._screen.app, self._session.abilities.on(self._view.page)
+        app.push_screen(palette(app.screen, offered, self._screen.action_do))
 
 
 def _checked(parse: Callable[[str], object]) -> Callable[[str], str | None]:

@@ -16,11 +16,7 @@ _ROWS = 10  # how far the "screen" keys move in a list
 
 
 class PageHandlers:
-    """The handlers of one screen for opening pages and selecting rows.
-
-    Args:
-        edit_knob: opens the knob editor at the knob with this name.
-    """
+    """The handlers of one screen for pages and rows; `edit_knob` opens the editor at a knob."""
 
     def __init__(self, screen: HandledScreen, edit_knob: Callable[[str], None]) -> None:
         self._screen = screen
@@ -71,10 +67,7 @@ class PageHandlers:
         return rows[self._view.row] if self._view.row < len(rows) else None
 
     def inspect(self) -> None:
-        """Handle Enter: open the target of the selected row.
-
-        On the live page, open the selected request, or else the step at the cursor.
-        """
+        """Handle Enter: open what the selected row leads to, or the request, or the step."""
         view, frame = self._view, self._screen.frame
         if view.page == "fleet":
             self.open_engine("live")
@@ -100,7 +93,6 @@ class PageHandlers:
             self._find_row(target.request_id)
 
     def _find_row(self, request_id: int | None) -> None:
-        """Select the row of a request on the page that has just been opened."""
         rows = targets(self._screen.new_frame())
         for number, target in enumerate(rows):
             if request_id is not None and target.request_id == request_id:
@@ -116,10 +108,7 @@ class PageHandlers:
             self._notices.refuse(abilities.why_not(action))
 
     def follow(self) -> None:
-        """Follow the selected request: it then always has a lane.
-
-        If that request is followed already, stop following it.
-        """
+        """Follow the selected request, so that it always has a lane; if it is followed, stop."""
         view, key = self._view, self._session.abilities.key
         if view.followed is not None and view.selected in (None, view.followed):
             self._notices.say(f"r{view.followed} is no longer followed")

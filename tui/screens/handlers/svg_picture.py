@@ -18,16 +18,7 @@ def svg(app: App[Any]) -> str:
 
 
 def new_picture(document: str, shown: str) -> Path:
-    """Write an SVG document to a new file in the current folder, and return its path.
-
-    Only its owner may read the file, because the screen may show prompts and outputs.
-
-    Args:
-        shown: what the picture shows; the file is named after it.
-
-    Raises:
-        OSError: the file cannot be written; no partial file is left.
-    """
+    """Write an SVG document to a new private file, named after what is shown; return its path."""
     folder = Path.cwd()
     first = folder / default_name(shown, ".svg")
     for number in count(1):

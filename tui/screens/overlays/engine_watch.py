@@ -28,14 +28,7 @@ class EngineNow(NamedTuple):
 
 
 class EngineWatch:
-    """Decides whether input typed for one engine may be applied to the engine that answers now.
-
-    It may not if no engine answers, or if another engine answers and the operator may not have
-    noticed.
-
-    Args:
-        now: returns the engine that would get the input now.
-    """
+    """Decides whether what was typed for one engine may go to the one that answers `now`."""
 
     def __init__(self, now: Callable[[], EngineNow]) -> None:
         self._look = now
@@ -51,10 +44,7 @@ class EngineWatch:
         return True
 
     def admits(self) -> bool:
-        """Whether Enter applies the input now.
-
-        If another engine answers than the one typed for, only the second Enter applies it.
-        """
+        """Whether Enter applies the input now; at another engine only the second does."""
         if not self._now.answers:
             return False
         is_noted, self._noted = self._noted == self._seen, self._seen
@@ -65,10 +55,7 @@ class EngineWatch:
         self._typed_for = self._noted = self._seen
 
     def trouble(self, room: int) -> str | None:
-        """Return why Enter would not apply the input; None if it would.
-
-        The text has at most `room` cells; if no text fits, the shortest one is returned.
-        """
+        """Return why Enter would not apply the input, in about `room` cells, or None."""
         if not self._now.answers:
             return fmt.first_fitting(_GONE, room)
         if self._typed_for == self._seen:

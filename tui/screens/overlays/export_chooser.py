@@ -163,10 +163,7 @@ class ExportChooser(Overlay[ExportOrder]):
             self.dismiss(None)
 
     def clicked(self, x: int, y: int) -> None:
-        """Handle a click: choose a format, or begin the export if that format is chosen already.
-
-        A click on the range or the table goes to the next one.
-        """
+        """Choose what was clicked; begin the export if that is chosen already."""
         found = self._box.spot_at(x, y)
         if found is None:
             return
@@ -178,7 +175,6 @@ class ExportChooser(Overlay[ExportOrder]):
 
 
 def _turned(kind: str, label: str, text: str, can_turn: bool) -> Line:
-    """Return the line of a setting whose values the arrow or Tab keys go through."""
     before, after = ("◀ ", " ▶") if can_turn else ("", "")
     return (
         spot(kind, ""),

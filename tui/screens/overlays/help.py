@@ -47,10 +47,7 @@ _GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"
 def help_lines(
     abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
 ) -> list[Line]:
-    """Return all lines of the help page in one column, without the frame.
-
-    The lines are wrapped to `width` if that is above 0.
-    """
+    """Return all lines of the help page in one column, wrapped to `width` if that is above 0."""
     return [line for block in _blocks(abilities, page, width, log_file) for line in block]
 
 
@@ -92,7 +89,6 @@ def glossary_blocks(width: int = 0) -> list[list[Line]]:
 
 
 def _about(page: Place) -> tuple[str, str]:
-    """Return the name of the screen, and the text on how to read it."""
     if page == "start":
         return "start screen", _START_READING
     view = PAGE_VIEWS.get(page)
@@ -131,12 +127,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
 
 
 class HelpPage(Overlay[None]):
-    """The help page. It scrolls and switches to the glossary and back; other keys close it.
-
-    Args:
-        page: the screen that the help is about.
-        log_file: the file that errors are written to.
-    """
+    """The help on a page. It scrolls and turns to the glossary and back; other keys close it."""
 
     def __init__(
         self, skin: Skin, abilities: Abilities, page: Place, log_file: Path | None = None

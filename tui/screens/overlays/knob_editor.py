@@ -1,4 +1,4 @@
-"""The knob editor: a list of all knobs of the engine with their bounds; Enter changes one.
+"""The knob editor: the knobs of the engine with their bounds, or one of them; Enter changes one.
 
 The list shows the engine's current values. If another client changes a knob while the operator
 types a value for it, only a second Enter applies that value. The same holds if another engine
@@ -20,19 +20,22 @@ from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin
 
 _LOOK_S = 0.2  # between two checks for changes by others
+_STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}  # of a number
 
 
 class KnobEditor(Overlay[KnobChange]):
     """Lets the operator choose a knob and a new value for it.
 
-    Numbers are typed. Switches and choices start at their current value, and the arrow keys go
-    through the others. Enter on a changed value closes the editor with the change; Enter on the
-    current value of a switch or choice ends the edit. Escape closes the editor without a change.
+    Numbers are typed, or changed by the arrow keys. Switches and choices start at their current
+    value, and the arrow keys go through the others. Enter on a changed value closes the editor with
+    the change; Enter on the current value of a switch or choice ends the edit. Escape closes the
+    editor without a change.
 
     Args:
         look: returns the current knobs.
         watch: watches the engine that has the knobs.
         name: the knob to select first.
+        is_alone: show only that knob, ready to be edited, above the footer.
         overtaken: an earlier change by this operator that the engine refused, because another
             change came first; it is shown as if still being typed.
         forecast: tells what a typed value would have done; None if forecasts are not available.
@@ -46,13 +49,15 @@ class KnobEditor(Overlay[KnobChange]):
         name: str | None = None,
         overtaken: KnobChange | None = None,
         forecast: KnobForecast | None = None,
+        is_alone: bool = False,
     ) -> None:
         super().__init__(skin)
         self._look = look
         self._watch = watch
         self._forecast = forecast
+        self._only = name if is_alone else None
         self._now = look()
-        self._specs = self._now.specs
+        self._specs = self._shown_specs()
         version = self._now.version if overtaken is None else overtaken.version
         self._opened_version = version
         self._begun_version = version  # when the operator began to type
@@ -62,10 +67,17 @@ class KnobEditor(Overlay[KnobChange]):
         self._drawn_state = self._shown_state()
         # The text typed for the knob that is being edited; None if none is.
         self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
+        if is_alone and overtaken is None:
+            self._begin()
+
+    def _shown_specs(self) -> Sequence[KnobSpec]:
+        return [spec for spec in self._now.specs if self._only in (None, spec.name)]
 
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, 110)
         box_height = min(height, len(self._specs) + 4)
+        if self._only is not None:
+            return Region(0, max(0, height - 2 - box_height), width, box_height)
         return Region((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -89,14 +101,14 @@ class KnobEditor(Overlay[KnobChange]):
             again = "" if overtaken is None else " again" if self._is_noted else " twice"
             applies = f" Enter{again} applies{' it anyway' if again else ''} "
             keys = f"{applies if trouble is None else ''} Esc drops  " + (
-                "←/→ change" if spec.kind in ("bool", "choice") else "type a value"
+                "←/→ change" if _goes_round(spec) else "type a value, or ←/→ 5 %  ⇧←/→ 25 %"
             )
             keys += "  w what if" if self._forecast is not None and self._draft else ""
         body.append(((self.hint(keys), "key"),))
-        return framed(body, width, height, (("knobs of the engine", "title"),))
+        title = "knobs of the engine" if self._only is None else f"now {self._value_of(spec)}"
+        return framed(body, width, height, ((title, "title"),))
 
     def _first(self, height: int) -> int:
-        """Return the index of the first knob that is visible in a box of this height."""
         return max(0, self._at - (height - 6)) if height > 5 else self._at
 
     def clicked(self, x: int, y: int) -> None:
@@ -112,7 +124,7 @@ class KnobEditor(Overlay[KnobChange]):
     def _row(self, idx: int, width: int) -> Line:
         spec = self._specs[idx]
         editing = idx == self._at and self._draft is not None
-        value = self._shown(spec) if editing else value_text(self._now.values.get(spec.name))
+        value = self._shown(spec) if editing else self._value_of(spec)
         mark = "+cursor" if idx == self._at else ""
         by_others = _change_text(spec.name, self._now.since(self._opened_version))
         about = clean(by_others or bounds_text(spec), max(0, width - 49))
@@ -124,7 +136,10 @@ class KnobEditor(Overlay[KnobChange]):
         )
 
     def _shown(self, spec: KnobSpec) -> str:
-        return f"{self._draft}_" if spec.kind in ("int", "float") else f"◀ {self._draft} ▶"
+        return f"◀ {self._draft} ▶" if _goes_round(spec) else f"{self._draft}_"
+
+    def _value_of(self, spec: KnobSpec) -> str:
+        return value_text(self._now.values.get(spec.name))
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -134,7 +149,6 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        """Drop the forecast, because the typed value has changed."""
         if self._forecast is not None:
             self._forecast.drop()
 
@@ -156,12 +170,9 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version, self._watch.trouble(0), forecast
 
     def _show_other_engine(self) -> None:
-        """Show the knobs of another engine.
-
-        The typed text stays if that engine has a knob of the same name.
-        """
+        """Show another engine's knobs; the typed text stays if it has that knob."""
         name = self._specs[self._at].name
-        self._specs = self._now.specs
+        self._specs = self._shown_specs() or self._specs
         at = self._place_of(name)
         self._at, self._draft = at or 0, None if at is None else self._draft
         self._opened_version = self._begun_version = self._noted_version = self._now.version
@@ -175,7 +186,6 @@ class KnobEditor(Overlay[KnobChange]):
         return self._now.version == self._noted_version
 
     def _overtaken(self) -> str | None:
-        """Return what others have changed since the operator began to type, or None."""
         if self._draft is None or self._now.version == self._begun_version:
             return None
         changes = self._now.since(self._begun_version)
@@ -193,11 +203,7 @@ class KnobEditor(Overlay[KnobChange]):
             elif key in ("up", "k"):
                 self._at = max(0, self._at - 1)
             elif key == "enter":
-                self._watch.begin()
-                self._draft = value_text(self._now.values.get(spec.name))
-                self._begun_version = self._noted_version = self._now.version
-                if spec.kind not in ("bool", "choice"):
-                    self._draft = ""
+                self._begin()
             elif key == "q":
                 self.dismiss(None)
             return
@@ -207,25 +213,38 @@ class KnobEditor(Overlay[KnobChange]):
         if key != "enter":
             self._drop_forecast()
         if key == "enter" and not self._draft:
-            self._draft = None
+            self._end_edit()
         elif key == "enter":
             self._look_again()
             if self._draft is None or self._wrong() is not None or not self._watch.admits():
                 return
-            if self._holds_already(spec):
-                self._draft = None
+            if _goes_round(spec) and self._draft == self._value_of(spec):
+                self._end_edit()
                 return
             if self._is_noted:
                 value = parse_value(spec, self._draft)
                 self.dismiss(KnobChange(spec.name, value, self._noted_version))
             self._noted_version = self._now.version
-        elif spec.kind in ("bool", "choice"):
+        elif _goes_round(spec):
             if key in ("left", "right", "up", "down", "space"):
                 self._turn(-1 if key in ("left", "up") else 1)
+        elif key in _STEPS:
+            self._draft = _moved(spec, self._draft or self._value_of(spec), _STEPS[key])
         elif key == "backspace":
             self._draft = self._draft[:-1]
         elif character is not None and character in "0123456789.-":
             self.insert(character)
+
+    def _begin(self) -> None:
+        spec = self._specs[self._at]
+        self._watch.begin()
+        self._draft = self._value_of(spec) if _goes_round(spec) else ""
+        self._begun_version = self._noted_version = self._now.version
+
+    def _end_edit(self) -> None:
+        self._draft = None
+        if self._only is not None:
+            self.dismiss(None)
 
     def insert(self, text: str) -> None:
         """Append text to the edited number, or turn the edited switch or choice to it."""
@@ -233,15 +252,10 @@ class KnobEditor(Overlay[KnobChange]):
         if self._draft is None or not text:
             return
         self._drop_forecast()
-        if spec.kind in ("int", "float"):
-            self._draft = (self._draft + text)[:12]
+        if not _goes_round(spec):
+            self._draft = (self._draft + text.replace(",", ""))[:12]  # screens write 2,048
         elif text in (spec.choices if spec.kind == "choice" else ("off", "on")):
             self._draft = text
-
-    def _holds_already(self, spec: KnobSpec) -> bool:
-        """Whether the edited switch or choice has the value that the engine already has."""
-        goes_round = spec.kind in ("bool", "choice")
-        return goes_round and self._draft == value_text(self._now.values.get(spec.name))
 
     def _turn(self, direction: int) -> None:
         spec = self._specs[self._at]
@@ -266,15 +280,28 @@ class KnobEditor(Overlay[KnobChange]):
 
 
 def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """Return how these changes moved one knob, and who made the last of them.
-
-    Empty if none of them changed this knob.
-    """
+    """Return how these changes moved one knob, and who made the last of them; empty if none did."""
     mine = [change for change in changes if name in change.new]
     if not mine:
         return ""
     before, now = mine[0].old.get(name), mine[-1].new[name]
     return f"{value_text(before)}→{value_text(now)} by {mine[-1].who}"
+
+
+def _goes_round(spec: KnobSpec) -> bool:
+    """Whether a knob has few values, which the arrow keys go through."""
+    return spec.kind in ("bool", "choice")
+
+
+def _moved(spec: KnobSpec, text: str, share: float) -> str:
+    """Return a number moved by a share of itself, by 1 at least, within the bounds of its knob."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    by = abs(share * value) if spec.kind == "float" else max(1, round(abs(share * value)))
+    value = max(value + (by if share > 0 else -by), value if spec.low is None else spec.low)
+    return f"{value if spec.high is None else min(value, spec.high):.12g}"
 
 
 def _typed(value: KnobValue) -> str:
@@ -283,11 +310,7 @@ def _typed(value: KnobValue) -> str:
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """Return the value that `text` means for this knob.
-
-    Raises:
-        ValueError: the text is no value for this knob.
-    """
+    """Return the value that `text` means for this knob; raise ValueError if it means none."""
     if spec.kind == "bool":
         if text not in ("on", "off"):
             raise ValueError(text)

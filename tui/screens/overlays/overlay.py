@@ -26,11 +26,7 @@ def pasted_line(text: str) -> str:
 
 
 class Overlay(ModalScreen[_Result], Generic[_Result]):
-    """A modal screen that shows `lines` in a box at `place`.
-
-    The screen below goes on drawing itself. Escape closes the overlay without a result; every other
-    key goes to `pressed`.
-    """
+    """A modal screen that shows `lines` in a box at `place`; Escape closes it without a result."""
 
     DEFAULT_CSS = "Overlay { background: transparent; }"
 
@@ -125,11 +121,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:
-        """Return a context manager in which keys and clicks are handled.
-
-        It redraws the box at the end. An error is logged and closes the overlay; the dashboard runs
-        on.
-        """
+        """A context for keys and clicks: redraws the box, or logs an error and closes."""
         try:
             yield
             if self.is_current:

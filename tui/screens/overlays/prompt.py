@@ -86,16 +86,12 @@ class Prompt(Overlay[str]):
         ]
 
     def _hint(self) -> str:
-        """Return a hint on the keys that replace or clear the initial text."""
         if self._is_selected:
             return self.hint("  typing replaces it, → keeps it")
         return "  ^u empties it" if self._wrong is not None else ""
 
     def _beneath(self, width: int) -> list[Run]:
-        """Return the lines below the typed text: trouble with the engine, then an error or a note.
-
-        An error is shown here only if it does not fit beside the typed text.
-        """
+        """Return the lines below the typed text: trouble, a long error, or a note."""
         room = max(1, width - 2)
         trouble = None if self._watch is None else self._watch.trouble(room)
         is_note = self._wrong is None or self._fits(width)
@@ -117,7 +113,6 @@ class Prompt(Overlay[str]):
                 self.redraw()
 
     def _fits(self, width: int) -> bool:
-        """Whether the error fits beside the typed text; true if there is no error."""
         return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
 
     def pressed(self, key: str, character: str | None) -> None:

@@ -20,8 +20,8 @@ from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
 from stepscope.tui.screens.key_bindings import bindings, keymap
-from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path, see_log
@@ -95,7 +95,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         mode = (
             theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
         )
-        self.theme = {"light": "textual-light", "dark": "textual-dark"}.get(mode, "ansi-dark")
+        use_colours(self, mode)
         self.skin = Skin(mode, ascii_only)
         self.abilities = Abilities(actions=actions).written(ascii_only)
         self.handlers = self._table()
@@ -191,7 +191,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if skin.ascii_only != self.skin.ascii_only:
             self.abilities = self.abilities.written(skin.ascii_only)
         self.skin = self._list.skin = skin
-        self.screen_stack[0].styles.background = skin.background
+        use_colours(self, skin.mode)
         self.draw()
 
     def _number(self, entries: Sequence[Entry]) -> int:
@@ -210,7 +210,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts on the list; the keys of an overlay above it are the overlay's."""
-        return action not in ("do", "digit") or not isinstance(self.screen, Overlay)
+        return action not in ("do", "digit") or len(self.screen_stack) == 1
 
     def action_digit(self, digit: int) -> None:
         """Choose the entry that has this digit."""
@@ -225,7 +225,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.handlers[action_id]()
 
     def _table(self) -> Mapping[str, Callable[[], object]]:
-        """Return action id -> handler, for every action that works on the start screen."""
         return {
             "lane_up": partial(self.move, -1),
             "lane_down": partial(self.move, 1),
@@ -260,14 +259,9 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
-        from stepscope.tui.screens.overlays.palette import Palette
+        from stepscope.tui.screens.overlays.palette import palette
 
-        def run(action_id: str | None) -> None:
-            if action_id is not None:
-                self.action_do(action_id)
-
-        offered = [action for action in self.abilities.on("start") if action.id != "palette"]
-        self.push_screen(Palette(self.skin, offered), run)
+        self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
 
     # Choosing
 
@@ -296,11 +290,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.move(1)
 
     def choose(self, choice: StartChoice) -> None:
-        """Select a choice and check it in the background.
-
-        If it can be opened, the start screen then ends with it. The choice "ask" opens a prompt for
-        an address instead.
-        """
+        """Select a choice, ask for an address or check it, and end with it if it opens."""
         self._selected = choice
         if choice.kind == "ask":
             self._checking = None
@@ -317,7 +307,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """Check whether a choice can be opened. Runs on a separate thread."""
+        """Runs on a thread of its own."""
         try:
             error = self._check(choice)
         except Exception as failure:  # our bug, but no reason to leave the list

@@ -4,17 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.recordings.history.source import Source
+from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, choices
 
 
 @dataclass(slots=True)
 class CompareChooser:
-    """The state of the list: its rows and the selected row. Use it only on the screen's thread.
-
-    Attributes:
-        choices: the rows of the list; None while it is closed.
-        selected: index of the selected row.
-    """
+    """The rows of the list (None: closed) and the selected one; for the screen's thread."""
 
     choices: list[CompareChoice] | None = None
     selected: int = 0
@@ -52,17 +48,16 @@ class CompareChooser:
         return self.choices is not None, self.selected, is_searched
 
     def refresh(self) -> None:
-        """Make the list again if the search of the recording has found more marks and changes.
-
-        The same choice stays selected.
-        """
+        """Make the list again if the recording has more; the choice stays selected."""
         source, search = self._source, self._search
         found = () if search is None else search.found or ()
         if source is None or len(found) == self._num_recorded:
             return
         self._num_recorded = len(found)
         chosen = self.chosen if self.selected else None
-        folders = [Path.cwd(), *([] if search is None else [search.path.absolute().parent])]
+        folders = [] if search is None else [search.path.absolute().parent]
+        if not in_browser():  # the recordings of this folder are not for everybody who watches
+            folders.insert(0, Path.cwd())
         self.choices = choices(source, folders, found)
         if chosen in self.choices:
             self.selected = self.choices.index(chosen)

@@ -13,7 +13,7 @@ from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.compare.chooser import CompareChooser
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
 
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
@@ -22,11 +22,7 @@ _MAX_CACHED = 8192
 
 @dataclass(slots=True)
 class CompareState:
-    """The state of the compare page: runs, cursor, zoom and selection.
-
-    Use it only on the screen's thread. `comparer` and `origins` are None while no comparison is
-    open.
-    """
+    """The compare page, for the screen's thread; `comparer`, `origins` only while comparing."""
 
     comparer: Comparer | None = None
     origins: tuple[Origin, Origin] | None = None
@@ -47,11 +43,7 @@ class CompareState:
     # What is compared
 
     def begin(self, a: Origin, b: Origin) -> None:
-        """Start to compare two runs; a comparison that is open ends.
-
-        Raises:
-            RecordingError: a run cannot be read; the comparison that is open stays.
-        """
+        """Compare two runs; if one cannot be read, raise RecordingError, change nothing."""
         first = a.feed()
         try:
             second = b.feed()
@@ -77,10 +69,7 @@ class CompareState:
         self.chooser.open(source)
 
     def back(self) -> bool:
-        """Handle Escape: close the list of choices, or stop reading the runs.
-
-        Return false if the list was not open and nothing was being read.
-        """
+        """Close the list of choices or stop reading the runs; return false without."""
         is_choosing = self.chooser.choices is not None
         if is_choosing and self.comparer is not None:
             self.chooser.close()
@@ -91,10 +80,7 @@ class CompareState:
         return False
 
     def watch(self, is_watched: bool, source: Source) -> None:
-        """Note whether the compare page is visible.
-
-        If it is and has no comparison, open the list.
-        """
+        """Note whether the page is visible; if it is without comparison, open the list."""
         if self.comparer is not None:
             self.comparer.watch(is_watched)
         if is_watched and self.comparer is None and self.chooser.choices is None:
@@ -122,10 +108,7 @@ class CompareState:
         self.focus = "b" if self.focus == "a" else "a"
 
     def select(self, direction: int) -> None:
-        """Move the selection in the list of choices; if that is closed, in the list of requests.
-
-        The second list has the requests that both runs served.
-        """
+        """Move the selection in the list of choices, or of the requests of both runs."""
         if self.chooser.choices is not None:
             self.chooser.select(direction)
             return
@@ -134,10 +117,7 @@ class CompareState:
         self._forget()
 
     def select_row(self, row: int) -> None:
-        """Select a row of the page: a choice of what to compare, or a request.
-
-        If it is a request, both runs are aligned by that request.
-        """
+        """Select a choice of what to compare, or a request, by which both runs are then aligned."""
         if self.chooser.choices is not None:
             self.chooser.selected = 0
         else:
@@ -172,12 +152,7 @@ class CompareState:
         self._left = self._cursor - self._num_columns // 2 * self._width(axis)
 
     def event(self, direction: int, flags: int = EVENTS) -> bool:
-        """Move the cursor to the nearest event in either run; return false if there is none.
-
-        Args:
-            direction: 1 searches after the cursor, -1 before it.
-            flags: the kinds of event to find.
-        """
+        """Go to the next event in either run, or before it; return false without one."""
         axis = self._axis()
         if axis is None or self.comparer is None or self.comparer.sides is None:
             return False

@@ -7,21 +7,14 @@ from pathlib import Path
 from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
-from stepscope.tui.session.what_if_process import WhatIfProcess
-from stepscope.tui.views.frame.compare_origin import Origin
+from stepscope.tui.session.knob_forecast import WhatIfProcess
+from stepscope.tui.views.frame.compare_choices import Origin
 
 _MAX_STEPS = 10_000  # the newest steps in memory to simulate: more would take minutes
 
 
 class WhatIfRun:
-    """Simulates the session when the comparison first reads it.
-
-    The recording of the simulation is deleted together with this object.
-
-    Args:
-        session: the session that the dashboard shows.
-        change: knobs as on the command line of `stepscope what-if`, one value of each.
-    """
+    """A simulation of the session with this change of knobs, deleted with this object."""
 
     def __init__(self, session: Origin, change: str) -> None:
         self.session = session
@@ -35,10 +28,7 @@ class WhatIfRun:
         return Origin(name, self.session.slo, path=self.path, make_feed=self._feed)
 
     def recorded(self) -> Path:
-        """Return the path of the session's recording.
-
-        If the session is only in memory, its newest steps are first written to a recording.
-        """
+        """Return the path of the session's recording, written from memory if need be."""
         if self.session.path is not None:
             return self.session.path
         from stepscope.recordings.history.memory_file import write_memory  # loads mcap
@@ -56,10 +46,7 @@ class WhatIfRun:
 
 
 class WhatIfFeed:
-    """Reads the run for the comparison: waits for the simulation, then reads its recording.
-
-    It implements `Feed`.
-    """
+    """A `Feed` that waits for the simulation, then reads its recording."""
 
     def __init__(self, wanted: WhatIfRun) -> None:
         self.name = wanted.origin.name

@@ -28,10 +28,7 @@ class _PublishedWorkload(NamedTuple):
 
 
 class AskedWorkload:
-    """The workload that was requested last, until telemetry shows it.
-
-    Use it on the screen's thread.
-    """
+    """The workload that was requested last, until telemetry shows it; for the screen's thread."""
 
     def __init__(self) -> None:
         self._asked: tuple[WorkloadSpec | None, _PublishedWorkload] | None = (
@@ -46,10 +43,7 @@ class AskedWorkload:
         self._asked = None
 
     def look(self, state: SessionState) -> None:
-        """Drop the requested workload if telemetry has shown a change since the request.
-
-        It may be called as often as one likes.
-        """
+        """Drop the requested workload if telemetry has shown a change since the request."""
         if self._asked is not None and self._asked[1] != _published(state):
             self._asked = None
 
@@ -82,10 +76,7 @@ EXAMPLE = "rate=2 document_share=0.1 output_tokens=64"
 
 
 def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec | None:
-    """Return the workload that telemetry reports.
-
-    None if there is none, or if this version of stepscope cannot read it.
-    """
+    """Return the workload that telemetry reports; None if there is none, or it cannot be read."""
     try:
         return None if published is None else msgspec.convert(published, WorkloadSpec)
     except msgspec.ValidationError:

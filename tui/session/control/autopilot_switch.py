@@ -27,12 +27,7 @@ _CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine resto
 
 
 class AutopilotSwitch:
-    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread.
-
-    Args:
-        endpoint: the engine's control address.
-        who: returns the operator's name for the engine's audit trail.
-    """
+    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread."""
 
     def __init__(self, endpoint: str, who: Callable[[], str]) -> None:
         self._endpoint = endpoint
@@ -72,10 +67,7 @@ class AutopilotSwitch:
             self._thread.join(_CLOSE_S)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return the oldest line about the autopilot that was not returned yet, and its style.
-
-        None if there is no new line.
-        """
+        """Return the oldest line about the autopilot not returned yet, with its style."""
         return self._news.popleft() if self._news else None
 
     def _run(self, itl_ms: float, stopping: threading.Event) -> None:

@@ -59,12 +59,7 @@ class EngineLink:
         self._thread: threading.Thread | None = None
 
     def ask(self, what: str, command: Command, action: str = "") -> None:
-        """Queue `command`; it is sent when all earlier commands are answered.
-
-        Args:
-            what: the command in words, for the operator.
-            action: id of the action whose key caused it.
-        """
+        """Queue a command; `what`: in words for the operator, `action`: whose key caused it."""
         self._asked.append(what)
         self._commands.put((what, command, action))
         if self._thread is None:
@@ -89,10 +84,7 @@ class EngineLink:
         self._commands.put(None)
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
-        """Send a command and return the reply.
-
-        A change of knobs goes to all data-parallel ranks or to none of them.
-        """
+        """Send a command; a change of knobs goes to all data-parallel ranks or to none of them."""
         siblings = self._siblings() if isinstance(command, SetKnobs) else []
         if not isinstance(command, SetKnobs) or not siblings:
             return client.ask(command)

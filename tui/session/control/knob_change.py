@@ -17,17 +17,9 @@ class KnobsNow(NamedTuple):
     def since(self, version: int) -> list[KnobsChanged]:
         return [change for change in self.changes if change.version > version]
 
-    def changed_by(self, name: str) -> str:
-        """Return the name of who changed a knob last; empty if unknown."""
-        return next((each.who for each in reversed(self.changes) if name in each.new), "")
-
 
 class KnobChange(NamedTuple):
-    """A new value for a knob.
-
-    `version` is the version of the engine's knobs when the operator chose the value. If the knobs
-    have a later version when the change arrives, the engine refuses the change.
-    """
+    """A new value for a knob; the engine refuses it if its knobs have a later `version`."""
 
     name: str
     value: KnobValue

@@ -84,13 +84,7 @@ class Operator:
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
     def set_knob(self, change: KnobChange, action: str) -> None:
-        """Ask the engine for a knob change.
-
-        The engine refuses it if another change was made after `change.version`.
-
-        Args:
-            action: id of the action whose key caused it.
-        """
+        """Ask the engine for a change, which it refuses if another was made since its version."""
         name, value, version = change
         before = self._history.state.knobs.get(name)
         if before == value:
@@ -103,13 +97,7 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """Return our last change that was refused because another client's change came first.
-
-        It is returned only once, so that the editor can offer it again; None if there is none.
-
-        Args:
-            name: return it only if it changes this knob; None means any knob.
-        """
+        """Return our last change (of this knob) that another client's came before; once."""
         kept, self._overtaken = self._overtaken, None
         info = self._history.info
         if kept is None or info is None or kept[0] != info.engine_id:
@@ -117,11 +105,7 @@ class Operator:
         return kept[1] if name in (None, kept[1].name) else None
 
     def undo(self) -> None:
-        """Undo our last knob change, unless the knob was changed again since.
-
-        An autopilot that runs here is ended: it gives the knobs back. All that it changed counts as
-        one change.
-        """
+        """Undo our last knob change, unless changed since; first, end our autopilot."""
         self.receive_answers()  # the answers tell which changes are our own
         if self._autopilot is not None and self._autopilot.is_on:
             self._autopilot.stop()
@@ -190,10 +174,7 @@ class Operator:
         self._ask("run one step", StepOnce(n=1))
 
     def end_lease(self, leased: LeasedKnobs) -> None:
-        """End another client's control of knobs: restore the values from before it leased them.
-
-        That client, such as an autopilot, sees the change and gives up.
-        """
+        """End another client's control of knobs by restoring their values."""
         knobs = self._history.state.knobs
         what = ", ".join(
             f"{name} {value_text(knobs.get(name))}→{value_text(value)}"
@@ -214,11 +195,7 @@ class Operator:
             self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
-        """Send a change to the engine.
-
-        It carries the operator's name, and the number of the newest audit entry that was shown
-        here.
-        """
+        """Send a change with the operator's name and the newest audit entry that was shown here."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
@@ -268,10 +245,7 @@ class Operator:
             self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
-        """Return a text on whose knob change came before ours, so that ours was refused.
-
-        None if ours was not refused for that reason, or if the other change is not known.
-        """
+        """Return whose knob change came before ours, if that is why it was refused."""
         command = answer.command
         if answer.code != "conflict" or not isinstance(command, SetKnobs):
             return None
@@ -325,10 +299,7 @@ class Operator:
         return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: Command, version: int | None) -> None:
-        """Remember the version of our knob change, so that `undo` recognizes the change as ours.
-
-        The operator's name in telemetry cannot tell that: several dashboards may share a name.
-        """
+        """Remember our change for `undo`, by version: dashboards may share a name."""
         info = self._history.state.info
         if info is None or version is None or not isinstance(command, SetKnobs):
             return

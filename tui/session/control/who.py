@@ -11,11 +11,7 @@ from stepscope.tui.settings.settings import MAX_NAME, ClientSettings, environmen
 
 
 def who() -> str:
-    """Return the operator's account, terminal and machine, such as anna/pts3@gpu-7.
-
-    If the settings have a name, it comes first. The terminal tells apart operators who share an
-    account.
-    """
+    """Return account, terminal and machine (anna/pts3@gpu-7), after the settings' name."""
     try:
         account = getpass.getuser()
     except (KeyError, OSError):  # this user id has no name, as in some containers
@@ -30,11 +26,7 @@ def who() -> str:
 
 
 def call_me(name: str | None) -> None:
-    """Set the operator's name for this process and its children; None keeps that of the settings.
-
-    Raises:
-        WrongUsage: the name is empty or too long.
-    """
+    """Set the operator's name here and in children; raise WrongUsage if it is empty or too long."""
     if name is None:
         return
     if not 1 <= len(_printable(name)) <= MAX_NAME:
@@ -47,7 +39,6 @@ def _printable(name: str) -> str:
 
 
 def _terminal() -> str:
-    """Return the name of the terminal, such as pts3; empty if there is none."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         try:
             return os.ttyname(stream.fileno()).removeprefix("/dev/").replace("/", "")

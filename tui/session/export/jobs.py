@@ -28,21 +28,14 @@ class _Cancelled(Exception):  # noqa: N818 - not an error
 
 
 class FileJob(ABC):
-    """Base class of jobs that write one file, completely or not at all.
-
-    Attributes:
-        doing, noun: a verb and a noun for what the job writes, for messages.
-        name: the name of the file.
-        share: how much is done, 0 to 1.
-        outcome: one line and its tone once the job has ended; None before.
-    """
+    """Base class of jobs that write one file, completely or not at all."""
 
     doing, noun = "writing", "recording"
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.share = 0.0
-        self.outcome: tuple[str, Tone] | None = None
+        self.share = 0.0  # of the work, done
+        self.outcome: tuple[str, Tone] | None = None  # a line once the job has ended
         self._is_cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="export", daemon=True)
 
@@ -124,11 +117,7 @@ class MemoryJob(FileJob):
 
 
 def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """Return that part of the ordered step range that the recording holds.
-
-    Raises:
-        RecordingError: the recording is of another run of the engine.
-    """
+    """Return the ordered range as far as recorded; RecordingError: of another engine run."""
     steps = order.steps
     if steps.first is None and steps.last is None:
         return steps
@@ -149,13 +138,7 @@ def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
 
 @dataclass(slots=True)
 class FileJobs:
-    """Starts and cancels the jobs that write files, and reports their progress.
-
-    One object serves all screens of a dashboard. Use it only on the UI thread.
-
-    Attributes:
-        last: the last export that was ordered; None before the first.
-    """
+    """Starts and cancels the jobs that write files, for all screens; only for the UI thread."""
 
     last: ExportOrder | None = None
     _job: FileJob | None = None
@@ -167,10 +150,7 @@ class FileJobs:
             self._start(ExportJob(order))
 
     def write_memory(self, history: History, path: Path) -> None:
-        """Start to write the steps in `history` to a recording.
-
-        Do nothing if a file is already being written.
-        """
+        """Start to write the steps in `history` to a recording, unless a file is being written."""
         if self._job is None:
             self._start(MemoryJob(history, path))
 
@@ -180,10 +160,7 @@ class FileJobs:
 
     @property
     def active(self) -> str | None:
-        """The name of the file that is being written, with its progress, as text.
-
-        None if there is none.
-        """
+        """The file that is being written, with its progress, as text; None if there is none."""
         job = self._job
         return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
 

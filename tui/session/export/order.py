@@ -13,17 +13,12 @@ _ENDINGS = (".mcap.part", ".mcap", ".part")
 
 
 class FormatChoice(NamedTuple):
-    """A file format as the export dialog offers it.
-
-    Attributes:
-        opens: what a file of this format contains, and which programs open it.
-        package: the optional package that writing it needs; None if it needs none.
-    """
+    """A file format as the export dialog offers it."""
 
     name: "Format"
     suffix: str
-    opens: str
-    package: str | None = None
+    opens: str  # what is in such a file, and which programs open it
+    package: str | None = None  # that writing it needs
     is_table: bool = False
 
     @property
@@ -51,10 +46,7 @@ FORMAT_CHOICES: tuple[FormatChoice, ...] = (
 
 
 class RangeChoice(NamedTuple):
-    """The steps from `first` to `last`, both included.
-
-    None as `first` or `last` means the first or last step of the recording.
-    """
+    """The steps from `first` to `last`, both included; None: from or to the end."""
 
     text: str
     first: int | None = None
@@ -62,20 +54,14 @@ class RangeChoice(NamedTuple):
 
 
 class ExportOrder(NamedTuple):
-    """What to export, in which format and to which file.
+    """What to export, in which format and to which file."""
 
-    Attributes:
-        path: the recording.
-        engine_id: the run of the engine in which the steps of the range were numbered; None means
-            any run.
-    """
-
-    path: Path
+    path: Path  # the recording
     choice: FormatChoice
     table: "Table"
     steps: RangeChoice
     folder: Path
-    engine_id: str | None
+    engine_id: str | None  # of the run that numbered the steps; None: any
 
 
 def file_name(order: ExportOrder) -> str:

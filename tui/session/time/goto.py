@@ -25,25 +25,14 @@ _HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class Wanted(NamedTuple):
-    """A step to go to.
-
-    `note` tells the operator if this is not what was typed, such as the last step of a file.
-    """
+    """A step to go to; `note` tells the operator if it is not the one that was typed."""
 
     step: int
     note: str | None = None
 
 
 def wanted(text: str, at: int | None, history: History, file: "ReplaySource | None") -> Wanted:
-    """Return the step that a typed text means.
-
-    Args:
-        at: the step at the cursor.
-        file: the replayed file; None for a live session, which has only the steps in memory.
-
-    Raises:
-        ValueError: the text means no step; the message says why, or what is allowed.
-    """
+    """Return the step that a text means from step `at` on; ValueError says why there is none."""
     text = text.strip().replace(",", "")
     if text.isdecimal():
         return _clamped(int(text), history, file)
@@ -111,13 +100,7 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
 
 
 def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
-    """Return how far the typed time is from `wall_ns`, in ns, for each day that may be meant.
-
-    The most likely day comes first.
-
-    Raises:
-        ValueError: there is no such time or month, or `wall_ns` is unknown.
-    """
+    """Return how far the typed time is from `wall_ns`, in ns, on each day, likeliest first."""
     if wall_ns is None:
         raise ValueError("the engine has not reported the time of day")
     day = time.localtime(wall_ns // 10**9)

@@ -38,13 +38,7 @@ def recorded_extent(source: Source) -> tuple[int, int] | None:
 
 
 class Navigator:
-    """Moves the cursor of `view`. Use it only on the UI thread.
-
-    `frame` is the data of the picture on the screen.
-
-    Args:
-        key: returns the key of an action, for notices.
-    """
+    """Moves the cursor of `view`; `frame` is on the screen. Use it only on the UI thread."""
 
     def __init__(
         self,
@@ -84,10 +78,7 @@ class Navigator:
             replay.play()
 
     def live(self) -> None:
-        """Go to the newest step and follow new ones.
-
-        In a replay, first go to the end of the file.
-        """
+        """Go to the newest step, in a replay of the file, and follow new ones."""
         if self._replay is not None and self._replay.extent is not None:
             self.go(self._replay.extent[1])
         self.follow()
@@ -105,18 +96,12 @@ class Navigator:
             self._oldest.press(self._history)
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return one line on how fetching older steps from the engine ended.
-
-        None if it still runs, or if the line was returned before.
-        """
+        """Return one line on how fetching older steps ended, once; None before."""
         return self._oldest.news()
 
     @property
     def progress(self) -> str | None:
-        """One line on the progress of fetching older steps from the engine.
-
-        None if nothing is being fetched.
-        """
+        """One line on the progress of fetching older steps; None if it does not run."""
         return self._oldest.progress
 
     # Steps
@@ -208,10 +193,7 @@ class Navigator:
         self._notices.say_of_place(f"mark: {text}")
 
     def of_request(self, direction: int) -> None:
-        """Go to the next or previous step whose batch has the selected request.
-
-        If no request is selected, take the one that is followed.
-        """
+        """Go to the next or previous step with the selected request, or else the followed one."""
         at, request_id = self._at(), self.view.selected
         request_id = self.view.followed if request_id is None else request_id
         if at is None or request_id is None:

@@ -16,13 +16,7 @@ from stepscope.tui.views.view import View
 
 
 class Oldest:
-    """Goes to the oldest step and fetches older ones. Use it only on the UI thread.
-
-    Args:
-        view: the view whose cursor moves.
-        key: returns the key of an action, for notices.
-        go: goes to a step.
-    """
+    """Goes to the oldest step and fetches older ones. Use it only on the UI thread."""
 
     def __init__(
         self,
@@ -40,11 +34,7 @@ class Oldest:
         self._asked_at: int | None = None  # the oldest step when we asked; None: nothing asked
 
     def press(self, history: History) -> None:
-        """Handle a press of the key.
-
-        Args:
-            history: the history on the screen.
-        """
+        """Handle a press of the key while this history is on the screen."""
         first = history.first_step
         is_there = self._view.cursor == first
         if first is not None:
@@ -72,10 +62,7 @@ class Oldest:
         self._notices.say_of_place(text, shorter=shorter)
 
     def more(self, history: History) -> str:
-        """Return a hint that the key fetches older steps from the engine.
-
-        Empty if the engine does not keep older steps.
-        """
+        """Return a hint that the key fetches older steps; empty if the engine keeps none."""
         info = history.info
         is_first = history.first_step == 0
         if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
@@ -92,10 +79,7 @@ class Oldest:
         return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
-        """Return one line on how fetching older steps ended.
-
-        None if it still runs, or if the line was returned before.
-        """
+        """Return one line on how fetching older steps ended, once; None before."""
         backfill, asked_at = self._backfill(self._source.history), self._asked_at
         if backfill is None or asked_at is None or backfill.is_active:
             return None
@@ -120,10 +104,7 @@ class Oldest:
         backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
-        """Return the object that fetches older steps into this history.
-
-        None if no engine can send any.
-        """
+        """Return what fetches older steps into this history; None if no engine can send any."""
         source = self._source
         if not isinstance(source, Subscriber) or history is not source.history:
             return None
@@ -134,7 +115,6 @@ _ASKING = "asking the engine for what it keeps of"
 
 
 def _clock(history: History) -> str:
-    """Return the time of day of the oldest step in memory."""
     first = history.first_step
     summary = None if first is None else history.summary(first)
     return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))

@@ -20,14 +20,7 @@ def nearest(
     direction: int,
     kinds: frozenset[str],
 ) -> SessionEvent | None:
-    """Return the known event that is nearest to step `at`, in memory or in the replayed file.
-
-    None if no such event is known.
-
-    Args:
-        direction: 1 looks for events after the step, -1 for events before it.
-        kinds: the kinds of event to look for.
-    """
+    """Return the nearest known event before (-1) or after step `at`, in memory or in the file."""
     in_memory = kinds
     if file is not None and is_searched(history, file):
         in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
@@ -49,10 +42,7 @@ def is_searched(history: History, file: "ReplaySource") -> bool:
 
 
 def passed_over(history: History, file: "ReplaySource | None", at: int, step: int) -> str:
-    """Return an addition to the notice about a jump from step `at` to `step`.
-
-    It tells how many steps between the two were not searched; empty if all were.
-    """
+    """Return how many steps between were not searched, for a notice; empty if all were."""
     number = 0 if file is None else _num_unsearched(history, file, at, step)
     if file is None or not number:
         return ""
@@ -63,10 +53,7 @@ def passed_over(history: History, file: "ReplaySource | None", at: int, step: in
 def nothing(
     history: History, file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]
 ) -> str:
-    """Return the notice that no event was found from step `at` on.
-
-    It also tells how many steps were not searched.
-    """
+    """Return the notice that no event was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
@@ -94,11 +81,7 @@ def _in_memory(history: History) -> list[tuple[int, int]]:
 
 
 def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    """Return the number of steps between `at` and `step` that are in none of the spans.
-
-    Args:
-        spans: pairs of first and last step.
-    """
+    """Return how many steps between `at` and `step` are in none of the (first, last) spans."""
     begin, end = min(at, step) + 1, max(at, step)
     number = 0
     for first, last in sorted(spans):

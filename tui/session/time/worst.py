@@ -22,16 +22,7 @@ _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 
 
 class WorstStalls:
-    """Handles the key that goes to the worst stall, then to the next worst.
-
-    If the cursor was moved in another way since, it starts with the worst stall again. Use it only
-    on the UI thread.
-
-    Args:
-        history: returns the history that is shown.
-        replay: None for a live source.
-        key: returns the key of an action, for notices.
-    """
+    """Handles the key to the worst stall, then the next worst. For the UI thread only."""
 
     def __init__(
         self,
@@ -49,11 +40,7 @@ class WorstStalls:
         self._shown: Breach | None = None  # the stall that it went to last
 
     def next(self) -> None:
-        """Go to the worst stall.
-
-        If the cursor is at a stall that this method went to, go to the next worst; after the last
-        one, to the worst again.
-        """
+        """Go to the worst stall; from there to the next worst, and so on around."""
         of_file = self._is_of_file
         stalls = self._known(of_file)
         if not stalls.longest:
@@ -88,12 +75,7 @@ class WorstStalls:
     # Words
 
     def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """Return the notice about a stall, in several forms from long to short.
-
-        Args:
-            place: the place of the stall in `stalls.longest`, the longest being 0.
-            of_file: whether the stalls were found in the file instead of memory.
-        """
+        """Return the notice about a stall, the worst at 0, in forms from long to short."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
@@ -141,10 +123,7 @@ class WorstStalls:
         return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
 
     def _where(self, of_file: bool) -> str:
-        """Return in words which part of the file was searched for stalls.
-
-        Empty if all of it was.
-        """
+        """Return in words which part of the file was searched; empty if all of it was."""
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
@@ -160,10 +139,7 @@ class WorstStalls:
 
     @property
     def _is_of_file(self) -> bool:
-        """Whether to take the stalls from the search of the file instead of from memory.
-
-        The search must have covered all steps in memory; it may have found more than memory holds.
-        """
+        """Whether stalls come from the file's search: if it has covered all in memory."""
         replay = self._replay
         return replay is not None and not self._is_all and is_searched(self._history(), replay)
 
@@ -176,6 +152,5 @@ class WorstStalls:
 
 
 def _ordinal(number: int) -> str:
-    """Return a number as an ordinal: 2 -> "2nd"."""
     suffix = "th" if number % 100 in (11, 12, 13) else _SUFFIXES.get(number % 10, "th")
     return f"{number}{suffix}"

@@ -22,10 +22,7 @@ _IDLE_S = 30.0
 
 
 class Director:
-    """Carries out lists of acts, one list after another.
-
-    If a new list comes while one is being carried out, the rest of the old list is dropped.
-    """
+    """Carries out lists of acts; a new list ends the one before."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -48,10 +45,7 @@ class Director:
 
     @property
     def ended(self) -> int | None:
-        """Id of the last request that an act waited for.
-
-        None until all acts of the list are done.
-        """
+        """Id of the request that an act waited for last, once all acts are done."""
         return self._ended
 
     def news(self) -> str | None:
@@ -93,10 +87,7 @@ class Director:
             time.sleep(0.05)
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
-        """Send a prompt, and wait for the end of its request if the act says so.
-
-        Return the request's id if it was waited for and has ended; else None.
-        """
+        """Send a prompt; return its request's id if the act waits for its end, and it has ended."""
         token_ids = [
             (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
         ]

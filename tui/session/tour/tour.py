@@ -1,9 +1,43 @@
-"""`Tour`: where the person is in the guided tour, and what the tour shows there."""
+"""`Tour`: where the person is in the guided tour, and what the tour shows there.
 
+The chapter at which a person left the tour is saved: the next session begins there.
+"""
+
+import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import platformdirs
+
 from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, Try
+
+log = logging.getLogger("stepscope.tui")
+
+
+def bookmark_path() -> Path:
+    return platformdirs.user_state_path("stepscope") / "tour.json"
+
+
+def bookmark(num_chapters: int) -> int:
+    """Return the saved chapter, counted from 0; 0 if none is saved."""
+    try:
+        chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+    return chapter if 0 <= chapter < num_chapters else 0
+
+
+def keep_bookmark(chapter: int) -> None:
+    """Save the chapter to begin with next time; an error is only logged."""
+    path = bookmark_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"chapter": chapter}), "utf-8")
+    except OSError as error:
+        log.warning("the place in the tour is not kept: %s", error)
+
 
 _PARTS = ("before", "question", "answer")
 _END = (
@@ -13,33 +47,20 @@ _END = (
 
 
 class TourPage(NamedTuple):
-    """What the tour shows now.
+    """What the tour shows now."""
 
-    Attributes:
-        number: number of the chapter, from 1; `total` + 1 after the last.
-        is_tried: whether the person has done what the chapter invites to try.
-        is_held: whether the tour has stopped the picture.
-    """
-
-    number: int
+    number: int  # of the chapter, from 1; `total` + 1 after the last
     total: int
     title: str
     part: str
     text: str
     panels: Sequence[str]
-    is_tried: bool
-    is_held: bool
+    is_tried: bool  # what the chapter invites to try
+    is_held: bool  # the tour has stopped the picture
 
 
 class Tour:
-    """The position in the chapters of the tour, each of which has three parts.
-
-    Args:
-        do: carries out the acts of a chapter on the engine.
-        ended: returns the id of the last request that an act waited for, once all acts are done.
-        keep: saves the chapter, counted from 0, for the next session.
-        first: the chapter to begin with, counted from 0.
-    """
+    """The position in the chapters: `do` carries out their acts, `keep` saves the chapter."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     unit = "record" if frame.is_summed_up else "step"
     label = unit if frame.view.axis == "step" else "time"
     body.append((*labelled(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
-    return framed(body, width, height, _title(frame), _LEGEND)
+    return framed(body, width, height, _title(frame), _legend(frame))
 
 
 def _decode_cell(column: ChartColumn | None) -> str:
@@ -126,8 +126,12 @@ def _decodes(frame: Frame, room: int) -> str:
     return next((name for name in names if len(name) <= room), number)
 
 
+def _legend(frame: Frame) -> Line:
+    chunks = "▓▒" if frame.view.zoom == 1 else "▓"  # a column of several steps joins them
+    return ((chunks, "prefill"), ("prefill ", "muted"), *_LEGEND)
+
+
 _LEGEND: Line = (
-    ("▓", "prefill"), ("prefill ", "muted"),
     ("━", "decode"), ("decode ", "muted"),
     ("░", "cached"), ("cached ", "muted"),
     ("·", "idle"), ("idle ", "muted"),
@@ -225,7 +229,8 @@ def _put_marks(cells: list[str], frame: Frame) -> None:
             continue
         if column.is_wide:
             took = fmt.with_ms(column.longest_ns / 1e6)
-            if all(_is_same_step(column, each) for each in columns[x : x + 1 + len(took)]):
+            held = columns[x : x + 1 + len(took)]
+            if len(held) > len(took) and all(_is_same_step(column, each) for each in held):
                 cells[x + 1 : x + 1 + len(took)] = took
         if column.is_lost:
             cells[x] = "?"
@@ -246,27 +251,28 @@ def _is_same_step(before: ChartColumn | None, column: ChartColumn | None) -> boo
     return is_held or before[:2] == column[:2]
 
 
-def _put_label(cells: list[str], x: int, label: str) -> None:
-    """Write a tick and its label into the axis.
-
-    Leave out either if it would cover an event's glyph.
-    """
-    if all(cell == "─" for cell in cells[x + 1 : x + 1 + len(label)]):
-        cells[x + 1 : x + 1 + len(label)] = label
-    if cells[x] == "─":
-        cells[x] = "┴"
+def _put_label(cells: list[str], x: int, label: str) -> bool:
+    """Write a tick and its label into the axis, unless they would cover an event's glyph."""
+    tick = f"┴{label}"
+    is_free = cells[x : x + len(tick)] == ["─"] * len(tick)
+    if is_free:
+        cells[x : x + len(tick)] = tick
+    return is_free
 
 
 def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: int) -> None:
+    """Write step numbers at round steps, or at the next step where there is room."""
     interval = 20 * zoom
     before = None
+    is_due = False
     for x, column in enumerate(columns):
         if column is None or column.is_open or column.last == before:
             continue
         before = column.last
         step = -(-column.first // interval) * interval
-        if step <= column.last and x + 1 + len(label := f"{step:,}") <= len(cells):
-            _put_label(cells, x, label)
+        is_due = is_due or step <= column.last
+        label = f"{step if step <= column.last else column.first:,}"
+        is_due = is_due and not _put_label(cells, x, label)
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
@@ -294,9 +300,7 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
         if wall_ns is None:
             return False
         label = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"[part]
-        end = x + 1 + len(label)
-        if end <= last and all(cell == "─" for cell in cells[x:end]):
-            _put_label(cells, x, label)
+        if x + 1 + len(label) <= last and _put_label(cells, x, label):
             return True
     return False
 

@@ -12,7 +12,7 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, P
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.compare_picture import ComparePage
-from stepscope.tui.views.lines import Field, Line, Run, fitted, whole
+from stepscope.tui.views.lines import Field, Line, Run, fitted, joined, whole
 from stepscope.tui.views.theme import LEVELS
 
 GUTTER = 11
@@ -195,19 +195,10 @@ def offset_text(page: ComparePage, offset: int) -> str:
 
 
 def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│") -> Line:
-    """Return one line of a chart, with the cursor's column highlighted.
-
-    Neighbouring cells of the same style are joined into one run.
-    """
-    runs: list[Run] = [(f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame")]
-    for x, (glyph, style) in enumerate(cells):
-        if x == page.cursor_column:
-            style += "+cursor"
-        if runs[-1][1] == style and len(runs) > 2:
-            runs[-1] = (runs[-1][0] + glyph, style)
-        else:
-            runs.append((glyph, style))
-    return tuple(runs)
+    """Return one line of a chart, with the cursor's column highlighted."""
+    at = page.cursor_column
+    marked = [(g, f"{style}+cursor" if x == at else style) for x, (g, style) in enumerate(cells)]
+    return ((f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame"), *joined(marked))
 
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:

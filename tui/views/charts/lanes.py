@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import pairwise
 
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
@@ -10,12 +11,9 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.lines import Line, Run, clean, framed
 from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
+from stepscope.tui.views.view import Axis
 
 MAX_LABEL = 20
-_TO_GLYPHS = dict(enumerate(LANE_GLYPHS))
-_MERGED_TO_GLYPHS = _TO_GLYPHS | {cell: "▓" for cell, glyph in _TO_GLYPHS.items() if glyph == "▒"}
-_TOKENS = {ord(glyph): LATE for glyph in "━═"}
-_STILL = {ord("─"): LATE}  # its token does not come
 _RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
@@ -33,12 +31,12 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     Args:
         gutter: cells left of the columns, for the request's name and status.
     """
-    glyphs = _TO_GLYPHS if frame.view.zoom == 1 else _MERGED_TO_GLYPHS
-    late = _late_columns(frame)
+    glyphs = _glyphs(frame.view.axis, frame.view.zoom > 1)
+    edges = _late_edges(frame)
     body = [
         (
             *_label(row, gutter, row.request_id == frame.view.selected),
-            *_cells(_late(row, glyphs, late), frame.cursor_column),
+            *_cells(_text(row.cells, glyphs, edges), frame.cursor_column),
         )
         for row in frame.lanes
     ]
@@ -49,29 +47,37 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     return framed(body, width, height, title, _legend(frame))
 
 
-def _late_columns(frame: Frame) -> list[tuple[int, dict[int, str]]]:
-    """Return the columns with late tokens, and how to mark those in a lane.
+def _late_edges(frame: Frame) -> list[int]:
+    """Return the columns at which late tokens begin and end, in turns.
 
     On the time axis a late step is wide already: there only a step in which all stood still counts.
     """
     by_step = frame.view.axis == "step"
-    return [
-        (x, _TOKENS | _STILL if by_step else _STILL)
-        for x, column in enumerate(frame.columns)
-        if column is not None and (column.is_slow if by_step else column.is_wide)
+    late = [
+        column is not None and (column.is_slow if by_step else column.is_wide)
+        for column in frame.columns
     ]
+    return [x for x, (before, now) in enumerate(pairwise([False, *late])) if before != now]
 
 
-def _late(row: LaneRow, glyphs: Mapping[int, str], late: list[tuple[int, dict[int, str]]]) -> str:
-    """Return the cells of a lane; tokens that came late because their step took long are marked."""
-    text = row.cells.decode("latin-1").translate(glyphs)
-    if not late:
-        return text
-    cells = list(text)
-    for x, marks in late:
-        if x < len(cells):
-            cells[x] = cells[x].translate(marks)
-    return "".join(cells)
+@cache
+def _glyphs(axis: Axis, is_merged: bool) -> tuple[Mapping[int, str], Mapping[int, str]]:
+    """Return the glyphs of the cells in a usual column, and those in a late one.
+
+    A column of several steps does not tell chunks apart.
+    """
+    usual = [("▓" if glyph == "▒" and is_merged else glyph) for glyph in LANE_GLYPHS]
+    # "─": the token does not come yet. On the time axis, a late token is at the end of that.
+    marked = "━═─" if axis == "step" else "─"
+    late = [LATE if glyph in marked else glyph for glyph in usual]
+    return dict(enumerate(usual)), dict(enumerate(late))
+
+
+def _text(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int]) -> str:
+    """Return the cells of a lane as characters, where late ones begin or end at each edge."""
+    raw = cells.decode("latin-1")
+    spans = enumerate(pairwise((0, *edges, len(raw))))
+    return "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])
 
 
 def label_width(rows: Iterable[LaneRow], least: int) -> int:

@@ -14,7 +14,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
-from stepscope.tui.views.lines import Line, Run
+from stepscope.tui.views.lines import Line, Run, joined
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 GUTTER = 9  # cells before the line
@@ -104,14 +104,7 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
         for x in range(max(0, first), min(width, last + 1)):
             cells[x] = max(cells[x], rank[piece.cause])
     glyphs = list(CAUSE_GLYPHS.values())
-    runs: list[Run] = []
-    for cell in cells:
-        glyph, style = (" ", "text") if cell < 0 else glyphs[cell]
-        if runs and runs[-1][1] == style:
-            runs[-1] = (runs[-1][0] + glyph, style)
-        else:
-            runs.append((glyph, style))
-    return tuple(runs)
+    return joined((" ", "text") if cell < 0 else glyphs[cell] for cell in cells)
 
 
 def with_unit(value: float | None) -> str:

@@ -1,25 +1,53 @@
 """The choices in the list "compare the session on the screen with what?".
 
 These are the session's own parts before and after a mark or change, recordings, and samples. A
-landmark is a mark, or a change of knobs or of the workload.
+landmark is a mark, or a change of knobs or of the workload. An `Origin` says where a run is stored.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
+from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.recent import RecentFiles
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.compare_origin import Origin
+
+
+class Origin(NamedTuple):
+    """A stretch of a recording (`path`) or of memory (`history`), which may be shown already."""
+
+    name: str
+    slo: SLO
+    path: Path | None = None
+    history: History | None = None
+    stretch: Stretch = Stretch()
+    is_shown: bool = False
+    make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
+
+    def feed(self) -> Feed:
+        """Return a new reader of this run; raise RecordingError if the recording cannot be read."""
+        if self.make_feed is not None:
+            return self.make_feed()
+        if self.history is not None:
+            return HistoryFeed(self.history, self.name, self.slo, self.stretch)
+        from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+
+        assert self.path is not None
+        return RecordingFeed(Recording(self.path), self.name, self.slo, self.stretch)
+
 
 MAX_SPLITS, MAX_FILES = 8, 12
 
@@ -28,10 +56,7 @@ WHAT_IF = "what if"
 
 
 class CompareChoice(NamedTuple):
-    """One entry of the list, with the two runs that it compares.
-
-    Without `origins`, choosing the entry first asks for knobs or for the name of a file.
-    """
+    """An entry of the list and its runs; without them, first ask for knobs or a file."""
 
     kind: str
     name: str
@@ -42,12 +67,7 @@ class CompareChoice(NamedTuple):
 def choices(
     source: Source, folders: Iterable[Path], recorded: Iterable[Landmark] = ()
 ) -> list[CompareChoice]:
-    """Return all entries: the session split at marks and changes, then recordings, then samples.
-
-    Args:
-        folders: the folders to search for recordings, besides the recently used ones.
-        recorded: the landmarks of a replayed file; memory holds only a part of them.
-    """
+    """Return all entries: the session's parts, by all that was `recorded`, recordings, samples."""
     session = session_origin(source)
     known = _landmarks(source, recorded)
     found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]
@@ -89,10 +109,7 @@ def file_origin(path: Path, session: Origin) -> Origin:
 
 
 class Split(NamedTuple):
-    """Where to split a session: at the landmark `mark`.
-
-    `found` has all landmarks of the session.
-    """
+    """Where to split a session: at the landmark `mark`, one of all that were `found`."""
 
     mark: Landmark
     found: list[Landmark]
@@ -101,13 +118,7 @@ class Split(NamedTuple):
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
-    """Return the part of a session before the landmark `mark`, and the part after it.
-
-    A part ends at the next change of knobs or workload among `found`; see `divide`.
-
-    Args:
-        found: all landmarks of the session.
-    """
+    """Return a session before and after `mark`, each up to the next change in `found`."""
     before, after = divide(mark, found)
     return (
         session._replace(name=before.name, stretch=before.stretch),
@@ -151,11 +162,7 @@ def _recordings(
 
 
 class LandmarkSearch:
-    """Finds the landmarks of a recording in a thread of its own, as it must read the whole file.
-
-    Attributes:
-        found: the landmarks; None until the search is done.
-    """
+    """Finds the landmarks of a recording on a thread; `found` is None until it is done."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

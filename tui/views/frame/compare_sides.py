@@ -19,7 +19,7 @@ def sizes(found: Comparison, width: int) -> str:
     """Return the number of requests and the duration of both runs; empty if there is no room."""
     num_a, num_b = (fmt.count(work.num_requests) for work in found.works)
     both_a, both_b = (_requests(work) for work in found.works)
-    a, b = (fmt.duration(work.seconds) for work in found.works)
+    a, b = (fmt.span(work.seconds) for work in found.works)
     in_a, in_b = ("" if work.simulated is None else f" {SIMULATED}," for work in found.works)
     texts = (
         f"A{in_a} {both_a} in {a}, B{in_b} {both_b} in {b}",
@@ -33,7 +33,7 @@ def sizes(found: Comparison, width: int) -> str:
 def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
     return (
-        f"{how}{work.num_steps:,} steps in {fmt.duration(work.seconds)}, "
+        f"{how}{work.num_steps:,} steps in {fmt.span(work.seconds)}, "
         f"{_requests(work)}, "
         f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )
@@ -59,12 +59,7 @@ def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:
 
 
 def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int = 3) -> str:
-    """Return one line on the late tokens of a run: how many, the total wait, and the main causes.
-
-    Args:
-        kind: "ITL" or "TTFT".
-        limit: the most causes to name.
-    """
+    """Return a line on a run's late tokens: how many, the total wait, `limit` main causes."""
     shares = [share for share in found.causes if share.kind == kind]
     total_ns = sum(share.a_ns if side == "a" else share.b_ns for share in shares)
     number = sum(share.num_a if side == "a" else share.num_b for share in shares)
@@ -85,11 +80,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
 
 
 def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """Return the name of a cause, and its share of the run's total late waiting time.
-
-    Args:
-        total_ns: the total waiting time for the run's late tokens.
-    """
+    """Return the name of a cause, and its share of the run's total late waiting time."""
     spent_ns = share.a_ns if side == "a" else share.b_ns
     return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 

@@ -143,19 +143,15 @@ def headline(found: Comparison) -> str:
         if found.names_winner(side) and (found.better(side) or _same_requests(found, side))
     }
     if len(won) == 2:
-        return f"B is better in {won['b']}, A in {won['a']}"
+        return f"B is better than A in {won['b']}, worse in {won['a']}"
     for side, what in won.items():
-        return f"{side.upper()} is better: {what}"
+        return f"B is {'better' if side == 'b' else 'worse'} than A: {what}"
     is_known = found.different_work is None
     return "neither is better for sure" if is_known else "not to be judged: the work differs"
 
 
 def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
-    """Return a heading ("A better") and phrases that list the figures in which this run is better.
-
-    If the comparison names no winner, the heading is "A lower", and the phrases list the latencies
-    that are lower in this run.
-    """
+    """Return a heading ("A better", or of unlike work "A lower") and phrases on the figures."""
     letter = side.upper()
     if found.names_winner(side):
         sure = _phrases(found.better(side)) + _same_requests(found, side)
@@ -184,14 +180,13 @@ def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
             mine, others = sorted((each.num_a, each.num_b), reverse=True)
             factor = factor_text(max(each.factor, 1 / each.factor))
             phrases.append(
-                f"{each.what} of the same requests: shorter for {mine:,}, longer for {others:,} "
-                f"of {len(found.requests.pairs):,} ({factor} at the median)"
+                f"{each.what} shorter for {mine:,} of the same {len(found.requests.pairs):,} "
+                f"requests, longer for {others:,} ({factor} at the median)"
             )
     return phrases
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return phrases for the figures in which this run may be better, but not with certainty."""
     return _phrases(
         [
             figure
@@ -205,10 +200,7 @@ def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
-    """Return one phrase for each kind of figure, such as ITL, with the largest difference first.
-
-    The parts of ITL come last: they explain the others.
-    """
+    """Return a phrase for each kind of figure, the largest first, the parts of ITL last."""
     phrases: list[tuple[bool, float, str]] = []
     for kind in (*_TOLD, *PARTS):
         of_kind = [figure for figure in figures if figure.kind == kind]
@@ -225,10 +217,7 @@ def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
 
 
 def _outstanding(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """Return the three percentiles that differ most, among figures of one kind.
-
-    The p90 is left out, and so is a percentile with the same two values as one already taken.
-    """
+    """Return the three percentiles of one kind that differ most, not p90, nor equal ones."""
     kept: list[ComparedFigure] = []
     for figure in sorted(figures, key=lambda each: -each.weight):
         if figure.rank != 90 and not any(
@@ -254,10 +243,7 @@ def _times(figure: ComparedFigure) -> str:
 
 
 def unclear(found: Comparison) -> list[str]:
-    """Return a phrase for each figure whose difference may be chance.
-
-    A phrase gives the number of waits only if both runs had the same requests.
-    """
+    """Return a phrase for each figure whose difference may be chance."""
     judges = found.different_work is None  # with different work, longer runs would not decide it
     phrases = []
     for kind, label in COMPARED_KINDS.items():
@@ -283,13 +269,14 @@ def _unsure(figure: ComparedFigure, has_values: bool) -> str:
 def paired(found: Comparison) -> list[str]:
     """Return a phrase for each latency: for how many requests it was shorter in A, and in B.
 
-    Only requests that both runs served are compared.
+    Only requests that both runs served are compared. What `outcome` says is not said again.
     """
     number = len(found.requests.pairs)
     return [
         f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
         + (" (significant)" if each.is_sure else " (may be chance)")
         for each in found.paired
+        if each.winner is None or not found.names_winner(each.winner)
     ]
 
 
@@ -299,11 +286,7 @@ def values_text(values: Iterable[KnobValue]) -> str:
 
 
 def reach(found: Comparison) -> list[str]:
-    """Return a phrase that says where the compared parts of one session were cut short.
-
-    A part is cut short at another change of knobs or workload. Empty if no part is, or if the runs
-    are not parts of one session.
-    """
+    """Return a phrase on where parts of one session are cut short by another change, if so."""
     known = reaches(*found.names)
     parts = [] if known is None else zip("AB", known[1:], strict=True)
     joined = ", ".join(f"{letter} {text}" for letter, text in parts if text)

@@ -36,10 +36,7 @@ NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark"
 
 @dataclass(slots=True)
 class Frame:
-    """The data of one picture of the dashboard.
-
-    `summary`, `state` and the latencies are those at the cursor, not at the newest step.
-    """
+    """The data of one picture; `summary`, `state` and latencies are those at the cursor."""
 
     history: History
     view: View
@@ -84,11 +81,15 @@ class Frame:
 
     @property
     def window_s(self) -> float | None:
-        """How many seconds of the last minute of a replay are in memory.
-
-        None if the whole minute is.
-        """
+        """How many seconds of the last minute of a replay are in memory; None if all of it is."""
         return self.cut_s(LATENCY_WINDOW_S)
+
+    def known_s(self, window_s: float) -> float:
+        """Return how many seconds of a window up to the cursor have steps in memory."""
+        begin = None if self.first_step is None else self.history.summary(self.first_step)
+        if begin is None:
+            return window_s
+        return min(window_s, (self.state.time_ns - begin.schedule_start_ns) / 1e9)
 
     def cut_s(self, window_s: float) -> float | None:
         """Return how many seconds of a window up to the cursor are in memory; None if all of it is.
@@ -104,10 +105,7 @@ class Frame:
 
     @property
     def tells_requests(self) -> bool:
-        """Whether the engine publishes the requests of each step.
-
-        If it does not, figures of single requests are unknown.
-        """
+        """Whether the engine publishes the requests of each step, and so their figures."""
         return self.summary is None or self.summary.num_rows is not None
 
     @property
@@ -148,10 +146,7 @@ class Frame:
 
     @property
     def in_flight(self) -> StepInFlight | None:
-        """The step that runs now, if it has run for long and the engine still publishes.
-
-        None otherwise.
-        """
+        """The step that runs now, if for long and the engine still publishes; else None."""
         return self.state.in_flight if self.view.live and not self.is_silent else None
 
     @property

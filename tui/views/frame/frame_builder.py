@@ -151,10 +151,7 @@ class FrameBuilder:
         )
 
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
-        """Return the current frame, for a chart with this many columns, lanes and events.
-
-        It also moves the cursor of `view` to a step that is still in memory.
-        """
+        """Return the current frame, and move the cursor to a step still in memory."""
         history = self._history
         self._built_of = view.cursor if view.cursor is not None else (history.version,)
         first_step, last_step, newest_state = history.newest
@@ -218,7 +215,6 @@ class FrameBuilder:
         )
 
     def _age_s(self) -> float:
-        """Seconds since the last message of the engine came."""
         version, now_s = self._history.version, self._clock()
         if version != self._heard[0]:
             self._heard = version, now_s
@@ -270,10 +266,7 @@ class FrameBuilder:
         return self._figures
 
     def _rates(self, end_ns: int | None) -> Rates:
-        """Return the rates over the last ten seconds.
-
-        They are unknown while steps of this window are still being loaded.
-        """
+        """Return the rates over ten seconds; unknown while steps of them are loaded."""
         history = self._history
         rates = history.rates(end_ns, RATES_WINDOW_S)
         if history.is_short and rates.seconds < RATES_WINDOW_S:
@@ -290,11 +283,7 @@ class FrameBuilder:
     # Events
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
-        """Return the last events up to the cursor.
-
-        Each kind of event has a share of the places, so that frequent kinds never crowd out rare
-        ones.
-        """
+        """Return the last events up to the cursor; rare kinds have places of their own."""
         second = round(self._clock() / _EVENTS_S) if view.live else 0
         marks, first_step = len(self._history.marks), self._history.first_step
         # In a replay, earlier steps may have been loaded meanwhile.
@@ -322,10 +311,7 @@ class FrameBuilder:
         return found
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
-        """Return events of late tokens: late ITLs in up to half the places, then late TTFTs.
-
-        ITLs are taken first: otherwise they would not show where every first token is late.
-        """
+        """Return late ITLs in up to half the places: all first tokens may be late."""
         windows = self._history.windows
         found = windows.late_events(cursor, limit - limit // 2, ("ITL",))
         return found + windows.late_events(cursor, limit - len(found), ("TTFT",))
@@ -350,10 +336,7 @@ class FrameBuilder:
         step: StepInFlight,
         state: SessionState,
     ) -> tuple[list[ChartColumn | None], list[LaneRow]]:
-        """Shift columns and lanes left, and add the step in flight, as wide as it is long so far.
-
-        That step has no record yet.
-        """
+        """Shift columns and lanes left, and add the step in flight, which has no record yet."""
         took_ns, width = round(seconds_of(step) * 1e9), len(columns)
         if view.axis == "time":
             num = max(1, min(width // 2, took_ns // (COLUMN_NS * view.zoom)))

@@ -6,7 +6,6 @@ A lane is a row of the chart of requests and steps: what one request did, step b
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
@@ -60,7 +59,7 @@ def lane_rows(
     if view.first_lane is None and len(chosen) < len(request_ids):
         chosen = _with_culprits(chosen, _culprits(history, request_ids, shown))
     chosen = _with_followed(chosen, request_ids, view)
-    merge = _merger(columns, first)
+    merge = _merger(columns, first, last)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     # The state drops requests that have ended: their cells up to the cursor tell how they ended.
     past = sum(column is None or column.first <= state.step for column in columns)
@@ -110,11 +109,12 @@ def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> lis
     return [followed, *chosen[: len(chosen) - 1]]
 
 
-# Cells that become true only at the end of a step.
-_AT_THE_END = frozenset({Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED})
+# Cells that become true only at the end of a step; before it, the step of the token still runs.
+_AT_THE_END = bytes((Cell.DECODE, Cell.DECODE_MULTI, Cell.FINISHED))
+_BEFORE_IT = bytes.maketrans(_AT_THE_END, bytes((len(Cell),)) * len(_AT_THE_END))
 
 
-def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], bytes]:
+def _merger(columns: list[ChartColumn | None], first: int, last: int) -> Callable[[bytes], bytes]:
     """Return a function that merges a request's cells by step into cells by column.
 
     A column shows the largest `Cell` value of its steps. But a step that lasts over several columns
@@ -122,37 +122,32 @@ def _merger(columns: list[ChartColumn | None], first: int) -> Callable[[bytes], 
 
     Args:
         first: the step of the first cell.
+        last: the step of the last cell.
     """
-    steps = [None if each is None else each.last for each in columns]
-    blank = sum(step is None for step in steps)
-    if steps == [None] * blank + list(range(first, first + len(steps) - blank)):
-        padding = bytes(blank)  # most often: a step a column
-        return lambda cells: padding + cells[: len(steps) - blank]
-    pieces: list[tuple[int, int, int, bool]] = []  # begin, end, columns (0: one a step), pending
-    for column, group in groupby(columns):
-        num = sum(1 for _ in group)
-        if column is None:
-            pieces.append((0, 0, num, False))
-            continue
-        begin, end = column.first - first, column.last + 1 - first
-        if num > 1 or end > begin + 1 or column.is_pending:
-            pieces.append((begin, end, num, column.is_pending))
-        elif pieces and pieces[-1][1:3] == (begin, 0):
-            pieces[-1] = (pieces[-1][0], end, 0, False)
+    num = last + 1 - first
+    several: list[tuple[int, int, bool]] = []  # columns of several steps: begin, end, pending
+    runs: list[list[int]] = []  # begin and end of columns that stand side by side in `found`
+    for column in columns:
+        place = 0
+        if column is not None and column.first == column.last:
+            place = 1 + column.first - first + num * column.is_pending
+        elif column is not None:
+            several.append((column.first - first, column.last + 1 - first, column.is_pending))
+            place = 2 * num + len(several)
+        if runs and runs[-1][1] == place:
+            runs[-1][1] += 1
         else:
-            pieces.append((begin, end, 0, False))
+            runs.append([place, place + 1])
 
-    def merged(cells: bytes, num: int, is_pending: bool) -> bytes:
-        if is_pending and cells and cells[-1] in _AT_THE_END:
-            return bytes((max(cells[:-1], default=len(Cell)),)) * num
-        return bytes((max(cells, default=0),)) * num
-
-    return lambda cells: b"".join(
-        [
-            merged(cells[begin:end], num, is_pending) if num else cells[begin:end]
-            for begin, end, num, is_pending in pieces
+    def merged(cells: bytes) -> bytes:
+        worst = [
+            max(cells[begin : end - (is_pending and cells[end - 1] in _AT_THE_END)])
+            for begin, end, is_pending in several
         ]
-    )
+        found = b"".join((b"\0", cells, cells.translate(_BEFORE_IT), bytes(worst)))
+        return b"".join([found[begin:end] for begin, end in runs])
+
+    return merged
 
 
 _ENDED = frozenset({"END", "ABRT", ""})

@@ -17,13 +17,7 @@ _LONG_STEPS = 10_000  # from this many steps on, a separate thread makes the rep
 
 
 class LatencyWindows:
-    """Computes latency reports and keeps them between frames. Use it only on the UI thread.
-
-    A report that is not ready yet is left out, because a reader would take an outdated one for new.
-
-    Args:
-        clock: returns seconds; only paces the updates.
-    """
+    """Keeps latency reports between frames, without outdated ones. For the UI thread."""
 
     def __init__(self, history: History, clock: Callable[[], float]) -> None:
         self._history = history

@@ -48,10 +48,7 @@ def _change_width(width: int) -> int:
 
 
 def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
-    """Return the row of a knob change, with latencies before and after it.
-
-    A latency above its service level is marked with `!`.
-    """
+    """Return the row of a knob change, with latencies before and after it (`!`: late)."""
     room = _change_width(width)
     cells: list[Cell] = [
         (f"{entry.effective_step:,}", "text"),
@@ -87,10 +84,7 @@ def audited(frame: Frame, entry: Audited) -> list[Cell]:
 
 
 def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
-    """Return the row of a command that comes after the cursor in a replayed file.
-
-    The row has no latencies, because the effect is not known yet.
-    """
+    """Return the row of a command after the cursor in a replayed file, without effect yet."""
     ahead = "ahead: "
     if isinstance(entry, KnobsChanged):
         who = entry.who

@@ -11,10 +11,7 @@ MAX_BREACHES = 200
 
 
 def listed(frame: Frame) -> list[Breach]:
-    """Return the breaches up to the cursor, at most one per step and kind (TTFT, ITL).
-
-    The newest or the longest come first, as the operator chose.
-    """
+    """Return the breaches up to the cursor, one per step and kind, in the order that was chosen."""
     windows = frame.history.windows
     if frame.view.longest_first:
         return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
@@ -22,11 +19,7 @@ def listed(frame: Frame) -> list[Breach]:
 
 
 def heading(frame: Frame, room: int) -> Line:
-    """Return the heading: how many tokens are late, their order, and the key for the other order.
-
-    If the heading is too long, first the number of shown tokens is left out, then the word
-    "tokens", then the number of steps.
-    """
+    """Return how many tokens are late, their order and its key, in as many words as fit."""
     order = (f"  {_order(frame)}", "muted")
     late = frame.history.windows.late(frame.cursor)
     if not late.num_breaches and not frame.tells_requests:
@@ -47,10 +40,7 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def _of_what(frame: Frame) -> str:
-    """Return to what part of the session the number of late tokens applies.
-
-    Empty if all of the session was counted.
-    """
+    """Return to what part of the session the number of late tokens applies; empty if to all."""
     end = None if frame.extent is None else frame.extent[1]
     is_at_end = frame.cursor is None or end is None or frame.cursor >= end
     in_memory = "" if frame.is_whole else " in memory"
@@ -58,10 +48,7 @@ def _of_what(frame: Frame) -> str:
 
 
 def _first_kind(frame: Frame) -> str:
-    """Return the kind of latency, TTFT or ITL, whose breaches come first in the list.
-
-    It is ITL unless the page shows TTFT: waits for first tokens are so long that they hide stalls.
-    """
+    """Return the kind whose breaches come first: ITL, or waits for first tokens hide it."""
     return "TTFT" if frame.view.latency == "ttft" else "ITL"
 
 

@@ -1,5 +1,6 @@
 """The page that compares two runs: which is better, in which figures, why, and both in charts."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -40,10 +41,7 @@ def chart_columns(width: int) -> int:
 
 
 def column_at(line: str, width: int, x: int) -> int | None:
-    """Return the index of the chart column at cell `x` of the page.
-
-    None if `x` is beside the charts.
-    """
+    """Return the index of the chart column at cell `x` of the page; None beside the charts."""
     first = (_TABLE_WIDTH if width >= _BESIDE else 0) + 1 + compare_charts.GUTTER
     if len(line) <= first or line[first - 1] not in "│┤" or not first <= x < width - 1:
         return None
@@ -82,11 +80,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
 
 
 def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
-    """Return short names of both runs, and what divides them if they are parts of one session.
-
-    The parts of a divided session are called "before" and "after"; otherwise the last text is
-    empty.
-    """
+    """Return short names of both runs, and what divides them if they are parts of one session."""
     found = reaches(a, b)
     return ((a, b), "") if found is None else (("before", "after"), found[0])
 
@@ -127,7 +121,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _charts_min(height: int) -> int:
-    return 9 if height < 30 else 17
+    return 9 if height < 30 else 16
 
 
 # The verdict
@@ -168,7 +162,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     lines: list[Line] = []
     headline = words.headline(found) if room > _LEAST_ROOM else ""
     if headline:
-        lines.append(((f" {clean(headline, width - 2)}", "strong"),))
+        fits = len(headline) <= width - 2
+        said = headline if fits else re.sub(r" \([^)]*\)", "", headline)
+        lines.append(((f" {clean(said, width - 2)}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
@@ -184,11 +180,13 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     blocks = [each for each in blocks if not headline.endswith(": " + "; ".join(each[2]))]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
-        lines += _block(head, style, phrases, width, max(1, min(2, left)))
+        lines += _block(head, style, phrases, width, max(1, min(3, left)))
     if room - len(lines) >= 2:
-        for letter, side in zip("AB", sides.SIDES, strict=True):
-            late = sides.late(found, side, width - _HEAD - 1)
-            lines += _block(f"late {letter}", "text", [late], width, 1)
+        late = [sides.late(found, side, width - _HEAD - 1) for side in sides.SIDES]
+        both = f"A {late[0]}; B {late[1]}"
+        heads = {"late A": late[0], "late B": late[1]}
+        for head, text in ({"late": both} if len(both) < width - _HEAD else heads).items():
+            lines += _block(head, "text", [text], width, 1)
     same = words.paired(found)
     unclear = words.unclear(found)
     if same and len(lines) < room:
@@ -200,7 +198,6 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 
 
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
-    """Return a heading and its phrases, wrapped to at most `most` lines."""
     wrapped = _wrapped(phrases, width - _HEAD - 1, most)
     return [
         ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))

@@ -49,11 +49,7 @@ def notes(page: FleetPage, width: int) -> list[Line]:
 
 
 def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
-    """Group engines that share a note: at least three that stand out in the same figures.
-
-    An engine without such company forms a group of its own. Groups are ordered by their worst
-    engine.
-    """
+    """Group engines that share a note (three or more), and single ones, by their worst engine."""
     kinds: dict[tuple[FleetFigure, ...], list[Imbalance]] = {}
     for each in imbalances:
         kinds.setdefault(each.figures, []).append(each)
@@ -68,7 +64,6 @@ def _alike(imbalances: Sequence[Imbalance]) -> list[list[Imbalance]]:
 
 
 def _imbalance(picture: FleetPicture, group: Sequence[Imbalance], width: int) -> list[Line]:
-    """Return the note on a group of engines that stand out in the same figures."""
     worst = group[0]
     sign, style = ("▼", "good") if worst.has_room else ("▲", "caution")
     seconds = picture.now_s - min(each.since_s for each in group)
@@ -111,10 +106,7 @@ def _how_to_add() -> list[Line]:
 
 
 def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
-    """Return lines with a beginning and then the pieces of text, wrapped to `width`.
-
-    Dots separate the pieces.
-    """
+    """Return lines with a beginning, then the pieces with dots between, wrapped to `width`."""
     indent = length_of(begin)
     if indent > width // 2:
         indent = 4

@@ -76,10 +76,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header lines, in place of the header that shows one engine.
-
-    They tell how many engines are up, and sums over all engines.
-    """
+    """Return the header lines: how many engines are up, and sums over all of them."""
     right: Line = ((f"{fps:g}fps ", "muted"),)
     page = frame.fleet
     if page is None:
@@ -99,10 +96,7 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """Return what was clicked on the page: an engine's name, or the key of a column heading.
-
-    None if the click hit neither.
-    """
+    """Return what was clicked: an engine's name, the key of a column heading, or None."""
     page = frame.fleet
     if page is None:
         return None
@@ -153,10 +147,7 @@ def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
 
 
 def _totals(page: FleetPage) -> list[Line]:
-    """Return parts of the header: for each figure its sum over the engines that publish it.
-
-    A dash stands for a figure that no engine publishes.
-    """
+    """Return for each figure its sum over the engines that publish it; a dash if none does."""
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
     seats = _sum(engines, lambda e: e.num_seats)
@@ -223,10 +214,7 @@ _SIDES: tuple[tuple[str, FleetFigure, Callable[[EngineFigures], float | None], s
 
 
 def _bars(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return panels of bars, one per figure, with a bar for each engine in the order of the table.
-
-    Each figure has its own scale.
-    """
+    """Return a panel of bars for each figure, on its own scale, an engine each as in the table."""
     number = 4 if width >= 100 else 2
     widths = [width // number] * number
     widths[-1] = width - sum(widths[:-1])

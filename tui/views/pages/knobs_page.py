@@ -142,11 +142,7 @@ def _knob(
     past: Sequence[KnobsChanged],
     rooms: Mapping[str, int],
 ) -> list[Cell]:
-    """Return the table row of one knob.
-
-    Args:
-        rooms: the widths of the columns.
-    """
+    """Return the table row of one knob; `rooms`: the widths of the columns."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
     texts = {
@@ -210,10 +206,7 @@ def _is_longer(frame: Frame) -> bool:
 
 
 def _step(frame: Frame, entry: Entry) -> int | None:
-    """Return the step at which an entry took effect.
-
-    For a refused command, return the last step before the command came.
-    """
+    """Return the step at which an entry took effect; of a refused one, the step before."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
@@ -225,10 +218,7 @@ def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
 
 
 def _refused(frame: Frame) -> str:
-    """Return a text: how many commands the control socket refused, by reason.
-
-    Empty if the engine does not report refusals.
-    """
+    """Return how many commands the control socket refused, by reason; empty if that is unknown."""
     control = frame.state.control
     if control is None:
         return ""
@@ -249,7 +239,6 @@ def _known(frame: Frame) -> list[KnobsChanged]:
 
 
 def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
-    """Return those knob changes that took effect up to the cursor."""
     cursor = frame.cursor
     if cursor is None or (frame.view.live and not frame.is_replay):
         return known

@@ -12,7 +12,7 @@ from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, column_chart, table
-from stepscope.tui.views.lines import Line, Run, clean, framed
+from stepscope.tui.views.lines import Line, Run, clean, framed, joined
 
 NARROW = 100  # below this width only the map and one line of figures
 _SIDE_WIDTH = 46
@@ -104,7 +104,6 @@ def _row(number: int, view: RequestView) -> list[Cell]:
 
 
 def _hue(view: RequestView) -> str:
-    """Return the style of a request's blocks: that of its lane."""
     return "prefill" if lane_status(view) == "PRE" else "decode"
 
 
@@ -116,10 +115,7 @@ def _letter(number: int) -> str:
 
 
 def _block_width(frame: Frame, width: int, rows: int) -> int:
-    """Return how many cells one KV block takes on the map, as many as fit.
-
-    It is 1 also if several blocks have to share a cell.
-    """
+    """Return how many cells one KV block takes on the map, as many as fit, 1 at least."""
     num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
     for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
         if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
@@ -155,23 +151,12 @@ def _most(names: str) -> str:
 
 
 def _owner_runs(names: str, frame: Frame) -> Line:
-    """Return a row of the map by owner: a letter for the request that holds each block.
-
-    Its colour is that of what the request does, as in the lanes. The blocks of the selected request
-    are highlighted.
-    """
+    """Return a row of the map by owner: a letter for the request of each block, as in the lanes."""
     styles = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}
     styles |= {_letter(number): _hue(view) for number, view in enumerate(_holders(frame)[:52])}
     chosen = _letter(frame.view.row)
     styles[chosen] = f"{styles.get(chosen, 'strong')}+cursor"
-    runs: list[Run] = []
-    for name in names:
-        style = styles.get(name, "muted")
-        if runs and runs[-1][1] == style:
-            runs[-1] = (runs[-1][0] + name, style)
-        else:
-            runs.append((name, style))
-    return tuple(runs)
+    return joined((name, styles.get(name, "muted")) for name in names)
 
 
 def _owner_key() -> Line:
@@ -302,14 +287,8 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
         body.append(((f"{label:>6} ", "muted"), ("│", "frame"), *line))
     marks = "".join("✗" if s is not None and s.num_preempted else "─" for s in summaries)
     marks = "─" * (room - len(marks)) + marks
-    axis: list[Run] = [("       ", "muted"), ("┤", "frame")]
-    for glyph in marks:
-        style = "preempted" if glyph == "✗" else "frame"
-        if axis[-1][1] == style:
-            axis[-1] = (axis[-1][0] + glyph, style)
-        else:
-            axis.append((glyph, style))
-    body.append(tuple(axis))
+    axis = [(glyph, "preempted" if glyph == "✗" else "frame") for glyph in f"┤{marks}"]
+    body.append((("       ", "muted"), *joined(axis)))
     legend: Line = (
         ("█", "kv_used"),
         ("used ", "muted"),
@@ -328,15 +307,9 @@ def _stacked(
     below = column_chart(used, height, top, ["kv_used"] * len(used))
     lines: list[Line] = []
     for y, line in enumerate(below):
-        cells = "".join(text for text, _ in line)
-        runs: list[Run] = []
-        for cell, value in zip(cells, kept, strict=True):
-            style = "kv_used"
-            if cell == " " and value is not None and value / top * height >= height - y - 0.5:
-                cell, style = "░", "kv_cached"
-            if runs and runs[-1][1] == style:
-                runs[-1] = (runs[-1][0] + cell, style)
-            else:
-                runs.append((cell, style))
-        lines.append(tuple(runs))
+        cells: list[Run] = []
+        for cell, value in zip("".join(text for text, _ in line), kept, strict=True):
+            is_kept = value is not None and value / top * height >= height - y - 0.5
+            cells.append(("░", "kv_cached") if cell == " " and is_kept else (cell, "kv_used"))
+        lines.append(joined(cells))
     return lines

@@ -111,7 +111,6 @@ def _limited(frame: Frame) -> Line:
 
 
 def _goodput(frame: Frame) -> Line:
-    """Return the text of the last minute's goodput; empty if no request finished in that minute."""
     goodput = frame.goodput
     if not goodput.num_judged or goodput.per_s is None:
         return ()
@@ -123,10 +122,7 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
-    """Return the table of latencies: time windows side by side, as many as fit.
-
-    The window of the last minute is always in it.
-    """
+    """Return the table of latencies: as many time windows as fit, the last minute among them."""
     slo = frame.history.slo
     reports = frame.windows
     names = [name for name, _ in WINDOWS]
@@ -179,10 +175,7 @@ def _front_ends(frame: Frame) -> list[Line]:
 
 
 def _title(frame: Frame, name: str) -> str:
-    """Return the title of a time window's column: the window's real length.
-
-    That is shorter than the window if memory holds less of a replay.
-    """
+    """Return the title of a window's column: its length, less if memory holds less of a replay."""
     length_s = dict(WINDOWS)[name]
     window_s = frame.window_s
     if length_s is None:
@@ -213,7 +206,6 @@ def _block(series: Series | None, bound: float | None, is_known: bool) -> Line:
 
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the heat map and the histogram of the kind of latency that the operator selected."""
     kind = frame.view.latency
     minute = frame.windows.get("60 s")
     # Use the samples that the table counts: it is updated less often than this is drawn.
@@ -261,12 +253,7 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
 
 
 def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
-    """Read the steps that explain all visible breaches together, if it is cheaper than one by one.
-
-    Returns:
-        The step up to which it has read; None if one by one is cheaper; -1 if the engine runs too
-            fast to keep up.
-    """
+    """Read on for the visible breaches; return up to where, None (one by one) or -1 (never)."""
     seen = _seen(frame, breaches, room)
     max_steps = max(1, _READ_ROWS // _num_rows(frame))
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
@@ -280,7 +267,6 @@ def _steps_per_s(frame: Frame) -> float:
 
 
 def _num_rows(frame: Frame) -> int:
-    """Return about how many batch rows (requests) a step has."""
     return max(1, frame.state.num_running)
 
 
@@ -294,11 +280,7 @@ def _is_affordable(frame: Frame, breach: Breach) -> bool:
 def _explained(
     frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
 ) -> list[list[Cell]]:
-    """Return the table rows of all breaches; only the visible ones are explained.
-
-    Args:
-        read_step: what `_read` returned.
-    """
+    """Return the rows of all breaches, the visible explained; `read_step` is of `_read`."""
     whys = {}
     why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS

@@ -28,7 +28,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, Run, clean, framed, length_of
+from stepscope.tui.views.lines import Line, clean, framed, joined, length_of
 from stepscope.tui.views.pages import transcript
 
 MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
@@ -43,10 +43,7 @@ _COLUMNS = (
 
 
 class _Waits(NamedTuple):
-    """A request's waits for tokens.
-
-    `all` has those up to the cursor; `late` has those of them that the page lists.
-    """
+    """A request's waits up to the cursor; `late` has those of them that the page lists."""
 
     life: Life | None
     all: tuple[Late, ...]
@@ -55,11 +52,7 @@ class _Waits(NamedTuple):
 
 
 def request_id_of(frame: Frame) -> int | None:
-    """Return the id of the request to show.
-
-    That is the selected request, else the followed one, else the one that waited longest for a
-    token of the step at the cursor, else the oldest. None if there is no request.
-    """
+    """Return the request to show: selected, followed, longest waiting, else the oldest."""
     view, requests = frame.view, frame.state.requests
     if view.selected is not None:
         return view.selected
@@ -132,10 +125,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _absent(frame: Frame, request_id: int) -> list[str]:
-    """Return lines for a request that does not exist at the cursor.
-
-    They say how the request ended, and which keys go to its steps.
-    """
+    """Return lines on a request not at the cursor: how it ended, the keys to its steps."""
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
@@ -244,10 +234,7 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
-    """Return a chart with one bar per token: how long the request waited for it.
-
-    If there are more tokens than columns, a bar shows the longest wait of several.
-    """
+    """Return a chart with a bar per token, or the longest wait of several: how long it waited."""
     gaps = [each for each in waits.all if each.token_idx]
     title: Line = (("gaps between tokens", "title"),)
     if not gaps:
@@ -273,25 +260,13 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
         if chart_height - 1 - y == at_bound:
             label = f"<{bound_ms:g}"
         body.append(((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
-    marks = "".join(
-        "!" if style == "breach" else "‖" if style == "mark" else "─" for style in styles
-    )
-    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *_marks(marks)))
+    glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
+    marks = joined(glyphs[style] for style in styles)
+    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     title = (*title, (f"  ms ({unit})", "muted"))
     legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
     return framed(body, width, height, title, legend)
-
-
-def _marks(text: str) -> Line:
-    styles = {"!": "breach", "‖": "mark", "─": "frame"}
-    runs: list[Run] = []
-    for glyph in text:
-        if runs and runs[-1][1] == styles[glyph]:
-            runs[-1] = (runs[-1][0] + glyph, styles[glyph])
-        else:
-            runs.append((glyph, styles[glyph]))
-    return tuple(runs)
 
 
 def _row(frame: Frame, late: Late, width: int) -> list[Cell]:

@@ -28,34 +28,22 @@ class StartChoice(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of the start screen.
-
-    Attributes:
-        cells: the texts under the columns of its section; if there are fewer cells than columns,
-            the last cell extends over the rest.
-        about: a longer text for the notice line.
-    """
+    """One entry of the start screen."""
 
     choice: StartChoice
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest
     style: str = "strong"
-    about: str = ""
+    about: str = ""  # a longer text for the notice line
 
 
 class Section(NamedTuple):
-    """A group of entries on the start screen, such as all recordings.
-
-    Attributes:
-        columns: for each cell after the title: name, width, and whether it is right-aligned; a
-            column of width 0 fills the rest.
-        otherwise: the text that is shown if there is no entry.
-    """
+    """A group of entries on the start screen, such as all recordings."""
 
     title: str
-    columns: tuple[tuple[str, int, bool], ...]
+    columns: tuple[tuple[str, int, bool], ...]  # name, width (0: the rest), to the right
     entries: tuple[Entry, ...]
-    otherwise: str = ""
+    otherwise: str = ""  # shown if there is no entry
     is_fixed: bool = False  # its entries never change, so they get the first digits
 
 
@@ -71,13 +59,7 @@ class File(NamedTuple):
 def engines_section(
     lines: "Sequence[tuple[str, EngineLine]]", configured: Sequence[str], is_looking: bool
 ) -> Section:
-    """Return the section of the engines on this machine.
-
-    Args:
-        lines: address and figures of each engine.
-        configured: the engines in the config file.
-        is_looking: the first search is not done yet.
-    """
+    """Return the section of the engines here (address, figures) and of the config file."""
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:
         choice = StartChoice("engines", tuple(address for address, _ in lines))

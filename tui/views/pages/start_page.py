@@ -40,10 +40,7 @@ def entries_of(sections: Sequence[Section]) -> list[Entry]:
 
 
 def digits_of(sections: Sequence[Section]) -> dict[int, int]:
-    """Return digit key -> index of the entry that it opens.
-
-    Sections that always have the same entries get the first digits.
-    """
+    """Return digit -> index of its entry; sections that never change get the first."""
     places = []
     number = 0
     for section in sections:
@@ -135,10 +132,7 @@ def _heading(section: Section, width: int) -> Line:
 
 
 def _title(entry: Entry, room: int) -> str:
-    """Return the title of an entry, cut to fit; of a long file name the end stays.
-
-    Similar files differ at the end of their names.
-    """
+    """Return the title of an entry, cut to fit; of a long file name the end tells most."""
     title = clean(entry.title, max(1, len(entry.title)))
     if entry.choice.kind == "file" and len(title) > room:
         return "…" + title[len(title) - room + 1 :]

@@ -103,10 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _before(frame: Frame, record: StepRecord) -> SessionState | None:
-    """Return the state just before this step, if the step preempted a request.
-
-    None if it preempted none, or if the state is unknown.
-    """
+    """Return the state before a step that preempted a request, if it is known; else None."""
     if not any(isinstance(event, Preempted) for event in record.events):
         return None
     before = frame.history.neighbour(record.step, -1)
@@ -160,10 +157,7 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
 
 
 def _taken(frame: Frame, row: BatchRow) -> str:
-    """Return a text: how many KV blocks the request of a batch row took in this step.
-
-    Empty if none.
-    """
+    """Return how many KV blocks the request of a batch row took in this step; empty if none."""
     record = frame.record
     moves = () if record is None else record.moves
     taken = sum(move.owner == row.request_id for move in moves)
@@ -250,7 +244,6 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
 
 
 def _timing(record: StepRecord, width: int) -> Line:
-    """Return a bar of the step's time, divided into schedule, launch and model."""
     total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
     scheduled, launch = record.schedule_end_ns, record.launch_ns
     room = max(8, width - 16)

@@ -8,10 +8,7 @@ _PROMPT_SHARE = 3  # the prompt gets a third of the lines if the output needs th
 
 
 def height_for(known: KnownText | None, height: int) -> int:
-    """Return the height of the panel on a page of `height` lines.
-
-    It is 0 if there is no text to show, or no room for it.
-    """
+    """Return the height of the panel on a page of this height; 0 without text or room for it."""
     if known is None or height < 18:
         return 0
     return min(12, max(MIN_HEIGHT, height // 5))

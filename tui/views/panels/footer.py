@@ -88,7 +88,6 @@ def _placed(
 def _fitting(
     entries: list[tuple[str, tuple[Run, Run]]], room: int
 ) -> list[tuple[str, tuple[Run, Run]]]:
-    """Return as many of the entries as fit, from the first on."""
     shown = []
     for action_id, runs in entries:
         room -= _length(runs)

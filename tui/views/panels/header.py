@@ -28,15 +28,13 @@ class SourceState:
 
 
 def badge(frame: Frame, connection: SourceState) -> Run:
-    """Return the state of the picture as a badge, such as live, stale or paused.
-
-    It is never "live" if the data is stale.
-    """
+    """Return the state of the picture as a badge; it is never "live" if the data is stale."""
     status = connection.status
     if connection.is_previous:
         return "▐BEFORE THE RESTART▌", "badge_paused"
-    if not frame.view.live and frame.is_replay:
-        return "▐REPLAY PAUSED▌", "badge_paused"
+    if frame.is_replay and (status == "paused" or not frame.view.live):
+        is_end = frame.extent is not None and frame.cursor == frame.extent[1]
+        return ("▐REPLAY END▌", "badge_replay") if is_end else ("▐REPLAY PAUSED▌", "badge_paused")
     if not frame.view.live:
         return "▐PAUSED▌", "badge_paused"
     if status in ("stale", "down", "starting", "connecting"):
@@ -48,9 +46,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     if status == "live":
         return ("▐LIVE idle▌" if frame.is_idle else "▐LIVE▌"), "badge_live"
     if status == "ended":
-        return "▐REPLAY END▌", "badge_replay"
-    if status == "paused":
-        return "▐REPLAY PAUSED▌", "badge_paused"
+        return f"▐{'REPLAY' if frame.is_replay else 'LOG'} END▌", "badge_replay"
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 
@@ -153,10 +149,7 @@ def _step(frame: Frame) -> Line:
 
 
 def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
-    """Return why the engine does not run now, while the picture shows an earlier step.
-
-    None if the engine runs, or if the picture shows the newest step.
-    """
+    """Return why the engine does not run now, while the picture shows an earlier step, or None."""
     if frame.view.live or frame.is_replay or connection.is_previous:
         return None
     if connection.status in ("stale", "down", "starting"):
@@ -176,7 +169,6 @@ def _rate(frame: Frame, connection: SourceState) -> str:
 
 
 def _output(frame: Frame) -> list[tuple[int, Line]]:
-    """Return the output tokens per second, with a sparkline of the last seconds."""
     rate = frame.rates.output_tokens_per_s
     if rate is None or frame.is_past:
         return []

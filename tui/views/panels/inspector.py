@@ -37,10 +37,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """Return the lines inside the frame.
-
-    Prefills and events that do not fit are counted in a last line.
-    """
+    """Return the lines inside the frame; what does not fit is counted in a last line."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         lost: Line = ((" the record of this step was lost", "muted"),)
@@ -55,7 +52,8 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         _blocks(record),
     ]
     tail.append(times_line(record, width))
-    if record.hidden_ns is not None or record.num_wasted_tokens or record.token_limit is not None:
+    is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
+    if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
     prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
@@ -195,13 +193,7 @@ def draft_lines(record: StepRecord) -> list[Line]:
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
-    """Return a line on whether the host prepared this step while the device ran the previous one.
-
-    It also says what work was wasted by that. A second line says if device memory limited the step.
-
-    Args:
-        overlap: whether the engine overlaps steps; None if the engine did not publish it.
-    """
+    """Return lines on what was prepared while the step before ran, and on what held it."""
     runs: list[Run] = [(" prepared ", "muted")]
     before = f"step {record.step - 1:,}"
     if record.hidden_ns is not None:
@@ -215,6 +207,8 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
         runs.append((f"after {before} had ended", "text"))
     if record.num_wasted_tokens:
         runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
+    if record.held_prefills:
+        runs.append((", kept free of prefills", "muted"))
     if record.cuda_graph is not None:
         kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
         runs.append((f", {kind} CUDA graph", "muted"))
@@ -225,12 +219,7 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
 
 
 def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
-    """Return a line for each event of a request in a step.
-
-    Args:
-        before: the state just before the step; from it the line of a preemption tells which request
-            got the KV blocks.
-    """
+    """Return a line per event; the state `before` tells who got a preempted one's blocks."""
     takers = {} if before is None else beneficiaries(record, before)
     resumed = {row.request_id for row in record.batch or () if row.flags & RowFlag.RESUMED}
     return [
@@ -253,7 +242,6 @@ def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int
 
 
 def _events(record: StepRecord, room: int) -> list[Line]:
-    """Return the lines of `event_lines` that fit, and a last line that counts the others."""
     lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)

@@ -5,11 +5,11 @@ from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.views.lines import Line, Run, length_of
+from stepscope.tui.views.panels.latency_panel import GOOD_SHARE
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
 _MAIN = 6  # first groups to make room for, by shorter bars
-_GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _SEPARATOR: Run = (" │ ", "frame")
 
 
@@ -24,17 +24,13 @@ _ACTIONS = (
     "screen_latency",
     "screen_latency",
     "screen_latency",
-    "screen_latency",
     "previous_preemption",
     "screen_live",
 )
 
 
 def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """Return the action that a click on the lines of `draw` starts.
-
-    None if the click hits no group of figures.
-    """
+    """Return the action that a click on the lines of `draw` starts; None beside a group."""
     lines = draw(frame, width, y + 1, 0)
     if y >= len(lines):
         return None
@@ -70,7 +66,6 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of figures; in grey if the engine is silent."""
     groups = _groups(frame, bar_width)
     if not frame.is_silent:
         return groups
@@ -78,7 +73,6 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[Line]:
-    """Return the groups of figures, most important first."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -112,32 +106,19 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
         ),
         (*_named(f"{own}SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
         (*_named(f"{own}SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
-        _goodput(frame, cut),
         _recompute(frame),
         _limited(frame, cut),
     ]
 
 
 def _recompute(frame: Frame) -> Line:
-    """Return the recompute tax: the share of the last minute's step time spent on recompute."""
     tax = frame.rates.recompute_tax
     if tax is None:
         return (("RECOMPUTE ", "muted"), ("—", "muted"))
     return (("RECOMPUTE ", "muted"), (f"{tax:.1%}", "caution" if tax else "text"))
 
 
-def _goodput(frame: Frame, cut: str) -> Line:
-    """Return the share of finished requests that kept all service levels, and their rate."""
-    goodput = frame.goodput
-    share, rate = goodput.share, goodput.per_s
-    if share is None or rate is None:
-        return (*_named("GOODPUT ", cut), ("—", "muted"))
-    style = "good" if share >= _GOOD_SHARE else "breach"
-    return (*_named("GOODPUT ", cut), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
-
-
 def _limited(frame: Frame, cut: str) -> Line:
-    """Return what limited most steps, and the share of steps that it limited."""
     limits = frame.limits
     if not limits:
         return (*_named("LIMIT ", cut), ("—", "muted"))
@@ -158,10 +139,7 @@ def _named(name: str, cut: str) -> Line:
 
 
 def _in_a_minute(frame: Frame, number: int) -> str:
-    """Return a count per minute: "12/m".
-
-    If less than a minute is known, return the count with the seconds counted: "3/20s".
-    """
+    """Return a count per minute ("12/m"), or in the seconds that are known ("3/20s")."""
     seconds = frame.rates.preempted_s
     if not frame.is_whole and not frame.history.is_short:
         cut_s = frame.cut_s(MINUTE_S)
@@ -189,7 +167,7 @@ def _kept(series: Series, bound: float) -> Line:
     if series.within_slo is None:
         return ((text + "—", "muted"),)
     share = min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0)
-    return ((text, "muted"), (f"{share:.1%}", "good" if share >= _GOOD_SHARE else "breach"))
+    return ((text, "muted"), (f"{share:.1%}", "good" if share >= GOOD_SHARE else "breach"))
 
 
 _TREND = {1: " ▲", 0: "  ", -1: " ▼"}
@@ -229,10 +207,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 
 
 def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
-    """Return how much of the token budget is used while no step runs.
-
-    An idle engine uses 0; otherwise show what the last step used.
-    """
+    """Return how much of the budget is used while no step runs: 0, or by the last step."""
     now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
     if frame.is_idle:  # no step has used the budget that was set since
         budget = _knob(frame, "max_num_batched_tokens") or budget

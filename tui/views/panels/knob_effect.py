@@ -21,17 +21,11 @@ BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
 
 class KnobEffect(NamedTuple):
-    """The latencies before and after a knob change.
+    """The latencies before and after a knob change."""
 
-    Attributes:
-        figures: (before, after) for each latency of `FIGURES`, in ms; None if unknown.
-        missing: why some latencies are unknown, in words; empty if all are known.
-        gist: the reason in `missing`, in two or three words.
-    """
-
-    figures: list[BeforeAfter]
-    missing: str
-    gist: str
+    figures: list[BeforeAfter]  # in ms, for each of `FIGURES`; None if unknown
+    missing: str  # why some latencies are unknown; empty if all are known
+    gist: str  # that reason in two or three words
 
     @property
     def is_blank(self) -> bool:
@@ -77,13 +71,7 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
 
 
 def _missing(report: LatencyReport, when: str) -> str:
-    """Return why latencies are missing in a time range; empty if none is.
-
-    TTFT needs a first token in that range, ITL a second one.
-
-    Args:
-        when: the time range in words.
-    """
+    """Return why latencies are missing `when`; TTFT needs a first token then, ITL a second."""
     if not report.step.num_samples:
         return f"nothing ran {when}"
     tokens = {"first": report.ttft, "second": report.itl}

@@ -26,12 +26,7 @@ def bounds_text(spec: KnobSpec, room: int | None = None) -> str:
 
 
 def draw(frame: Frame, width: int, height: int, pending: str, editable: bool) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame.
-
-    Args:
-        pending: the commands that the engine has not answered yet.
-        editable: whether the operator can open the knob editor.
-    """
+    """Return the panel, `width` x `height`; `pending`: commands without an answer yet."""
     state = frame.state
     specs = {} if state.info is None else {spec.name: spec for spec in state.info.knobs}
     body: list[Line] = []

@@ -9,6 +9,7 @@ from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
 from stepscope.tui.views.lines import Line, Run, framed, length_of, spot
 from stepscope.tui.views.theme import LEVELS
 
+GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
@@ -31,20 +32,21 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     body += _stall(frame, width - 3)
     window_s = frame.window_s
     about = ", estimated from buckets" if frame.is_summed_up and not frame.imported else ""
-    said: Run = (f" ms (last 60 s{about})", "muted")
+    begun_s = frame.known_s(LATENCY_WINDOW_S)
+    said: Run = (f" ms (last {begun_s:.0f} s{about})", "muted")
     if frame.figures_age_s >= OLD_S:
-        said = (f" ms (60 s up to {fmt.span(frame.figures_age_s)} ago{about})", "caution")
+        said = (
+            f" ms ({begun_s:.0f} s up to {fmt.span(frame.figures_age_s)} ago{about})",
+            "caution",
+        )
     if window_s is not None:
         said = (f" ms (last {window_s:.0f} s: the rest is not in memory)", "caution")
     title: Line = (("latency", "title"), said)
-    return framed(body, width, height, title)
+    return framed(body, width, height, title, _goodput(frame))
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel as one line: p50, p95 and p99 of each latency, and the stalls.
-
-    If the stalls do not fit, leave out first the names of the percentiles, then TPOT.
-    """
+    """Return the panel as one line: percentiles and stalls, without names and TPOT if need be."""
     report, slo = frame.latency, frame.history.slo
     waits = [_percentiles("TTFT", report.ttft, slo.ttft_ms)]
     waits.append(_percentiles("ITL", report.itl, slo.itl_ms))
@@ -100,7 +102,7 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
     else:
         # Never round up to 100 %: that would hide a breach.
         kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
-        good = values.within_slo >= 0.95
+        good = values.within_slo >= GOOD_SHARE
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
     line.append((sparkline(values.trend_ms, trend_width), "decode"))
     return tuple(line)
@@ -114,11 +116,7 @@ def _value(value: float | None, bound: float | None, width: int) -> list[Run]:
 
 
 def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """Return a sparkline: one cell per slice of the values shows the largest value in it.
-
-    The largest of all values sets the scale; a slice without values is blank. Cells are never full,
-    because sparklines in adjacent rows would merge into one block.
-    """
+    """Return a cell, never full, for the largest value of each slice, on the scale of all."""
     if width <= 0 or not values:
         return ""
     slices: list[float | None] = []
@@ -151,8 +149,16 @@ def _wall(frame: Frame, width: int) -> Line:
     return (*line, (name, "muted"), (mixed, "text"))
 
 
+def _goodput(frame: Frame) -> Line:
+    """Return the share of finished requests that kept all service levels, and their rate."""
+    share, rate = frame.goodput.share, frame.goodput.per_s
+    if share is None or rate is None:
+        return ()
+    style = "good" if share >= GOOD_SHARE else "breach"
+    return (("goodput ", "muted"), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
+
+
 def _stall(frame: Frame, width: int) -> list[Line]:
-    """Return a line on the last stall, and a line on the longest stall if that is another one."""
     worst = _worst(frame, width)
     last = _last_stall(frame, width, is_short=bool(worst))
     return [*last, *worst]

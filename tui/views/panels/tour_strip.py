@@ -18,14 +18,7 @@ def draw(
     is_tried: bool,
     is_held: bool,
 ) -> list[Line]:
-    """Return the strip, `HEIGHT` lines high.
-
-    Args:
-        title: number and name of the chapter.
-        keys: pairs of a key and what it does.
-        is_tried: whether the person has done what the tour asked for.
-        is_held: whether the tour has stopped the picture at the moment that it explains.
-    """
+    """Return the strip, `HEIGHT` lines: chapter, text, and pairs of a key and what it does."""
     left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
     if is_held and part == "question":
         left = (*left, (": ", "muted"), ("picture held", "caution"))

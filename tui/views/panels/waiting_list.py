@@ -70,8 +70,10 @@ def _reason(frame: Frame, record: StepRecord, queue: list[RequestView], place: i
     view = queue[place]
     is_paused = frame.state.state == "paused"
     if not (is_paused or view.held) and "kv_blocks" in (record.waiting_reasons or {}):
-        first = next(each for each in queue if not each.held)
+        first = next((each for each in queue if each.held in ("", "priority")), view)
         if first is not view:
             return f"behind {request_name(first.request_id)}"
     text = reason_text("paused" if is_paused else view.held or blocking_reason(record))
+    if view.num_blocks:
+        text += f"; holds {fmt.plural(view.num_blocks, 'block')}"
     return f"{text}; was preempted" if view.status == "preempted" else text

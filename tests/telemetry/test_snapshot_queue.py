@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.loop.outlet import MAX_WAIT_NS, SHARE, SnapshotDesk
+from stepscope.engine.loop.outlet import MAX_WAIT_NS, SHARE, SnapshotQueue
 from stepscope.engine.protocol.commands import GetSnapshot
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import Snapshot
@@ -31,7 +31,7 @@ def test_many_late_joiners_cost_a_bounded_time_share_and_all_get_a_snapshot() ->
         num_made += 1
         return num_made
 
-    desk = SnapshotDesk(take, lambda: now_ns)
+    desk = SnapshotQueue(take, lambda: now_ns)
     askers: list[tuple[int, Asker]] = []
     num_steps, step_ns = 1000, 10_000_000
     for step in range(num_steps):
@@ -58,7 +58,7 @@ def test_a_single_late_joiner_gets_a_snapshot_at_once_and_others_eventually() ->
         now_ns += 10**12
         return "snapshot"
 
-    desk = SnapshotDesk(take, lambda: now_ns)
+    desk = SnapshotQueue(take, lambda: now_ns)
     first, second, third = Asker(), Asker(), Asker()
     desk.ask(first)
     desk.serve()
