@@ -14,19 +14,20 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
     Telemetry,
+    Totals,
 )
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
 from stepscope.recordings.state.session import request_name
 
 MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
@@ -107,18 +108,18 @@ def explain_recording(
         request_id: explain this request alone; None: all.
 
     Raises:
-        msgspec.DecodeError, RecordingError: the recording cannot be read.
+        RecordingError: the recording cannot be read.
         NotInRecording: there is no such request.
     """
     learnt, baseline = WaitSums({}), Baseline()
     for _, index in indexes(recording):
         rows = IndexRows(index)
-        learnt.add_rows(rows)
+        learnt.add(rows)
         baseline.add_rows(rows.steps())
     itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
     ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
     found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
-    explainer, waits = found.explainer, found.waits.of
+    explainer = found.explainer
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in (seen := found.live | found.ended):
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
@@ -126,13 +127,13 @@ def explain_recording(
     return Explanation(
         recording.info,
         explainer.num_steps,
-        _bound(waits["itl"], slo_itl_ms is not None),
-        _bound(waits["ttft"], slo_ttft_ms is not None),
+        _bound(found.waits["itl"], slo_itl_ms is not None),
+        _bound(found.waits["ttft"], slo_ttft_ms is not None),
         late,
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
         found.never_served(),
-        waits,
+        learnt.of,
         found.fronts,
         request_id,
         found.view,
@@ -155,14 +156,17 @@ class _Read:
     """What reading a recording found, besides its late tokens.
 
     Attributes:
-        waits: all waits, without the operator's pauses.
+        waits: all gaps and first tokens, without the operator's pauses.
         live: requests that were live at some time.
         ended: requests seen as finished in a snapshot; they may have ended before the recording.
     """
 
     def __init__(self, explainer: Explainer) -> None:
         self.explainer = explainer
-        self.waits = WaitSums({"itl": explainer.itl_bound_ns, "ttft": explainer.ttft_bound_ns})
+        self.waits: dict[LatencyKind, Distribution] = {
+            "itl": Distribution(explainer.itl_bound_ns),
+            "ttft": Distribution(explainer.ttft_bound_ns),
+        }
         self.live: set[int] = set()
         self.ended: set[int] = set()
         self.fronts = FrontSums()
@@ -190,8 +194,13 @@ class _Read:
             self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
-            is_one_step = not self.explainer.state.is_summed_up
-            self.waits.add(message, outcome, is_one_step=is_one_step)
+            for gap_ns, number in outcome.gaps_ns.items():
+                self.waits["itl"].add(gap_ns, number)
+            for _, ttft_ns in outcome.ttft_ns:
+                self.waits["ttft"].add(ttft_ns)
+            for kind, ns, number in estimates_in(message.totals or Totals()):
+                if kind in self.waits:
+                    self.waits[kind].add(ns, number)
 
     def never_served(self) -> NeverServed:
         """The requests without any token. Call it after the last message."""
@@ -213,8 +222,8 @@ class _Read:
 
 def _read(recording: Recording, explainer: Explainer) -> _Read:
     found = _Read(explainer)
-    for message, is_lost in messages_in(recording):
-        found.take(message, is_lost)
+    for message, _, _, after_gap in messages(recording):
+        found.take(message, after_gap)
     return found
 
 

@@ -28,6 +28,7 @@ from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.recordings.file.writing.recording_file import RecordingFile
+from stepscope.recordings.session.indexer import Indexer
 
 Progress = Callable[[float], None]
 
@@ -118,7 +119,9 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
     }
     if had_tokens:
         more[_MARK] = "true"
-    file.begin(msgspec.structs.replace(recording.info, with_tokens=False), more)
+    indexer = Indexer()
+    info = msgspec.structs.replace(recording.info, with_tokens=False)
+    file.begin(info, more, lambda: indexer.cut().encode())
     if LOSSES in recording.index.metadata:
         file.add_metadata(LOSSES, recording.index.metadata[LOSSES])
     num_messages = chunk = 0
@@ -131,7 +134,9 @@ def _copy(recording: Recording, file: RecordingFile, progress: Progress) -> Stri
         if position.chunk != chunk:
             chunk = position.chunk
             file.end_chunk()
-        file.add(frame.topic, frame.sequence, wire.encode(stripped(message)), frame.log_ns)
+        bare = stripped(message)
+        indexer.take(frame.sequence, bare)
+        file.add(frame.topic, frame.sequence, wire.encode(bare), frame.log_ns)
         num_messages += 1
         progress(position.chunk / recording.num_chunks)
     return Stripped(num_messages, 0, had_tokens)

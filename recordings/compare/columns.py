@@ -92,7 +92,7 @@ def _num_steps(points: StepPoints) -> int:
 
 
 def _since(side: Side, time_ns: int) -> int:
-    return time_ns - (side.origin_ns or time_ns)
+    return time_ns - (side.totals.start_ns or time_ns)
 
 
 def _life(side: Side, run: RequestRun, zero: int) -> int:

@@ -34,13 +34,14 @@ class ComparedCause(NamedTuple):
 class SideWork(NamedTuple):
     """How much work a run did, and whether it was simulated."""
 
-    num_steps: int
+    num_steps: int  # of records, if `sums_up`
     seconds: float
     num_requests: int | None
     num_finished: int | None
     num_in_tokens: int | None
     num_out_tokens: int | None
     simulated: str | None  # source of the simulated step times; None if it really ran
+    sums_up: bool  # whether its records are not of one step each
 
 
 class Comparison(NamedTuple):
@@ -107,7 +108,7 @@ def compare(a: Side, b: Side) -> Comparison:
         _causes(a, b),
         (_work(a), _work(b)),
         requests,
-        max(waits.error for side in (a, b) for waits in side.waits.values()),
+        max(side.totals.waits.error for side in (a, b)),
         a.num_unlisted + b.num_unlisted,
         is_one_session,
         load,
@@ -136,10 +137,11 @@ def _work(side: Side) -> SideWork:
     num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
         sums.num_records,
-        side.seconds,
+        sums.seconds,
         num_requests or (None if sums.num_arrived is None else 0),
         sums.num_finished,
         sums.num_in_tokens,
         sums.num_out_tokens,
         None if side.info is None else side.info.simulated,
+        side.info is not None and side.info.totals_every_s is not None,
     )

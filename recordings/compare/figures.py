@@ -13,9 +13,9 @@ from stepscope.recordings.compare.bootstrap import (
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.compare.side.slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
+from stepscope.recordings.session.wait_slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.state.series.limits import NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
@@ -138,7 +138,7 @@ def _latencies(
 ) -> Iterator[ComparedFigure]:
     """Percentiles of each latency, and the share of samples within the service level."""
     figures_a, figures_b = a.figures(), b.figures()
-    slices = [side.sliced.grouped(NUM_SLICES) for side in (a, b)]
+    slices = [side.slices.waits.grouped(NUM_SLICES) for side in (a, b)]
     levels = {"ttft": a.slo.ttft_ms, "itl": a.slo.itl_ms}
     for kind, label in COMPARED_KINDS.items():
         waits_a, waits_b = (Waits(each, kind) for each in slices)
@@ -211,7 +211,7 @@ def _totals(
         if name in ("in_tokens_per_s", "out_tokens_per_s") and not has_throughput:
             better = None
         if sums is not None and better is not None:
-            (part_a, whole_a), (part_b, whole_b) = (side.totals.over_time(*sums) for side in (a, b))
+            (part_a, whole_a), (part_b, whole_b) = (side.slices.over_time(*sums) for side in (a, b))
             interval = ratio_of(draw(part_a, whole_a, seeds[0]), draw(part_b, whole_b, seeds[1]))
         is_sure = interval is not None and interval.is_sure
         # Only shares with a better direction are also compared by the missing part to 100 %.

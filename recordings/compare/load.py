@@ -81,7 +81,7 @@ class _Offer:
         runs = list(side.requests.values())
         came = [run for run in runs if not run.was_there]
         arrivals = [run.arrival_ns for run in came] or [0]
-        begin_ns = side.origin_ns or 0
+        begin_ns = side.totals.start_ns or 0
         end_ns = begin_ns + side.points.end_ns
         until_ns = max(arrivals) if side.num_unlisted else end_ns  # the rest are not listed
         self.seconds = max(1, until_ns - begin_ns) / 1e9
@@ -129,7 +129,7 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
     has_all = not a.num_unlisted and not b.num_unlisted and not is_one_session
     is_chance = is_same = False
     if has_all and _has_same_requests(left, right):
-        found = [_other_pace(left, right, min(a.seconds, b.seconds)), _spared(left, right)]
+        found = [_other_pace(left, right, min(left.seconds, right.seconds)), _spared(left, right)]
         parts = [part for part in found if part is not None]
         is_same = not parts
     else:

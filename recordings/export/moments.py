@@ -3,12 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
 from stepscope.recordings.errors import NotInRecording, RecordingError
-from stepscope.recordings.file.chunk_cache import KEYFRAME
+from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.state.clocks import leave_out
 from stepscope.recordings.state.outcome import Outcome
@@ -63,23 +60,15 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
     since_ns = recording.known_since_ns
     begun = snapshot.step >= first - 1
-    sequence, last_step = snapshot.sequence, snapshot.step
-    for frame, place in recording.frames(position, sequence):
-        try:
-            message = wire.decode(frame.payload)
-        except msgspec.DecodeError:
-            continue  # 'stepscope verify' reports it
+    last_step = snapshot.step
+    for message, sequence, place, after_gap in messages(recording, position, snapshot.sequence):
         if isinstance(message, StepRecord):
             if message.step > last:
                 return
             begun = begun or message.step >= first
             progress((message.step - first + 1) / (last - first + 1))
-        after_gap = frame.sequence > sequence + 1
-        sequence = max(sequence, frame.sequence)
-        if frame.topic == KEYFRAME:
-            # Keyframes that the recorder added contain nothing new.
-            if isinstance(message, Snapshot) and after_gap:
-                state.apply(message)
+        elif isinstance(message, Snapshot):
+            state.apply(message)
             continue
         if isinstance(message, StepRecord):
             if message.step <= last_step:
@@ -89,7 +78,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
         if begun:
             if outcome is not None and isinstance(message, StepRecord):
                 leave_out(outcome, state, message.tokens_ns, since_ns)
-            yield Moment(message, frame.sequence, state, outcome, offset_ns, since_ns, after_gap)
+            yield Moment(message, sequence, state, outcome, offset_ns, since_ns, after_gap)
         elif place == before:
             begun = True
 

@@ -339,8 +339,7 @@ class HistoryView:
 
     def last_stall(self, step: int | None = None) -> Late | None:
         """The last wait above the ITL level, up to a step (None: the newest)."""
-        with self._lock:
-            found = self._timeline.last_stall_step(step)
+        found = self.windows.last_stall_step(step)
         return None if found is None else self.stall(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:

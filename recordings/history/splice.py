@@ -51,5 +51,4 @@ def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     later.wall_clock.prepend(earlier.wall_clock)
     later.knob_changes[:0] = earlier.knob_changes
     later.knob_steps |= earlier.knob_steps
-    later.stall_steps[:0] = earlier.stall_steps
     later.transcripts = earlier.transcripts  # they belong to the first step, which has changed

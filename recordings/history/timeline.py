@@ -5,8 +5,6 @@ ring of messages drops its oldest segment, the step summaries, samples and event
 dropped, too.
 """
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
@@ -73,7 +71,6 @@ class Timeline:
         self.gaps = Gaps()
         self.marks: list[Mark] = []
         self.knob_changes: list[KnobsChanged] = []
-        self.stall_steps = array("q")  # steps in which a gap above the ITL bound ended
         self.knob_steps: set[int] = set()
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
@@ -146,16 +143,15 @@ class Timeline:
             has_forgotten = self.ring.extend_packed(
                 payloads, steps, self.state, self._true_after, forward.rows
             )
-            taken = []
             for sequence, record, _ in part:
                 pauses = self.state.pauses
                 outcome = forward.advance(record)
                 self._note_pause(record, pauses)
                 self._note_step(record, outcome)
-                taken.append(AppliedStep(sequence, record, outcome, forward.num_rows))
-            self.columns.extend(taken)
-            self.latencies.extend(taken)
-            self.last_sequence = taken[-1].sequence
+                applied = AppliedStep(sequence, record, outcome, forward.num_rows)
+                self.columns.append(applied)
+                self.latencies.append(applied)
+            self.last_sequence = part[-1].sequence
             if has_forgotten:
                 self._forget_old()
 
@@ -211,16 +207,12 @@ class Timeline:
         self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self.knob_steps = {change.effective_step for change in self.knob_changes}
-        del self.stall_steps[bisect_right(self.stall_steps, step) :]
         return True
 
     def set_slo(self, slo: SLO) -> None:
         """Change the service levels for breaches, stalls and attainment."""
         self.slo = self.latencies.slo = slo
         self._watch.set_floor(slo.itl_ms, self.state)
-        gaps_ns, bound_ns = self.columns.column("max_itl_ns"), slo.itl_ms * 1e6
-        steps = zip(self.columns.steps, gaps_ns, strict=True)
-        self.stall_steps[:] = array("q", [step for step, ns in steps if ns > bound_ns])
 
     def add_mark(self, mark: Mark) -> None:
         if mark in self.marks:
@@ -253,12 +245,6 @@ class Timeline:
             has_mark=any(first <= step <= last for step in self._mark_steps),
         )
 
-    def last_stall_step(self, step: int | None = None) -> int | None:
-        """The last step (up to `step`) in which a gap above the ITL bound ended."""
-        stalls = self.stall_steps
-        end = len(stalls) if step is None else bisect_right(stalls, step)
-        return stalls[end - 1] if end else None
-
     def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
         self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
@@ -277,8 +263,6 @@ class Timeline:
             self._watch.take(outcome, self.state, now_ns)
         if record.events:
             self._notes.requests(record, self.state, step)
-        if outcome.gaps_ns and max(outcome.gaps_ns) > self.slo.itl_ms * 1e6:
-            self.stall_steps.append(step)
 
     def _note_pause(self, message: Telemetry, before: PauseTrail) -> None:
         if self.state.pauses is before:
@@ -301,7 +285,6 @@ class Timeline:
             step = self.columns.steps[-1] + 1
         self.columns.forget_before(step)
         self.lanes.forget_before(step)
-        del self.stall_steps[: bisect_left(self.stall_steps, step)]
         if self.columns.steps:
             self.latencies.forget_before(self.columns.tokens_ns[0])
         self.log.forget_before(step)

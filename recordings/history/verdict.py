@@ -146,7 +146,7 @@ def _stall(
         first = None if history.first_step is None else history.summary(history.first_step)
         known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9
         window = "the last minute" if known_s >= 59.5 else f"{known_s:.0f} s"
-        text += f"; {len(stalls):,} times in {window}, last at step {stalls[-1].step:,}"
+        text += f"; {len(stalls):,} stalls in {window}, the last at step {stalls[-1].step:,}"
     return Verdict("breach", text, "worst")
 
 

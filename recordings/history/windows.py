@@ -1,25 +1,29 @@
 """`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
 
 import threading
-import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.recordings.attribution.longest import Breach, LateSeconds, Longest
+from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.session.steps import UNKNOWN
-from stepscope.recordings.session.sums import per, sums_between, sums_in
+from stepscope.recordings.session.steps import UNKNOWN, StepTable
+from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    _Places: TypeAlias = NDArray[np.int64] | range  # of steps; a range if there are none
+
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
-_MAX_AT_ONCE = 4096  # steps to scan with the lock held, while the source waits
+_KINDS = ("ITL", "TTFT")  # of late tokens
 
 
 class LateCounts(NamedTuple):
@@ -62,15 +66,7 @@ class Windows:
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
         self._timeline = timeline
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget which steps were scanned for late tokens."""
-        self._scanned = -1
-        self._longest = {"ITL": Longest(), "TTFT": Longest()}  # up to the last scanned step
-        self._seconds = {kind: LateSeconds(late) for kind, late in self._longest.items()}
-        self._twice: list[int] = []  # steps with late tokens of both kinds
-        self._at_hand: dict[tuple[int, str], Breach] = {}  # a cache, as lists are drawn repeatedly
+        self._at_hand: dict[tuple[int, int, str], Breach] = {}  # lists are drawn repeatedly
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """Latencies of a window; see `HistoryView.latency`."""
@@ -116,6 +112,13 @@ class Windows:
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 
+    def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
+        """For each limit, the sums over the steps that had it."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            table = self._timeline.columns
+            return limited_sums(table, *table.places(start_ns, end_ns))
+
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """All figures of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""
         is_whole = end_ns is None and window_s is None
@@ -140,163 +143,124 @@ class Windows:
 
         There is at most one per step for the ITL, and one for the TTFT.
         """
-        self._scan()
         with self._lock:
-            self._scan_some()
-            last = [
-                (late, kind)
-                for kind, longest in self._longest.items()
-                for late in longest.last(step, limit)
-            ]
-            last.sort()  # within a step, ITL sorts before TTFT
-            return [self._breach(*each) for each in last[max(0, len(last) - limit) :]]
+            late = [(self._late_places(kind, step), kind) for kind in _KINDS]
+            return [self._breach(*each) for each in _last(late, limit)]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
-        """The longest late waits up to `step` (None: all), longest first.
+        """The longest late waits up to `step` (None: all), longest first, then earliest.
 
-        All waits of `kind` ("ITL" or "TTFT") come before the others. The time is logarithmic in the
-        number of late steps.
+        All waits of `kind` ("ITL" or "TTFT") come before the others.
         """
-        self._scan()
         with self._lock:
-            self._scan_some()
             found: list[Breach] = []
-            for each in sorted(self._longest, key=lambda each: each != kind):
-                steps = self._longest[each].until(step, limit - len(found))
-                found += [self._breach(late, each) for late in steps]
+            for each in sorted(_KINDS, key=lambda each: each != kind):
+                places = self._late_places(each, step)
+                found += self._longest_of(places, each, limit - len(found))
             return found
 
     def stalls(self, step: int | None, limit: int) -> Stalls:
         """The longest late waits, one per second; see `HistoryView.stalls`."""
-        self._scan()
         with self._lock:
-            self._scan_some()
-            for kind, seconds in self._seconds.items():
-                if number := seconds.num_until(step):
-                    steps = seconds.until(step, limit)
-                    return Stalls([self._breach(late, kind) for late in steps], number)
+            for kind in _KINDS:
+                if number := len(places := self._worst_places(kind, step)):
+                    return Stalls(self._longest_of(places, kind, limit), number)
             return Stalls([], 0)
 
+    def last_stall_step(self, step: int | None) -> int | None:
+        """The last step up to `step` (None: all) in which a gap above the ITL level ended."""
+        with self._lock:
+            late = self._late_places("ITL", step)
+            return self._timeline.columns.steps[late[-1]] if len(late) else None
+
     def late_events(
-        self, step: int | None, limit: int, kinds: Collection[str] = ("ITL", "TTFT")
+        self, step: int | None, limit: int, kinds: Collection[str] = _KINDS
     ) -> list[SessionEvent]:
         """The longest late wait of each second up to `step` (None: all), oldest first.
 
         The second of the newest step may still be in progress; its wait is the longest so far.
         """
-        self._scan()
         with self._lock:
-            self._scan_some()
-            last = [
-                (late, kind) for kind in kinds for late in self._seconds[kind].last(step, limit)
-            ]
-            last.sort()  # within a step, ITL sorts before TTFT
-            return [self._late_event(*each) for each in last[max(0, len(last) - limit) :]]
+            worst = [(self._worst_places(kind, step), kind) for kind in kinds]
+            return [self._late_event(*each) for each in _last(worst, limit)]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
-        self._scan()
         with self._lock:
-            self._scan_some()
-            found = [(seconds.next(step, direction), k) for k, seconds in self._seconds.items()]
-            near = [(late, kind) for late, kind in found if late is not None]
-            nearest = min(near, key=lambda each: (each[0] - step) * direction, default=None)
+            steps = self._timeline.columns.steps
+            near = [
+                (int(place), kind)
+                for kind in _KINDS
+                for place in self._worst_places(kind)
+                if (steps[place] - step) * direction > 0
+            ]
+            nearest = min(near, key=lambda each: each[0] * direction, default=None)
             return None if nearest is None else self._late_event(*nearest)
 
     def late(self, step: int | None) -> LateCounts:
         """Counts of all late tokens in memory up to `step` (None: all)."""
-        self._scan()
         with self._lock:
-            self._scan_some()
-            columns, slo = self._timeline.columns, self._timeline.slo
-            kinds = self._longest.values()
-            num_breaches = sum(each.num_until(step) for each in kinds)
-            if not num_breaches:
+            places = [self._late_places(kind, step) for kind in _KINDS]
+            if not (num_breaches := sum(map(len, places))):
                 return LateCounts(0, 0, 0)
-            last_step = max(late for each in kinds for late in each.last(step, 1))
-            until_ns = columns.tokens_ns[bisect_right(columns.steps, last_step) - 1]
+            num_steps = len({place for each in places for place in each})
+            last = max(int(each[-1]) for each in places if len(each))
+            until_ns = self._timeline.columns.tokens_ns[last]
             num_tokens = 0
-            for samples, bound_ms in (
-                (self._timeline.latencies.itl, slo.itl_ms),
-                (self._timeline.latencies.ttft, slo.ttft_ms),
-            ):
-                num_tokens += samples.num_above(-1, until_ns, bound_ms * 1e6)
-            num_twice = bisect_right(self._twice, last_step)
-            return LateCounts(num_tokens, num_breaches - num_twice, num_breaches)
+            for kind in _KINDS:
+                samples, bound_ns = self._judged(kind)
+                num_tokens += samples.num_above(-1, until_ns, bound_ns)
+            return LateCounts(num_tokens, num_steps, num_breaches)
 
-    def _scan(self) -> None:
-        """Search new steps for late tokens, and forget steps that the timeline forgot.
+    def _judged(self, kind: str) -> tuple[Samples, float]:
+        """The waits of a kind, and the service level in nanoseconds."""
+        slo, latencies = self._timeline.slo, self._timeline.latencies
+        if kind == "ITL":
+            return latencies.itl, slo.itl_ms * 1e6
+        return latencies.ttft, slo.ttft_ms * 1e6
 
-        After a change of the service levels it searches all of memory, and lets the source use the
-        lock in between.
-        """
-        is_more = True
-        while is_more:
-            with self._lock:
-                is_more = self._scan_some()
-            if is_more:
-                time.sleep(0)  # otherwise other threads would hardly get the lock
+    def _late_places(self, kind: str, step: int | None = None) -> "_Places":
+        """The places of the late steps up to `step` (None: all), in order."""
+        columns = self._timeline.columns
+        end = len(columns) if step is None else columns.num_before(step + 1)
+        late = _column(columns, kind)[:end] > self._judged(kind)[1] if end else None
+        return range(0) if late is None or not late.any() else late.nonzero()[0]
 
-    def _scan_some(self) -> bool:
-        """Search at most `_MAX_AT_ONCE` steps for late tokens. Returns whether more are left.
+    def _worst_places(self, kind: str, step: int | None = None) -> "_Places":
+        """Of each second up to `step`, the place of the late step with the longest wait."""
+        late, columns = self._late_places(kind, step), self._timeline.columns
+        if isinstance(late, range):
+            return late
+        return late[worst_of_seconds(_column(columns, None)[late], _column(columns, kind)[late])]
 
-        It keeps as little as possible of each late step.
-        """
-        columns, slo = self._timeline.columns, self._timeline.slo
-        steps = columns.steps
-        if self._scanned > (steps[-1] if steps else -1):  # the timeline went back or forgot all
-            self._begin()
-        if not steps:
-            return False
-        del self._twice[: bisect_left(self._twice, steps[0])]
-        begin = bisect_right(steps, self._scanned)
-        end = min(begin + _MAX_AT_ONCE, len(steps))
-        found: list[list[int]] = []
-        for kind, bound_ms in (("ITL", slo.itl_ms), ("TTFT", slo.ttft_ms)):
-            waits_ns = columns.column(f"max_{kind.lower()}_ns")
-            bound_ns = bound_ms * 1e6
-            places = [at for at, ns in enumerate(waits_ns[begin:end], begin) if ns > bound_ns]
-            late = [steps[at] for at in places]
-            self._longest[kind].forget_before(steps[0])
-            self._seconds[kind].forget_before(steps[0])
-            self._longest[kind].extend(late, [waits_ns[at] for at in places])
-            self._seconds[kind].extend(late, [columns.tokens_ns[at] for at in places])
-            found.append(late)
-        self._twice += sorted(set(found[0]).intersection(found[1]))
-        self._scanned = steps[end - 1]
-        return end < len(steps)
+    def _longest_of(self, places: "_Places", kind: str, limit: int) -> list[Breach]:
+        """The longest waits in these places, longest first, then earliest."""
+        if isinstance(places, range):
+            return []
+        waits_ns = _column(self._timeline.columns, kind)[places]
+        longest = places[(-waits_ns).argsort(kind="stable")[: max(0, limit)]]
+        return [self._breach(place, kind) for place in longest.tolist()]
 
-    def _breach(self, step: int, kind: str) -> Breach:
+    def _late_event(self, place: int, kind: str) -> SessionEvent:
+        step, time_ns, _, ns, request_id, _ = self._breach(place, kind)
+        return breach_event(self._timeline.slo, step, time_ns, kind, ns, request_id)
+
+    def _breach(self, place: int, kind: str) -> Breach:
         """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""
-        breach = self._at_hand.get((step, kind))
+        columns, name = self._timeline.columns, kind.lower()
+        step, time_ns = columns.steps[place], columns.tokens_ns[place]
+        breach = self._at_hand.get((step, time_ns, kind))
         if breach is None:
             if len(self._at_hand) >= _MAX_AT_HAND:
                 self._at_hand.clear()
-            breach = self._at_hand[step, kind] = self._look_up(step, kind)
+            samples, bound_ns = self._judged(kind)
+            number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ns))
+            ns, request_id = (
+                columns.column(f"max_{name}_{each}")[place] for each in ("ns", "request_id")
+            )
+            breach = Breach(step, time_ns, kind, ns, request_id, number)
+            self._at_hand[step, time_ns, kind] = breach
         return breach
-
-    def _late_event(self, step: int, kind: str) -> SessionEvent:
-        columns, name = self._timeline.columns, kind.lower()
-        at = bisect_left(columns.steps, step)
-        ns = columns.column(f"max_{name}_ns")[at]
-        request_id = columns.column(f"max_{name}_request_id")[at]
-        return breach_event(self._timeline.slo, step, columns.tokens_ns[at], kind, ns, request_id)
-
-    def _look_up(self, step: int, kind: str) -> Breach:
-        columns, slo, latencies = (
-            self._timeline.columns,
-            self._timeline.slo,
-            self._timeline.latencies,
-        )
-        at = bisect_left(columns.steps, step)
-        name = kind.lower()
-        bound_ms, samples = slo.itl_ms, latencies.itl
-        if kind == "TTFT":
-            bound_ms, samples = slo.ttft_ms, latencies.ttft
-        time_ns, ns = columns.tokens_ns[at], columns.column(f"max_{name}_ns")[at]
-        number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ms * 1e6))
-        request_id = columns.column(f"max_{name}_request_id")[at]
-        return Breach(step, time_ns, kind, ns, request_id, number)
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
@@ -307,3 +271,22 @@ class Windows:
         if window_s is not None:
             return end_ns, end_ns - round(window_s * 1e9)
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
+
+
+def _column(columns: StepTable, kind: str | None) -> "NDArray[np.int64]":
+    """The longest waits of a kind; None: the end of each step. Keep it only under the lock."""
+    import numpy as np  # not before the first step
+
+    name = "tokens_ns" if kind is None else f"max_{kind.lower()}_ns"
+    return np.frombuffer(columns.column(name), dtype=np.int64)
+
+
+def _last(found: "Iterable[tuple[_Places, str]]", limit: int) -> list[tuple[int, str]]:
+    """The last places of all kinds, each with its kind; within a step, ITL comes before TTFT."""
+    last = [
+        (int(place), kind)
+        for places, kind in found
+        for place in places[max(0, len(places) - limit) :]
+    ]
+    last.sort()
+    return last[max(0, len(last) - limit) :]

@@ -122,7 +122,7 @@ class PlotSeries:
             self.first_step = table.steps[begin]
         self.last_step = table.steps[end - 1]
         self.sums += sums_of(table, begin, end)
-        self.waits.add_rows(rows, begin, end, is_one_step=self._is_one_step)
+        self.waits.add(rows, begin, end, is_one_step=self._is_one_step)
         for place in range(begin, end):
             self._add_step(table.summary(place))
         kinds = rows.column("waits", "kind").tolist()

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.attribution.longest import SECOND_NS
+from stepscope.recordings.attribution.longest import worst_of_seconds
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -47,11 +47,7 @@ class WorstWaits:
         known = self._rows
         found = fresh if known is None else np.concatenate((known[:, -1:], fresh), axis=1)
         found = found[:, found[2] > 0]
-        seconds = found[1] // SECOND_NS
-        found = found[:, np.lexsort((-found[2], seconds))]  # stable: the first of equal ones
-        _, firsts = np.unique(found[1] // SECOND_NS, return_index=True)
-        found = found[:, firsts]
-        found = found[:, np.argsort(found[0])]
+        found = found[:, worst_of_seconds(found[1], found[2])]
         self._rows = found if known is None else np.concatenate((known[:, :-1], found), axis=1)
 
     def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:

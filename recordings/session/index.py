@@ -4,6 +4,7 @@ With them a whole file is searched and summed up without decoding its messages.
 """
 
 from array import array
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -122,13 +123,23 @@ class LongestWaits(NamedTuple):
 class IndexRows:
     """The tables of an index, unpacked as they are asked for.
 
+    Args:
+        known: by table and name, columns that need not be unpacked.
+        steps: the table of steps, if it need not be made from columns.
+
     Raises, wherever it is read:
         ValueError, LookupError: the index is damaged.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(
+        self,
+        index: Index,
+        known: "Mapping[tuple[str, str], NDArray[np.int64]] | None" = None,
+        steps: StepTable | None = None,
+    ) -> None:
         self._tables = index.tables
-        self._found: dict[tuple[str, str], NDArray[np.int64]] = {}
+        self._found = dict(known or {})
+        self._steps = steps
 
     def number(self, table: str) -> int:
         return self._tables[table][0]
@@ -175,6 +186,8 @@ class IndexRows:
         """The table of steps."""
         import numpy as np
 
+        if self._steps is not None:
+            return self._steps
         columns = {
             name: array("q", self.column("steps", name).tobytes()) for name in STORED_COLUMNS
         }
@@ -185,7 +198,8 @@ class IndexRows:
                 column = np.full(self.number("steps"), UNKNOWN)
                 column[places] = values
                 columns[name] = array("q", column.tobytes())
-        return StepTable([columns[name] for name in COLUMNS])
+        self._steps = StepTable([columns[name] for name in COLUMNS])
+        return self._steps
 
 
 def intervals(tokens_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":

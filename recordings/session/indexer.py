@@ -1,6 +1,5 @@
 """`Indexer`: makes indexes from the messages of one engine, and knows its state on the way."""
 
-from array import array
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,27 +17,20 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
 )
 from stepscope.recordings.session.index import (
-    FINISHED_COLUMNS,
-    KINDS,
-    STORED_COLUMNS,
-    WAIT_COLUMNS,
     Index,
     Lost,
     Open,
     intervals,
 )
+from stepscope.recordings.session.new_rows import NewRows
 from stepscope.recordings.session.packed import pack
-from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.finished import RequestWatch
-from stepscope.recordings.state.series.latency import estimates_in
-from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.session import SessionState
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 # Columns, and those that each is likely to be close to.
 _NEAR: Mapping[str, tuple[str, ...]] = {
@@ -88,9 +80,7 @@ class Indexer:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = StepTable()
-        self._waits = [array("q") for _ in WAIT_COLUMNS]
-        self._finished = [array("q") for _ in FINISHED_COLUMNS]
+        self._rows = NewRows()
         self._noted: list[tuple[int, int, RequestEvent]] = []
         self._said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
         self._lost: list[Lost] = []
@@ -104,7 +94,7 @@ class Indexer:
     @property
     def num_steps(self) -> int:
         """Number of steps in the next index."""
-        return len(self._steps)
+        return len(self._rows)
 
     def take(self, sequence: int, message: Telemetry) -> None:
         """Follow the next message; one that was told before changes nothing."""
@@ -150,27 +140,8 @@ class Indexer:
         leave_out(outcome, state, record.tokens_ns, self._since_ns or 0)
         self._watch.take(outcome, state, record.tokens_ns)
         self._note(record.events, record.step, record.tokens_ns)
-        self._add_waits(record, outcome)
         num_rows = None if record.batch is None else len(record.batch)
-        self._steps.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
-
-    def _add_waits(self, record: StepRecord, outcome: Outcome) -> None:
-        place = len(self._steps)
-        rows = [
-            (kind, ns, number, UNKNOWN if request_id is None else request_id)
-            for kind, ns, number, request_id in outcome.waits()
-        ]
-        if record.totals is not None:
-            rows += [(*estimate, UNKNOWN) for estimate in estimates_in(record.totals)]
-        for kind, ns, number, request_id in rows:
-            values = place, KINDS.index(kind), bounded(ns), number, bounded(request_id)
-            for column, value in zip(self._waits, values, strict=True):
-                column.append(value)
-        for each in outcome.finished:
-            for column, value in zip(
-                self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
-            ):
-                column.append(bounded(value))
+        self._rows.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
 
     def _note(self, events: list[RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
@@ -198,35 +169,20 @@ class Indexer:
 
     def cut(self) -> Index:
         """The index of all since the last call."""
-        import numpy as np
-
-        def numbers(column: "array[int]") -> "NDArray[np.int64]":
-            return np.frombuffer(column, dtype=np.int64)
-
-        steps = {name: numbers(self._steps.column(name)) for name in STORED_COLUMNS}
-        waits = dict(zip(WAIT_COLUMNS, map(numbers, self._waits), strict=True))
-        finished = dict(zip(FINISHED_COLUMNS, map(numbers, self._finished), strict=True))
+        tables = self._rows.tables()
+        steps, waits = tables["steps"], tables["waits"]
         interval_ns = intervals(steps["tokens_ns"])[waits["place"]]
         decoded = {"num_decode_tokens": steps["num_decode_tokens"][waits["place"]]}
         near = {"ns": {"interval_ns": interval_ns}, "number": decoded}
         between = self.state.between or Outcome()
+        near |= {name: {each: steps[each] for each in _NEAR[name]} for name in _NEAR}
         index = Index(
             tables={
-                "steps": (
-                    len(self._steps),
-                    {
-                        name: pack(column, {each: steps[each] for each in _NEAR.get(name, ())})
-                        for name, column in steps.items()
-                    },
-                ),
-                "waits": (
-                    len(waits["place"]),
-                    {name: pack(column, near.get(name, {})) for name, column in waits.items()},
-                ),
-                "finished": (
-                    len(finished["place"]),
-                    {name: pack(column, {}) for name, column in finished.items()},
-                ),
+                table: (
+                    len(next(iter(columns.values()))),
+                    {name: pack(column, near.get(name, {})) for name, column in columns.items()},
+                )
+                for table, columns in tables.items()
             },
             noted=self._noted,
             said=self._said,

@@ -128,9 +128,9 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
     return _Rows(table, first, last).sums() if first < last else Sums()
 
 
-def limited_sums(table: StepTable, first: int = 0) -> Mapping[Limit, Sums]:
-    """For each limit, the sums over the steps from the place `first` on that had it."""
-    rows = _Rows(table, first, len(table))
+def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
+    """For each limit, the sums over the steps in the places [first, last) that had it."""
+    rows = _Rows(table, first, len(table) if last is None else last)
     return {limit: rows.where(code).sums() for code, limit in enumerate(LIMITS) if rows.has(code)}
 
 
@@ -143,16 +143,15 @@ class _Rows:
 
         self._np = np
         self._table = table
-        self._first = first
-        self._chosen: slice | NDArray[np.bool_] = slice(first, last)
+        self._span = slice(first, last)
+        self._chosen: slice | NDArray[np.bool_] = self._span
 
     def where(self, limit: int) -> "_Rows":
         """Those of all rows that had a limit."""
         rows = _Rows(self._table, 0, 0)
         limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
-        chosen = limits == limit
-        chosen[: self._first] = False
-        rows._chosen = chosen
+        rows._chosen = self._np.zeros(len(limits), dtype=bool)
+        rows._chosen[self._span] = limits[self._span] == limit
         return rows
 
     def has(self, limit: int) -> bool:

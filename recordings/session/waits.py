@@ -1,39 +1,20 @@
 """`WaitSums`: how long the waits of a session were, in bounded memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.index import KINDS, IndexRows
-from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
-from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import LatencyKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_STEP_TIMES = ("schedule_start_ns", "tokens_ns")
-
-
-def waits_in(
-    record: StepRecord, outcome: Outcome, *, is_one_step: bool
-) -> Iterator[tuple[LatencyKind, int, int]]:
-    """The waits that ended in a step: latency, nanoseconds, number of waits.
-
-    Args:
-        outcome: without the operator's pauses (`pauses.leave_out`).
-        is_one_step: whether the record is of one step, not of an interval.
-    """
-    if is_one_step:
-        yield "step", record.tokens_ns - record.schedule_start_ns, 1
-    if record.totals is not None:
-        yield from estimates_in(record.totals)
-    for kind, ns, number, _ in outcome.waits():
-        yield kind, ns, number
+STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 
 
 class WaitSums:
-    """The latencies of a session, summed up step by step. Only one thread may write.
+    """The latencies of a session, summed up index by index. Only one thread may write.
 
     Args:
         levels: latency -> nanoseconds: a longer wait breaks the service level.
@@ -42,12 +23,7 @@ class WaitSums:
     def __init__(self, levels: Mapping[LatencyKind, float]) -> None:
         self.of = {kind: Distribution(levels.get(kind)) for kind in KINDS}
 
-    def add(self, record: StepRecord, outcome: Outcome, *, is_one_step: bool) -> None:
-        """Add the waits that ended in a step; see `waits_in`."""
-        for kind, ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
-            self.of[kind].add(ns, weight)
-
-    def add_rows(
+    def add(
         self, rows: IndexRows, first: int = 0, end: int | None = None, *, is_one_step: bool = True
     ) -> None:
         """Add the waits that ended in the steps of an index in the places [first, end)."""
@@ -61,7 +37,7 @@ class WaitSums:
             chosen = (kinds == code) & (place >= first) & (place < end)
             found.append((kind, ns[chosen], number[chosen]))
         if is_one_step:
-            starts, ends = (rows.column("steps", name)[first:end] for name in _STEP_TIMES)
+            starts, ends = (rows.column("steps", name)[first:end] for name in STEP_TIMES)
             found.append(("step", ends - starts, np.ones(len(starts), dtype=np.int64)))
         for kind, waits_ns, numbers in found:
             distribution = self.of[kind]

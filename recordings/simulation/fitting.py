@@ -2,28 +2,20 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import shape_of_rows
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.messages import messages
+from stepscope.recordings.file.reader import Recording
 
 _MAX_BETWEEN_NS = 100_000_000  # a longer time between two steps is a pause, not engine work
 
 
 def step_records(recording: Recording) -> Iterator[StepRecord]:
     """Yield all step records that can be read, in order."""
-    for frame, _ in recording.frames(Position(0, 0)):
-        if frame.topic != StepRecord.topic:
-            continue
-        try:
-            message = wire.decode(frame.payload)
-        except msgspec.DecodeError:
-            continue  # 'stepscope verify' reports it
+    for message, _, _, _ in messages(recording):
         if isinstance(message, StepRecord):
             yield message
 

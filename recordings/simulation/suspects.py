@@ -82,7 +82,7 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
     return Seen(
         basis,
         side.figures(),
-        side.totals.limited,
+        side.limited,
         side.sums().num_known_limits,
         side.share_late_beside_prefill,
     )

@@ -1,17 +1,17 @@
 """Of every second, the longest wait of each kind is an event, by the current service levels."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.recordings.attribution.longest import SECOND_NS, LateSeconds, Longest
+from stepscope.recordings.attribution import longest
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.history import windows
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
@@ -19,6 +19,7 @@ from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import busy, record
 
+SECOND_NS = 1_000_000_000
 SLO_KIND = frozenset({"slo"})
 
 
@@ -31,38 +32,13 @@ def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
 
 
 @settings(max_examples=50)
-@given(st.data())
-def test_the_worst_wait_of_each_second_is_exact_however_steps_are_added(data: Any) -> None:
-    longest = Longest()
-    seconds, known = LateSeconds(longest), list[Late]()
-    step, time_ns = 0, 0
-    for _ in range(data.draw(st.integers(1, 6))):
-        first = data.draw(st.integers(0, step + 1))  # a step that may have been
-        longest.forget_before(first)
-        seconds.forget_before(first)
-        known = [each for each in known if each[0] >= first]
-        part = []
-        for ns in data.draw(st.lists(st.integers(1, 9), max_size=12)):
-            step += data.draw(st.integers(1, 3))
-            time_ns += data.draw(st.integers(0, SECOND_NS * 2 // 3))
-            part.append((step, time_ns, ns))
-        steps, times_ns, waits_ns = zip(*part, strict=True) if part else ((), (), ())
-        longest.extend(steps, waits_ns)
-        seconds.extend(steps, times_ns)
-        known += part
-        worst = [late for late, _, _ in worst_of_seconds(known)]
-        for at in range(-1, step + 2):
-            after = next((each for each in worst if each > at), None)
-            before = next((each for each in reversed(worst) if each < at), None)
-            assert (seconds.next(at, 1), seconds.next(at, -1)) == (after, before)
-        for last in (None, data.draw(st.integers(0, step + 1))):
-            limit = data.draw(st.integers(0, 9))
-            until = worst_of_seconds([each for each in known if last is None or each[0] <= last])
-            assert seconds.num_until(last) == len(until)
-            newest = until[max(0, len(until) - limit) :]
-            assert seconds.last(last, limit) == [each[0] for each in newest]
-            ranked = sorted(until, key=lambda each: (-each[2], each[0]))
-            assert seconds.until(last, limit) == [each[0] for each in ranked[:limit]]
+@given(st.lists(st.tuples(st.integers(0, SECOND_NS * 2 // 3), st.integers(1, 9)), max_size=60))
+def test_the_worst_wait_of_each_second_is_exact(waits: list[tuple[int, int]]) -> None:
+    times_ns, waits_ns = list(accumulate(gap for gap, _ in waits)), [ns for _, ns in waits]
+    late = list(zip(range(len(waits)), times_ns, waits_ns, strict=True))
+    columns = (np.array(column, dtype=np.int64) for column in (times_ns, waits_ns))
+    expected_places = [at for at, _, _ in worst_of_seconds(late)]
+    assert longest.worst_of_seconds(*columns).tolist() == expected_places
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:
@@ -107,11 +83,7 @@ def assert_events(history: History) -> list[SessionEvent]:
     return events
 
 
-@pytest.mark.parametrize("at_once", [19, 4096])
-def test_late_token_events_match_the_steps_in_memory_and_the_current_service_levels(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windows, "_MAX_AT_ONCE", at_once)
+def test_late_token_events_match_the_steps_in_memory_and_the_current_service_levels() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
     levels = [SLO(ttft_ms=400.0, itl_ms=90.0), SLO(0.001, 0.001), SLO(30.0, 12.0), SLO(1e9, 1e9)]
     number = set[int]()

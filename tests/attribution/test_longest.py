@@ -1,47 +1,15 @@
 """The longest waits in memory are found among any number, without the forgotten ones."""
 
 from itertools import groupby
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.longest import Breach, Longest
-from stepscope.recordings.history import lives, windows
+from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
-
-
-@settings(max_examples=20)
-@given(st.data())
-def test_the_longest_waits_equal_those_of_a_full_sort_whatever_was_forgotten(data: Any) -> None:
-    longest, known = Longest(), list[tuple[int, int]]()
-    step = 0
-    for _ in range(data.draw(st.integers(1, 4))):
-        added = data.draw(st.integers(0, 2000))
-        seed = data.draw(st.integers(1, 10**6))
-        part = [
-            (step + number * 3 // 2, seed * (number + 7) % 1009) for number in range(1, added + 1)
-        ]
-        if part:
-            step = part[-1][0]
-            longest.extend(*zip(*part, strict=True))
-        known += part
-        first = data.draw(st.integers(0, step + 1))
-        longest.forget_before(first)
-        known = [each for each in known if each[0] >= first]
-        last = data.draw(st.none() | st.integers(0, step + 1))
-        limit = data.draw(st.integers(0, 300))
-        until = [each for each in known if last is None or each[0] <= last]
-        in_order = sorted(until, key=lambda each: (-each[1], each[0]))
-        assert longest.num_until(last) == len(until)
-        assert longest.until(last, limit) == [late for late, _ in in_order[:limit]]
-        assert (
-            list(longest.last(last, limit)) == [late for late, _ in until][-limit or len(until) :]
-        )
 
 
 def test_the_list_of_stalls_follows_new_and_forgotten_steps_and_service_levels() -> None:
@@ -78,11 +46,7 @@ def _assert_longest(history: History) -> None:
         assert named == sorted(late)[:20]
 
 
-def test_listed_late_tokens_equal_those_found_by_reading_every_step_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It looks at a few steps at a time; the source could add steps in between."""
-    monkeypatch.setattr(windows, "_MAX_AT_ONCE", 37)
+def test_listed_late_tokens_equal_those_found_by_reading_every_step_in_memory() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
     for sequence, message in simulate(seed=5, num_steps=700, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)

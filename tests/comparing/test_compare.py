@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
     EngineInfo,
     Mark,
+    Preempted,
     StepRecord,
     Telemetry,
 )
@@ -31,13 +33,22 @@ from stepscope.recordings.compare.paired import is_one_sided, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
-from stepscope.recordings.compare.side.points import KNOB, LATE, MARKED, PREEMPTED, StepPoints
+from stepscope.recordings.compare.side.points import (
+    KNOB,
+    LATE,
+    MARKED,
+    PREEMPTED,
+    UNKNOWN,
+    StepPoint,
+    StepPoints,
+)
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
+from stepscope.recordings.session.new_rows import NewRows
 from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
@@ -117,11 +128,16 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     prefills: list[int], data: st.DataObject
 ) -> None:
     points = StepPoints()
+    number = len(prefills)
+    columns = np.full((len(StepPoint._fields), number), UNKNOWN)
+    columns[0] = columns[1] = np.arange(number)
+    columns[2:6] = columns[0] * 10, columns[0] * 10 + 9, prefills, np.ones(number)
+    columns[-1] = LATE * (np.array(prefills) > 9000)
+    cuts = data.draw(st.lists(st.integers(0, number), max_size=5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_points, "MAX_POINTS", 8)
-        for step, tokens in enumerate(prefills):
-            flags = LATE if tokens > 9000 else 0
-            points.append(step, step * 10, step * 10 + 9, tokens, 1, 256, None, 0, None, flags)
+        for begin, end in pairwise(sorted({0, number, *cuts})):
+            points.extend(columns[:, begin:end])
     assert len(points) <= 8
     whole = points.worst(0, len(points) - 1)
     assert whole is not None
@@ -226,9 +242,9 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
     def preempting(bursts: dict[int, int]) -> Side:
         side = Side("run", SLO_, SessionState())
         for tick in range(2000):
-            outcome = Outcome(num_preempted=bursts.get(tick, 0))
-            side.totals.append(AppliedStep(tick, step_of(tick), outcome, 0), tick * 20_000_000)
-        side.points.append(0, 0, 40 * 10**9, 1, 1, None, None, 0, None, 0)
+            ns = tick * 20_000_000
+            events = [Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
+            side.take(step_of(tick, [], schedule_start_ns=ns, tokens_ns=ns, events=events))
         return side
 
     steady = preempting(dict.fromkeys(range(0, 2000, 50), 1))
@@ -241,9 +257,10 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
 def test_with_few_samples_no_winner_is_named() -> None:
     a, b = (Side(name, SLO_, SessionState()) for name in "ab")
     for side, waits in ((a, (10, 12, 14)), (b, (10, 13, 90))):
-        for wait in waits:
-            side.waits["ttft"].add(wait * 1_000_000)
-        side.totals.append(AppliedStep(0, step_of(0), Outcome(), 0), 1)
+        rows = NewRows()
+        ttft_ns = [(number, wait * 1_000_000) for number, wait in enumerate(waits)]
+        rows.append(AppliedStep(0, step_of(0), Outcome(ttft_ns=ttft_ns), 0))
+        side.totals.add(rows.rows(), is_one_step=True)
     found = compare(a, b)
     # The longest wait of one run does not predict that of the next.
     assert found.figure("ttft_max").verdict == "differs"
@@ -418,7 +435,7 @@ def test_compared_runs_are_aligned_by_time_by_step_or_by_a_request(
         first = by_request.column(place, one.ttft_ns - 1, one.ttft_ns)
         assert first is not None
         assert first.first == one.first_token_step
-        assert place.zero + (side.origin_ns or 0) == one.arrival_ns
+        assert place.zero + (side.totals.start_ns or 0) == one.arrival_ns
     whole = [by_time.column(by_time.a, s, s + 10**8) for s in range(0, by_time.end, 10**8)]
     shown = [each for each in whole if each is not None]
     assert max(p.num_prefill_tokens for p in shown) == max(
@@ -553,7 +570,7 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
     report = history.latency(None, None, 1)
     a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
     for kind in ("ttft", "itl", "tpot"):
-        spreads = [side.waits[kind].spread() for side in (a, b)]
+        spreads = [side.totals.waits.of[kind].spread() for side in (a, b)]
         series = getattr(report, kind)
         assert sum(spread.num_samples for spread in spreads) == series.num_samples
         assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
@@ -565,8 +582,8 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
             source.take(sequence, message)
     [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
     assert same.cause_ns == b.cause_ns
-    assert [same.waits[kind].spread().at(100) for kind in same.waits] == [
-        b.waits[kind].spread().at(100) for kind in b.waits
+    assert [same.totals.waits.of[kind].spread().at(100) for kind in same.totals.waits.of] == [
+        b.totals.waits.of[kind].spread().at(100) for kind in b.totals.waits.of
     ]
 
 
@@ -580,7 +597,7 @@ def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
     for message, after_gap in history.follow(121).read(10_000):
         side.take(message, after_gap)
     assert all(side.requests[each].ttft_ns is None for each in waiting)
-    assert (side.waits["ttft"].spread().at(100) or 0) <= max(
+    assert (side.totals.waits.of["ttft"].spread().at(100) or 0) <= max(
         run.ttft_ns or 0 for run in side.requests.values()
     )
     assert ("TTFT", "unknown") not in side.cause_ns
@@ -588,7 +605,7 @@ def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
 
 def measured(side: Side) -> list[Any]:
     """The number of waits of each kind, the longest, and the explained late first tokens."""
-    spreads = [side.waits[kind].spread() for kind in ("ttft", "itl", "tpot")]
+    spreads = [side.totals.waits.of[kind].spread() for kind in ("ttft", "itl", "tpot")]
     late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
     return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
 

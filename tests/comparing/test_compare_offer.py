@@ -9,6 +9,7 @@ from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.sessions.history_steps import step
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 
@@ -25,9 +26,10 @@ def asked(
     num_queued: int = 0,
     cached: float | None = None,
     kv: wire.KVCounts | None = None,
+    **knobs: wire.KnobValue,
 ) -> Side:
     """A side that got requests at the given times."""
-    state = SessionState()
+    state = SessionState(knobs=knobs)
     state.kv = kv
     for number in range(num_queued):
         state.requests[-1 - number] = wire.RequestView(
@@ -35,8 +37,7 @@ def asked(
             num_prompt_tokens=num_prompt, max_tokens=max_tokens,
         )  # fmt: skip
     side = Side(name, SLO_, state)
-    side.origin_ns = 0
-    side.points.append(0, 0, round(seconds * 1e9), 1, 1, None, None, 0, None, 0)
+    side.take(step(0, [], schedule_start_ns=0, tokens_ns=round(seconds * 1e9)))
     for number, arrival in enumerate(arrivals):
         run = RequestRun(number, "", num_prompt, round(arrival * 1e9), max_tokens=max_tokens)
         if arrival + took_s <= seconds:
@@ -114,9 +115,9 @@ def test_hits_of_a_prefilled_cache_are_a_load_difference_but_a_runs_own_hits_are
     own = asked(times, cached=0.6, kv=empty)
     assert load_of(first, own, is_one_session=False).is_same
     # So are those that the setting brought.
-    first.knob_values["enable_prefix_caching"] = [False]
-    again.knob_values["enable_prefix_caching"] = [True]
-    assert load_of(first, again, is_one_session=False).is_same
+    without = asked(times, cached=0.05, kv=empty, enable_prefix_caching=False)
+    with_cache = asked(times, cached=0.98, kv=filled, enable_prefix_caching=True)
+    assert load_of(without, with_cache, is_one_session=False).is_same
     # As much from the cache on both sides is the same work; what nobody tells is no difference.
     warm = asked(times, cached=0.97, kv=filled)
     assert load_of(asked(times, cached=0.98, kv=filled), warm, is_one_session=False).is_same

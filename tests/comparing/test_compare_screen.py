@@ -49,7 +49,7 @@ def page_of(app: Dashboard) -> ComparePage:
 
 
 def shown_page(app: Dashboard) -> list[str]:
-    return app.main.text_of("page")
+    return app.main.canvas.text_of("page")
 
 
 async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
@@ -317,7 +317,7 @@ async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -
         comparer = state.comparer
         assert comparer is not None
         assert comparer.sides is not None
-        whole, chunked = (side.waits["itl"].largest or 0 for side in comparer.sides)
+        whole, chunked = (side.totals.waits.of["itl"].largest or 0 for side in comparer.sides)
         assert chunked < whole / 3  # as in the sample that was recorded with chunks
         await pilot.press("s", "enter")  # the other side, at a step
         assert "simulated" in screen_text(app)

@@ -17,7 +17,6 @@ from stepscope.engine.protocol.wire import (
     BlockMove,
     BlockRun,
     EngineStatus,
-    KVCounts,
     StepRecord,
     Telemetry,
 )
@@ -27,10 +26,7 @@ from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_r
 from stepscope.recordings.replay import seek
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import TURN_MESSAGES, excerpt
-from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.blocks import BlockMap, SoundMove
-from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
@@ -41,102 +37,28 @@ NUM_STEPS = 900
 MESSAGES = Later(lambda: busy(5, NUM_STEPS))
 FORWARD_SETTLE = FastForward.settle
 
-counts = st.integers(0, 2**40)
-told = st.none() | counts
-numbers = st.integers(-(2**70), 2**70)  # valid, and nonsense for the most part
 ids = st.integers(0, 5)
-samples = st.lists(st.tuples(ids, numbers), max_size=3)
-
-
-@st.composite
-def outcomes(draw: st.DrawFn) -> Outcome:
-    gaps_ns = draw(st.dictionaries(numbers, st.integers(1, 64), max_size=3))
-    return Outcome(
-        gaps_ns=gaps_ns,
-        gap_request_ids={gap_ns: draw(ids) for gap_ns in gaps_ns},
-        ttft_ns=draw(samples),
-        tpot_ns=draw(samples),
-        num_output_tokens=draw(counts),
-        num_decode_rows=draw(counts),
-        num_cached_tokens=draw(counts),
-        num_recomputed_tokens=draw(counts),
-        num_arrived=draw(counts),
-        num_finished=draw(counts),
-        num_preempted=draw(counts),
-    )
-
-
-@st.composite
-def applied_steps(draw: st.DrawFn) -> list[AppliedStep]:
-    steps, step = [], 0
-    for _ in range(draw(st.integers(0, 8))):
-        step += draw(st.integers(1, 3))
-        told_kv = st.builds(KVCounts, *[counts] * 4, queried_tokens=counts, hit_tokens=counts)
-        record = StepRecord(
-            step=step,
-            schedule_start_ns=draw(counts),
-            schedule_end_ns=draw(told),
-            launch_ns=draw(told),
-            tokens_ns=draw(counts),
-            device_ns=draw(st.none() | numbers),
-            knobs_version=draw(told),
-            token_budget=draw(told),
-            max_num_seqs=draw(told),
-            num_prefill_tokens=draw(counts),
-            num_decode_tokens=draw(numbers),
-            num_padded_tokens=draw(told),
-            kv=draw(st.none() | told_kv),
-            num_running=draw(counts),
-            num_waiting=draw(counts),
-        )
-        steps.append(AppliedStep(draw(counts), record, draw(outcomes()), draw(st.integers(0, 64))))
-    return steps
-
-
-@settings(max_examples=12)
-@given(applied_steps(), applied_steps())
-def test_steps_added_at_once_give_the_same_sums_as_one_by_one(
-    first: list[AppliedStep], later: list[AppliedStep]
-) -> None:
-    at_once, one_by_one_ = StepTable(), StepTable()
-    figures, expected = Latencies(SLO()), Latencies(SLO())
-    last = first[-1].record.step if first else 0
-    later = [
-        each._replace(record=msgspec.structs.replace(each.record, step=each.record.step + last))
-        for each in later
-    ]
-    for steps in (first, later):
-        at_once.extend(steps)
-        figures.extend(steps)
-        for each in steps:
-            one_by_one_.append(each)
-            expected.append(each)
-    assert len(at_once) == len(one_by_one_) == len(first) + len(later)
-    for place in range(len(at_once)):
-        assert at_once.summary(place) == one_by_one_.summary(place)
-    for kind in ("ttft", "itl", "tpot", "step"):
-        assert list(figures.of(kind)) == list(expected.of(kind))  # type: ignore[arg-type]
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 1536), min_size=1, max_size=4), st.integers(0, 99))
-def test_latency_samples_added_at_once_rank_as_if_added_one_by_one(
-    sizes: list[int], seed: int
-) -> None:
+def test_latency_samples_joined_rank_as_if_added_one_by_one(sizes: list[int], seed: int) -> None:
     rng = random.Random(seed)
-    at_once, each_one = Samples(), Samples()
+    joined, each_one = Samples(), Samples()
     now_ns = 0
     for size in sizes:
         times = [now_ns := now_ns + rng.randrange(-3, 9) for _ in range(size)]
         values = [rng.choice((rng.randrange(1000), 2**80)) for _ in range(size)]
         weights = [rng.randrange(1, 9) for _ in range(size)]
-        at_once.extend(times, values, weights)
+        part = Samples()
         for sample in zip(times, values, weights, strict=True):
+            part.add(*sample)
             each_one.add(*sample)
-        for each in (at_once, each_one):
+        joined = part.after(joined)
+        for each in (joined, each_one):
             each.forget_before(now_ns // 3)
-        assert list(at_once) == list(each_one)
-        ranked, expected = at_once.ranked(), each_one.ranked()
+        assert list(joined) == list(each_one)
+        ranked, expected = joined.ranked(), each_one.ranked()
         assert (ranked is None) == (expected is None)
         if ranked is not None and expected is not None:
             assert ranked.percentiles((1, 50, 99)) == expected.percentiles((1, 50, 99))

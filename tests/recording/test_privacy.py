@@ -21,6 +21,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.export.export import FORMATS, export
 from stepscope.recordings.export.moments import StepRange
+from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.mcap.chunk import read_chunk
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
@@ -272,6 +273,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
     with Recording(bare) as recording:
         assert recording.metadata["with_tokens"] == "false"
         assert recording.info.with_tokens is False
+        assert stored_index(recording, 0) is not None
     again = str(tmp_path / "asked again")
     with pytest.raises(CommandFailed, match="they were removed from it"):
         export_command.export_file(str(bare), "jsonl", output=again, with_tokens=True)

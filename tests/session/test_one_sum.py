@@ -23,11 +23,15 @@ from stepscope.engine.protocol.wire import (
     TakenRow,
     Totals,
 )
+from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.feed import Feed, Stretch
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import StepRange, moments
+from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.importing import bench_result
@@ -277,18 +281,63 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
             history.append(sequence, payload)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, Stretch())
         assert figures_of_side(feed) == history.figures(None, None)
-        assert FileRun(recording, LEVELS).figures() == history.figures(None, None)
+        run = FileRun(recording, LEVELS)
+        assert run.figures() == history.figures(None, None)
+        if name != "vllm":  # it is longer than the minute that is judged in memory
+            minute = RecentRun(history, history.state)
+            limited = {each: sums for each, sums in run.limited.items() if sums.num_records}
+            assert minute.limited == limited
+            assert minute.share_late_beside_prefill == run.share_late_beside_prefill
+            assert advice(minute) == advice(run)
 
 
-def test_the_end_of_a_file_has_the_same_figures_by_its_index_and_by_its_messages(
-    tmp_path: Path,
+# Not per time: a window on the screen begins with the last step before it, a run with its first.
+UNTIMED = {name for name in FIGURES if not name.endswith(("_per_s", "_per_min"))} - {
+    "busy", "seconds",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("session", ALL)
+def test_a_stretch_has_the_same_figures_on_the_screen_in_its_file_and_compared(
+    session: Callable[[], Messages], tmp_path: Path
 ) -> None:
-    path = record(tmp_path / "a.mcap", preempting())
-    feed = RecordingFeed(Recording(path), "a", LEVELS, Stretch(300))
-    told, found = figures_of_side(feed), figures_of_index(path, 300)
-    # Requests that arrived before it are judged, as on the screen: the index knows them.
-    judged = {"goodput", "goodput_per_s"}
-    assert {name for name in told if told[name] != found[name]} <= judged
+    messages = session()
+    path = record(tmp_path / "a.mcap", messages)
+    check_stretches(history_of(messages), path)
+
+
+@pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
+def test_a_stretch_of_a_sample_has_the_same_figures_on_the_screen_and_compared(name: str) -> None:
+    path = shipped()[name]
+    check_stretches(replayed(path), path)
+
+
+def check_stretches(history: History, path: Path) -> None:
+    with Recording(path) as recording:
+        first, last = recording.first_step or 0, recording.last_step or 0
+    places = [round(first + (last - first) * share) for share in (0.2, 0.5, 0.7, 0.9)]
+    for begin, end in [*((each, last) for each in places), *itertools.combinations(places, 2)]:
+        begins, ends = history.summary(begin), history.summary(end)
+        if begins is None or ends is None:
+            continue  # lost
+        stretch = Stretch(begin + 1, None if end == last else end)
+        compared = figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, stretch))
+        live = figures_of_side(HistoryFeed(history, "a", LEVELS, stretch))
+        assert compared == live
+        if end == last:
+            assert compared == figures_of_index(path, begin + 1)
+        seconds = (ends.tokens_ns - begins.tokens_ns) / 1e9
+        shown = history.figures(ends.tokens_ns, seconds)
+        for name in UNTIMED:
+            assert compared[name] == shown[name], name
+
+
+@pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
+def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str) -> None:
+    path = shipped()[name]
+    with Recording(path) as recording:
+        assert all(stored_index(recording, each) for each in range(recording.num_chunks))
+    assert figures_of_index(path) == figures_of_index(path, is_made=True)
 
 
 @pytest.mark.parametrize("session", WHOLE)

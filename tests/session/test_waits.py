@@ -73,7 +73,7 @@ def assert_all_agree(path: Path, history: History) -> None:
         mine = [each for each in late if each.kind.lower() == kind]
         assert len(mine) == counts[kind][1]
         assert sum(n for key, n in side.num_late.items() if key[0].lower() == kind) == len(mine)
-        waits = side.waits[kind]
+        waits = side.totals.waits.of[kind]
         assert (waits.count, waits.count - waits.num_within) == counts[kind]
     spent = sum(piece.ns for each in late for piece in each.pieces)
     assert sum(side.cause_ns.values()) == spent == sum(each.gap_ns for each in late)

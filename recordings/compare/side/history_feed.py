@@ -4,7 +4,7 @@ import time
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Side, follower_of, oldest_arrival
+from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -31,7 +31,7 @@ class HistoryFeed:
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
-        self._past = follower_of(slo, self._earlier.state, since_ns)
+        self._past = Follower(slo, self._earlier.state, since_ns)
         self._note: str | None = None
 
     @property
@@ -61,7 +61,7 @@ class HistoryFeed:
                 num_taken += 1
                 last = self._stretch.last
                 if isinstance(message, StepRecord) and last is not None and message.step > last:
-                    self.is_done = True
+                    self.side.is_cut = self.is_done = True
                     return True
                 self.side.take(message, after_gap)
             taken = taken or num_taken > 0

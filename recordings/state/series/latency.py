@@ -9,8 +9,7 @@ Samples must not include time in which an operator had paused the engine, becaus
 no service level. `Timeline` subtracts that time before it adds samples.
 """
 
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -26,7 +25,6 @@ TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
-_TOLD = attrgetter("record", "outcome", "is_one_step")
 _KEPT = (*get_args(LatencyKind), "finished")
 
 
@@ -115,25 +113,17 @@ class Latencies:
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
-        self.extend([applied])
-
-    def extend(self, steps: Sequence[AppliedStep]) -> None:
-        """Add the samples of several steps."""
-        found: dict[LatencyKind, list[tuple[int, int, int]]] = {}
-        for record, outcome, is_one_step in map(_TOLD, steps):
-            now_ns = record.tokens_ns
-            if is_one_step:  # else its duration is that of an interval
-                duration_ns = now_ns - record.schedule_start_ns
-                found.setdefault("step", []).append((now_ns, duration_ns, 1))
-            for kind, ns, number, _ in outcome.waits():
-                found.setdefault(kind, []).append((now_ns, ns, number))
-            if record.totals is not None:
-                for kind, ns, number in estimates_in(record.totals):
-                    found.setdefault(kind, []).append((now_ns, ns, number))
-            for finished in outcome.finished:
-                self.finished.add(now_ns, finished)
-        for kind, samples in found.items():
-            self.of(kind).extend(*zip(*samples, strict=True))
+        record, outcome = applied.record, applied.outcome
+        now_ns = record.tokens_ns
+        if applied.is_one_step:  # else its duration is that of an interval
+            self.step.add(now_ns, now_ns - record.schedule_start_ns)
+        for kind, ns, number, _ in outcome.waits():
+            self.of(kind).add(now_ns, ns, number)
+        for finished in outcome.finished:
+            self.finished.add(now_ns, finished)
+        if record.totals is not None:
+            for kind, ns, number in estimates_in(record.totals):
+                self.of(kind).add(now_ns, ns, number)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""

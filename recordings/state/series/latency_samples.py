@@ -72,25 +72,12 @@ class Samples:
         self._values.append(bounded(value_ns))
         self._weights.append(weight)
 
-    def extend(
-        self, times_ns: Sequence[int], values_ns: Sequence[int], weights: Sequence[int]
-    ) -> None:
-        """Append several samples, with the same result as `add` for each."""
-        times = self._times
-        since_ns = times[-1] if times else min(times_ns, default=0)
-        times.extend(list(accumulate(times_ns, max, initial=since_ns))[1:])
-        try:
-            values = array("q", values_ns)
-        except OverflowError:
-            values = array("q", map(bounded, values_ns))
-        self._values.extend(values)
-        self._weights.extend(weights)
-
     def after(self, earlier: "Samples") -> "Samples":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Samples()
-        for part in (earlier, self):
-            whole.extend(part._times, part._values, part._weights)
+        whole._times = array("q", accumulate(earlier._times + self._times, max))
+        whole._values = earlier._values + self._values
+        whole._weights = earlier._weights + self._weights
         return whole
 
     def forget_before(self, time_ns: int) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.recordings.attribution.ledger import Ledger
-from stepscope.recordings.attribution.messages import messages_in
 from stepscope.recordings.attribution.preemptions import Preemption
 from stepscope.recordings.attribution.queue import QueueWait, reason_text
+from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.state.session import request_name
@@ -37,8 +37,8 @@ def print_ledger(
     found = Ledger(state)
     first, last = state.step + 1, recording.last_step or 0
     with Progress() as progress:
-        for number, (message, is_lost) in enumerate(messages_in(recording, begin, sequence)):
-            found.take(message, is_lost)
+        for number, each in enumerate(messages(recording, begin, sequence)):
+            found.take(each.message, each.after_gap)
             if number % 4096 == 0:
                 done = found.last_step - first + 1
                 progress(f"reading {name}", done / max(1, last - first + 1))

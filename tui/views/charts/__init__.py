@@ -2,6 +2,6 @@
 
 May import: engine.protocol, recordings.attribution, recordings.compare,
   recordings.compare.side, recordings.figures, recordings.fleets, recordings.history,
-  recordings.state, recordings.state.series, tui.views, tui.views.frame.
+  recordings.session, recordings.state, recordings.state.series, tui.views, tui.views.frame.
 A new chart gets a file here.
 """

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight, StepRecord
 from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.compare.side.advice import Advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
@@ -57,6 +58,7 @@ class Frame:
     worst: Stalls  # the longest stalls in memory, wherever the cursor is
     waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
     verdict: Verdict  # on the seconds up to the cursor
+    advice: Sequence[Advice] = ()  # which knob to change; only on the knobs screen
     output_trend: tuple[float | None, ...] = ()  # tokens in each of the last seconds
     figures_age_s: float = 0.0  # from the step that latencies, rates and verdict are up to
     age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard

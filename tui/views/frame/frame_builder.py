@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.compare.side.advice import Advice, advice
+from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
@@ -55,6 +57,7 @@ class _Figures(NamedTuple):
     waiting_trend: int
     verdict: Verdict
     output_trend: tuple[float | None, ...]
+    advice: Sequence[Advice]
     time_ns: int  # of the step that they are up to
 
 
@@ -200,6 +203,7 @@ class FrameBuilder:
             waiting_trend=figures.waiting_trend,
             verdict=figures.verdict,
             output_trend=figures.output_trend,
+            advice=figures.advice,
             figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
             age_s=self._age_s(),
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
@@ -238,7 +242,8 @@ class FrameBuilder:
         # While earlier steps are being loaded, a report of the last minute would be incomplete.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
         reach = None if view.live else history.first_step
-        mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
+        engine_id, advises = None if info is None else info.engine_id, view.page == "knobs"
+        mode = (view.live, engine_id, history.is_short, reach, advises)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
@@ -256,6 +261,7 @@ class FrameBuilder:
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
+                advice(RecentRun(history, state)) if advises else (),
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor

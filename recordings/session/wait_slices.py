@@ -1,39 +1,19 @@
-"""`WaitSlices`: the latencies of a run in equal slices of its time; `Waits`: one of them."""
+"""`Waits`: one latency of a run, counted in bins, in equal slices of the run's time."""
 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.session.totals import TimeSlices
-from stepscope.recordings.session.waits import waits_in
-from stepscope.recordings.state.outcome import Outcome
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # ITL is also counted apart, by whether the engine computed prompt tokens during the wait.
 DECODE_ONLY, BESIDE_PREFILL = "itl_decode", "itl_prefill"
 _BINS_PER_OCTAVE = 64  # about 1 % wide
 _NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
-
-
-class WaitSlices(TimeSlices[tuple[str, int]]):
-    """For each slice of a run: kind and bin of a wait -> number of waits that ended in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._prefill_ns: int | None = None  # when the last step with prefill ended
-
-    def take(self, record: StepRecord, outcome: Outcome, end_ns: int, *, is_one_step: bool) -> None:
-        """Add the waits of a step that ended `end_ns` after the beginning of the run."""
-        now_ns = record.tokens_ns
-        if record.num_prefill_tokens:
-            self._prefill_ns = now_ns
-        counts, prefill_ns = self.at(end_ns), self._prefill_ns
-        for kind, wait_ns, weight in waits_in(record, outcome, is_one_step=is_one_step):
-            at = bin_of(wait_ns)
-            counts[kind, at] += weight
-            if kind == "itl" and is_one_step:  # a record of an interval tells of no single step
-                is_beside = prefill_ns is not None and prefill_ns > now_ns - wait_ns
-                counts[BESIDE_PREFILL if is_beside else DECODE_ONLY, at] += weight
+NUM_BINS = _BINS_PER_OCTAVE * 64  # of numbers of 64 bits
 
 
 class Waits:
@@ -82,6 +62,17 @@ def bin_of(wait_ns: int) -> int:
     if wait_ns <= 0 or octave <= 0:
         return max(0, wait_ns)
     return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
+
+
+def bins_of(waits_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    """The bins of many waits."""
+    import numpy as np
+
+    waits_ns = np.maximum(waits_ns, 0)
+    num_bits = np.frexp(waits_ns.astype(float))[1]  # one more just below 2^n if huge: same bin
+    octaves = np.maximum(num_bits - _NUM_EXACT_BITS, 0)
+    bins: NDArray[np.int64] = octaves * _BINS_PER_OCTAVE + (waits_ns >> octaves)
+    return bins
 
 
 def middle_of(at: int) -> float:
