@@ -42,15 +42,11 @@ _BOUND: dict[Limit, str] = {
 
 
 class Verdict(NamedTuple):
-    """One sentence on an engine.
-
-    Attributes:
-        look: id of the dashboard's action that leads to the evidence; empty without one.
-    """
+    """One sentence on an engine."""
 
     tone: Tone
     text: str
-    look: str = ""
+    look: str = ""  # id of the dashboard's action that leads to the evidence; empty without one
 
     @property
     def trouble(self) -> str:
@@ -69,8 +65,6 @@ def verdict_at(
     """Judge an engine by its recent steps.
 
     Args:
-        state: the state after `step`.
-        step: the last step that counts; None: the newest.
         minute: the latencies of the minute up to that step.
     """
     stalls = _stalls(history, state, step, minute.itl)

@@ -8,6 +8,7 @@ from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
@@ -57,11 +58,7 @@ class Stalls(NamedTuple):
 
 
 class Windows:
-    """Computes figures of one timeline. Long computations happen outside its lock.
-
-    Args:
-        lock: guards the timeline.
-    """
+    """Computes figures of one timeline. Long computations happen outside its lock."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
@@ -103,6 +100,13 @@ class Windows:
                 is_known = first > 0 and UNKNOWN not in tokens
                 counts.append(sum(tokens) if is_known else None)
         return tuple(counts)
+
+    def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
+        """What drafts did in a window; see `HistoryView.speculation`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            table = self._timeline.columns
+            return speculation_in(table, *table.places(start_ns, end_ns))
 
     def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
         """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
@@ -216,8 +220,8 @@ class Windows:
         """The waits of a kind, and the service level in nanoseconds."""
         slo, latencies = self._timeline.slo, self._timeline.latencies
         if kind == "ITL":
-            return latencies.itl, slo.itl_ms * 1e6
-        return latencies.ttft, slo.ttft_ms * 1e6
+            return latencies.of("itl"), slo.itl_ms * 1e6
+        return latencies.of("ttft"), slo.ttft_ms * 1e6
 
     def _late_places(self, kind: str, step: int | None = None) -> "_Places":
         """The places of the late steps up to `step` (None: all), in order."""

@@ -45,6 +45,9 @@ class Sums:
     num_decode_tokens: int = 0
     num_padded_tokens: int = 0  # where it is unknown, there is none
     num_recomputed_tokens: int | None = 0
+    num_decode_rows: int | None = 0
+    num_drafted_tokens: int | None = 0
+    num_accepted_tokens: int | None = 0
     num_waiting: int | None = 0
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
@@ -196,6 +199,9 @@ class _Rows:
             num_decode_tokens=_sum(decode),
             num_padded_tokens=_sum(np.maximum(self.values("num_padded_tokens"), 0)),
             num_recomputed_tokens=self.total("num_recomputed_tokens"),
+            num_decode_rows=self.total("num_decode_rows"),
+            num_drafted_tokens=self.total("num_drafted_tokens"),
+            num_accepted_tokens=self.total("num_accepted_tokens"),
             num_waiting=self.total("num_waiting"),
             num_evicted=self.total("num_evicted"),
             num_kv_used=used,

@@ -25,8 +25,6 @@ TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
-_KEPT = (*get_args(LatencyKind), "finished")
-
 
 class SLO(NamedTuple):
     """Upper bounds for TTFT and ITL that an operator has promised, in milliseconds."""
@@ -107,16 +105,17 @@ class Latencies:
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
-        self.ttft, self.itl, self.tpot, self.e2e, self.step = (Samples() for _ in range(5))
-        self.served_ttft, self.served_itl = Samples(), Samples()
         self.finished = FinishedRequests()
+        self._samples: dict[LatencyKind, Samples] = {
+            kind: Samples() for kind in get_args(LatencyKind)
+        }
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
         record, outcome = applied.record, applied.outcome
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval
-            self.step.add(now_ns, now_ns - record.schedule_start_ns)
+            self.of("step").add(now_ns, now_ns - record.schedule_start_ns)
         for kind, ns, number, _ in outcome.waits():
             self.of(kind).add(now_ns, ns, number)
         for finished in outcome.finished:
@@ -127,43 +126,46 @@ class Latencies:
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
-        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
-        return {kind: _spread(self.of(kind), levels.get(kind)) for kind in get_args(LatencyKind)}
+        levels: dict[LatencyKind, float] = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        return {kind: _spread(each, levels.get(kind)) for kind, each in self._samples.items()}
 
     def of(self, kind: LatencyKind) -> Samples:
-        samples: Samples = getattr(self, kind)
-        return samples
+        return self._samples[kind]
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
-        for name in _KEPT:
-            setattr(part, name, getattr(self, name).cut(start_ns, end_ns))
+        part.finished = self.finished.cut(start_ns, end_ns)
+        part._samples = {kind: each.cut(start_ns, end_ns) for kind, each in self._samples.items()}
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        return LatencyReport(
-            start_ns,
-            end_ns,
-            series_of(self.ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
-            series_of(self.itl, start_ns, end_ns, self.slo.itl_ms, buckets),
-            series_of(self.tpot, start_ns, end_ns, None, buckets),
-            series_of(self.step, start_ns, end_ns, None, buckets),
-            series_of(self.served_ttft, start_ns, end_ns, self.slo.ttft_ms, buckets),
-            series_of(self.served_itl, start_ns, end_ns, self.slo.itl_ms, buckets),
-        )
+        levels: dict[LatencyKind, float | None] = {
+            "ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms, "tpot": None, "step": None,
+            "served_ttft": self.slo.ttft_ms, "served_itl": self.slo.itl_ms,
+        }  # fmt: skip
+        series = {
+            kind: series_of(self._samples[kind], start_ns, end_ns, level, buckets)
+            for kind, level in levels.items()
+        }
+        return LatencyReport(start_ns, end_ns, **series)
 
     def after(self, earlier: "Latencies") -> "Latencies":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
-        for name in _KEPT:
-            setattr(whole, name, getattr(self, name).after(getattr(earlier, name)))
+        whole.finished = self.finished.after(earlier.finished)
+        for kind, each in self._samples.items():
+            whole._samples[kind] = each.after(earlier._samples[kind])
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for name in _KEPT:
-            getattr(self, name).forget_before(time_ns)
+        for samples in self._all:
+            samples.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for name in _KEPT:
-            getattr(self, name).forget_after(time_ns)
+        for samples in self._all:
+            samples.forget_after(time_ns)
+
+    @property
+    def _all(self) -> list[Samples | FinishedRequests]:
+        return [self.finished, *self._samples.values()]

@@ -13,11 +13,7 @@ def bounded(value: int) -> int:
 
 
 class Ranked:
-    """Some samples in order of their values. At least one.
-
-    Args:
-        values, weights: of each sample, in any order.
-    """
+    """Some samples in order of their values. At least one."""
 
     def __init__(self, values: "array[int]", weights: "array[int]") -> None:
         import numpy as np  # not at the start of the program: the import takes 80 ms
@@ -34,13 +30,10 @@ class Ranked:
         return int(self._upto[place - 1]) if place else 0
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles, in the order of `ranks`.
+        """Nearest-rank percentiles; `ranks` are percentages, ascending, each in (0, 100].
 
         A percentile is the smallest sample whose cumulative weight reaches that share of all
         samples.
-
-        Args:
-            ranks: percentages, ascending, each in (0, 100].
         """
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]

@@ -10,10 +10,9 @@ from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
-from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
-from stepscope.recordings.state.session import request_name
+from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
 from stepscope.tui.cli.shared.connect import is_recording

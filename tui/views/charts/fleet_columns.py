@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import FleetFigure
-from stepscope.recordings.state.origin import model_text
+from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
 from stepscope.tui.views.lines import Line, Run, clean

@@ -6,7 +6,7 @@ A "side" is one of the two runs, A or B.
 from typing import Literal
 
 from stepscope.recordings.compare.comparison import Comparison, SideWork
-from stepscope.recordings.state.origin import SIMULATED
+from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent

@@ -15,6 +15,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
@@ -71,6 +72,7 @@ class Frame:
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # only on the latency screen
+    speculation: Speculation | None = None  # only there, and only if there were drafts
     fleet: FleetPage | None = None  # only on the fleet screen
     compare: ComparePage | None = None  # only on the compare screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions without their default key
