@@ -1,44 +1,34 @@
 """The front end's share: what a client waited for before the engine had its request, and after.
 
 All times are by one clock. The engine's own record begins with the tokenising of the prompt, so
-the front end's share and the engine's overlap there, and a life is counted from HTTP on.
+the front end's share and the engine's overlap there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
-from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import EngineStatus, RequestView, StepRecord, Telemetry
 from stepscope.recordings.attribution.causes import Piece
 from stepscope.recordings.state.series.distribution import Distribution
 
-PARTS = ("front end", "delivery", "longest gap")
 
+def shares_of(view: RequestView) -> dict[str, int]:
+    """Return how long a request took, by what, in nanoseconds, as far as a front end tells it.
 
-class Share(NamedTuple):
-    """The parts of one request's first token that the engine's record does not tell, in ns.
-
-    Attributes:
-        front_ns: from HTTP until it was sent to the engine; None: not by HTTP.
-        delivery_ns: from the engine's first token until it had gone out; None: it has not.
-        served_ns: from HTTP to its first chunk.
+    "front end": from HTTP until it was sent; "delivery": from the engine's first token until the
+    first chunk had gone out.
     """
-
-    front_ns: int | None
-    delivery_ns: int | None
-    served_ns: int | None
-
-
-def share_of(view: RequestView) -> Share | None:
-    """Return the front end's share in a request; None if no front end tells of it."""
     if (front := view.front) is None:
-        return None
+        return {}
     http_ns, out_ns, token_ns = front.http_ns, front.first_out_ns, view.first_token_ns
-    return Share(
-        None if http_ns is None else front.sent_ns - http_ns,
-        None if out_ns is None or token_ns is None else max(0, out_ns - token_ns),
-        None if out_ns is None or http_ns is None else out_ns - http_ns,
-    )
+    shares = {"longest served ITL": front.worst_gap_ns} if front.num_chunks > 1 else {}
+    if http_ns is not None:
+        shares["front end"] = front.sent_ns - http_ns
+    if out_ns is not None and front.is_streamed:
+        if token_ns is not None:
+            shares["delivery"] = max(0, out_ns - token_ns)
+        if http_ns is not None:
+            shares["served TTFT"] = out_ns - http_ns
+    return dict(sorted(shares.items()))
 
 
 def served_life(pieces: Sequence[Piece], view: RequestView) -> list[Piece]:
@@ -62,10 +52,10 @@ def served_life(pieces: Sequence[Piece], view: RequestView) -> list[Piece]:
 
 
 class FrontSums:
-    """How long each front end took, of the requests whose first chunk has gone out."""
+    """How long each front end took, by what, over the requests of a session."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, tuple[int | None, ...]]] = {}
+        self._known: dict[int, tuple[int, dict[str, int]]] = {}
 
     def take(self, message: Telemetry, views: Mapping[int, RequestView]) -> None:
         """Add what a message tells. `views` are those after it."""
@@ -76,17 +66,13 @@ class FrontSums:
     def add(self, views: Iterable[RequestView]) -> None:
         """Add requests, or what is new of them."""
         for view in views:
-            share, front = share_of(view), view.front
-            if share and front and front.first_out_ns is not None and front.is_streamed:
-                told = share.front_ns, share.delivery_ns, front.worst_gap_ns
-                self._known[view.request_id] = front.number, told
+            if view.front is not None:
+                self._known[view.request_id] = view.front.number, shares_of(view)
 
-    def of(self) -> dict[int, dict[str, Distribution]]:
-        """For each front end, by its number: how long requests took, by what."""
-        found: dict[int, dict[str, Distribution]] = {}
-        for number, told in sorted(self._known.values(), key=itemgetter(0)):
-            sums = found.setdefault(number, {name: Distribution() for name in PARTS})
-            for name, ns in zip(PARTS, told, strict=True):
-                if ns is not None:
-                    sums[name].add(ns)
-        return found
+    def of(self) -> dict[str, Distribution]:
+        """For each front end and each of its shares, how long requests took."""
+        found: dict[str, Distribution] = {}
+        for number, shares in self._known.values():
+            for name, ns in shares.items():
+                found.setdefault(f"API server {number}: {name}", Distribution()).add(ns)
+        return dict(sorted(found.items()))

@@ -18,7 +18,7 @@ from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
 from stepscope.engine.adapters.vllm.front_reports import FrontReports, Report
 from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.front import FrontSums, served_life, share_of
+from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of
 from stepscope.recordings.state.session import SessionState
 from tests.adapters import vllm_front_end
 from tests.adapters.conftest import Attach, published
@@ -242,20 +242,20 @@ def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_serve
     views = [view for view in state.requests.values() if view.num_output_tokens]
     assert views
     for view in views:
-        front, share = view.front, share_of(view)
+        front, shares = view.front, shares_of(view)
         assert front is not None
-        assert share is not None
         assert front.number == int(view.client_id) % 2
-        assert share.front_ns == 3_000_000
+        assert shares["front end"] == 3_000_000
         assert front.http_ns is not None
         assert view.first_token_ns is not None
-        assert share.delivery_ns is not None
         inside_ns = view.first_token_ns - front.sent_ns
-        assert share.served_ns == share.front_ns + inside_ns + share.delivery_ns
-        assert served[view.request_id] == share.served_ns
+        outside_ns = shares["front end"] + shares["delivery"]
+        assert served[view.request_id] == shares["served TTFT"] == outside_ns + inside_ns
         assert front.num_chunks == view.num_output_tokens
-    assert sorted(sums.of()) == [0, 1]
-    assert sum(parts["delivery"].count for parts in sums.of().values()) == len(views)
+    found = sums.of()
+    counts = [found[f"API server {number}: delivery"].count for number in (0, 1)]
+    assert all(counts)
+    assert sum(counts) == len(views)
 
 
 def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(

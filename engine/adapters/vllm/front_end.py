@@ -24,6 +24,7 @@ from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.front_reports import Report
+from stepscope.engine.adapters.vllm.plugin import after
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 from stepscope.engine.transport.endpoints import front_path
 
@@ -38,27 +39,10 @@ _http_ns: ContextVar[int | None] = ContextVar("stepscope_http_ns", default=None)
 
 
 def hook(endpoint: str) -> None:
-    """Watch each `AsyncLLM` that vLLM will build in this process.
-
-    Args:
-        endpoint: as in STEPSCOPE_ENDPOINT.
-    """
+    """Watch each `AsyncLLM` that vLLM will build in this process."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    init = AsyncLLM.__init__
-    if hasattr(init, _STREAM):
-        return
-
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        init(self, *args, **kwargs)
-        try:
-            _watch(self, endpoint)
-        except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
-            log.warning("stepscope does not watch this API server: %r", error)
-
-    setattr(__init__, _STREAM, True)
-    AsyncLLM.__init__ = __init__
+    after(AsyncLLM, "__init__", lambda llm, _: _watch(llm, endpoint))
 
 
 def _watch(llm: Any, endpoint: str) -> None:
@@ -92,7 +76,6 @@ class Stream:
         self.going: dict[int, int] = {}
 
     def put(self, output: Any) -> None:
-        """Note an output that goes into the queue."""
         if now_ns := self.watch.batch_ns:  # else it is an abort or an error
             numbers = self.numbers
             if len(numbers) > 1:
@@ -101,12 +84,10 @@ class Stream:
                 self.came.setdefault(number, now_ns)
 
     def taken(self, output: Any) -> None:
-        """Note what a look into the queue has found."""
         if output is not None:
             self.going, self.came = self.came, {}
 
     def sent(self) -> None:
-        """Note that what was taken has gone out."""
         if self.going:
             going, self.going = self.going, {}
             self.watch.note_chunks(going, monotonic_ns())
@@ -212,7 +193,6 @@ class FrontEndWatch:
             self._flush()  # before vLLM tells the engine
 
     def note_chunks(self, came: dict[int, int], now_ns: int) -> None:
-        """Note that tokens have gone out, which had come at these times."""
         self._chunks += [(number, came_ns, now_ns) for number, came_ns in came.items()]
         if len(self._chunks) >= _MOST_CHUNKS:
             self._flush()
@@ -246,7 +226,6 @@ class FrontEndWatch:
 
 
 def _hook_queues(queue_class: Any) -> None:
-    """Wrap the methods of vLLM's queues that the HTTP task calls."""
     put, get, get_nowait = queue_class.put, queue_class.get, queue_class.get_nowait
     if hasattr(put, _STREAM):
         return
@@ -288,7 +267,6 @@ def _hook_queues(queue_class: Any) -> None:
 
 
 def _hook_http(application_class: Any) -> None:
-    """Wrap the call of an HTTP application, to note when a request came."""
     call = application_class.__call__
     if hasattr(call, _STREAM):
         return

@@ -95,7 +95,11 @@ class FrontReports:
                 _keep(self._early, name, (server, row))
             else:
                 taken.append(self._known(server, row, request_id))
-        ids = [self._ids.get((*server, each)) for each in front.request_ids]
+        chunks = [
+            (request_id, came_ns, out_ns)
+            for number, came_ns, out_ns in front.chunks()
+            if (request_id := self._ids.get((*server, number))) is not None
+        ]
         ended = [
             (request_id, reason)
             for number, reason in front.ended
@@ -103,14 +107,8 @@ class FrontReports:
         ]
         for request_id, reason in ended:
             _keep(self._reasons, request_id, reason)
-        if None not in ids:
-            front = msgspec.structs.replace(front, taken=taken, request_ids=ids, ended=ended)
-        else:  # with several engines, some are of others
-            chunks = zip(ids, front.chunks(), strict=True)
-            known = [(each, came, out) for each, (_, came, out) in chunks if each is not None]
-            front = FrontEnd.of(front.number, taken, known, ended)
-        if taken or front.request_ids or ended:
-            self._recorder.tell(front)
+        if taken or chunks or ended:
+            self._recorder.tell(FrontEnd.of(front.number, taken, chunks, ended))
 
     def _known(self, server: tuple[int, int], row: TakenRow, request_id: int) -> TakenRow:
         _keep(self._ids, (*server, row.request_id), request_id)

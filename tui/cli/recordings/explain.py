@@ -5,12 +5,12 @@ from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
-from stepscope.recordings.attribution.front import share_of
+from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
-from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
@@ -31,7 +31,6 @@ from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
-_PARTS_OF_ONE = ("front end", "delivery of the first token", "served TTFT", "longest served ITL")
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
@@ -184,27 +183,24 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 def _served(found: Explanation) -> list[str]:
     """Lines with the engine's clock beside the front end's; none if no front end tells."""
     if (view := found.view) is not None:
-        share = share_of(view)
-        if view.front is None or share is None:
+        said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
+        if view.front is None or not said:
             return []
-        gap_ns = view.front.worst_gap_ns or None
-        said = [
-            f"{name} {fmt.milliseconds(in_ms(ns))} ms"
-            for name, ns in zip(_PARTS_OF_ONE, (*share, gap_ns), strict=True)
-            if ns is not None
-        ]
         return [f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"]
-    fronts = found.fronts.of()
-    if not fronts:
+    if not (clocks := _clocks(found)):
         return []
-    rows = [(KINDS[kind], found.waits[kind]) for kind in _BOTH_CLOCKS]
-    for number, parts in fronts.items():
-        rows += [(f"API server {number}: {name}", waits) for name, waits in parts.items()]
     cells = [
         [name, f"{spread.num_samples:,}", *(_at(spread, rank) for rank in RANKS)]
-        for name, spread in [(name, waits.spread()) for name, waits in rows]
+        for name, spread in clocks.items()
     ]
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
+
+
+def _clocks(found: Explanation) -> dict[str, LatencySpread]:
+    """Latencies by the engine's clock and by the front end's; empty if no front end tells."""
+    fronts = found.fronts.of()
+    both = {KINDS[kind]: found.waits[kind] for kind in _BOTH_CLOCKS if fronts}
+    return {name: waits.spread() for name, waits in (both | fronts).items()}
 
 
 def _at(spread: LatencySpread, rank: int) -> str:
@@ -277,7 +273,6 @@ def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
 
 
 def _document(file: str, found: Explanation) -> dict[str, Any]:
-    fronts = found.fronts.of()
     return {
         "recording": file,
         "engine": found.info.name,
@@ -287,14 +282,10 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
-        "served": {kind: _ms(found.waits[kind]) for kind in _BOTH_CLOCKS} if fronts else None,
-        "front_ends": [
-            {
-                "number": number,
-                **{name.replace(" ", "_"): _ms(each) for name, each in parts.items()},
-            }
-            for number, parts in fronts.items()
-        ],
+        "served": {
+            name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
+            for name, spread in _clocks(found).items()
+        },
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
@@ -317,10 +308,6 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             for each in found.late
         ],
     }
-
-
-def _ms(waits: Distribution) -> dict[str, float | None]:
-    return {RANKS[rank]: in_ms(ns) for rank, ns in waits.spread().at_ns.items()}
 
 
 def _piece(piece: Piece) -> dict[str, Any]:

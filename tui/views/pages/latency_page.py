@@ -165,16 +165,15 @@ def _front_ends(frame: Frame) -> list[Line]:
     """Return a line for each API server: how slow it was, by live and recent requests."""
     sums = FrontSums()
     sums.add(frame.state.requests.values())
-    lines: list[Line] = []
-    for number, parts in sums.of().items():
-        said = [
-            f"{name} {'/'.join(fmt.milliseconds(ns / 1e6) for ns in waits.percentiles(50, 99))}"
-            for name, waits in parts.items()
-            if waits.count
-        ]
-        text = f"{', '.join(said)} ms (p50/p99)"
-        lines.append(((f" API server {number}  ", "muted"), (text, "text")))
-    return lines[:_NUM_FRONT_ENDS]
+    said: dict[str, list[str]] = {}
+    for name, waits in sums.of().items():
+        server, _, part = name.partition(": ")
+        p50, p99 = (fmt.milliseconds(ns / 1e6) for ns in waits.percentiles(50, 99))
+        said.setdefault(server, []).append(f"{part} {p50}/{p99}")
+    return [
+        ((f" {server}  ", "muted"), (", ".join(parts), "text"), (" ms p50/p99", "muted"))
+        for server, parts in list(said.items())[:_NUM_FRONT_ENDS]
+    ]
 
 
 def _title(frame: Frame, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
-from stepscope.recordings.attribution.front import share_of
+from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
@@ -205,15 +205,10 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         ("max", *_late(worst, slo.itl_ms)),
         ("TPOT", *_late(tpot_ms, None)),
     ]
-    if (share := share_of(view)) is not None and view.front is not None:
-        ms = [None if ns is None else ns / 1e6 for ns in share]
-        entries += [
-            ("API server", str(view.front.number), "text"),
-            ("front end", *_late(ms[0], None)),
-            ("delivery", *_late(ms[1], None)),
-            ("served TTFT", *_late(ms[2] if view.front.is_streamed else None, slo.ttft_ms)),
-            ("served ITL max", *_late(view.front.worst_gap_ns / 1e6, slo.itl_ms)),
-        ]
+    bounds = {"served TTFT": slo.ttft_ms, "longest served ITL": slo.itl_ms}
+    entries += [(name, *_late(ns / 1e6, bounds.get(name))) for name, ns in shares_of(view).items()]
+    if view.front is not None:
+        entries.append(("API server", str(view.front.number), "text"))
     return pairs(entries, width)
 
 
