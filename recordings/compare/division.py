@@ -6,15 +6,15 @@ A landmark is a step with a mark (a note by a person), a knob change or a worklo
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.file.landmarks import Landmark
+from stepscope.recordings.file.step_range import StepRange
 
 _SINCE, _UNTIL = " since the change at step ", " until the change at step "
 
 
 class SessionPart(NamedTuple):
     name: str
-    stretch: Stretch
+    stretch: StepRange
 
 
 def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, SessionPart]:
@@ -40,8 +40,8 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
         after += f"{_UNTIL}{until:,}"
     last = None if until is None else until - 1
     return (
-        SessionPart(before, Stretch(since, mark.step - 1)),
-        SessionPart(after, Stretch(mark.step, last)),
+        SessionPart(before, StepRange(since, mark.step - 1)),
+        SessionPart(after, StepRange(mark.step, last)),
     )
 
 

@@ -4,24 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Snapshot, StepRecord, Telemetry
-from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.state.clocks import leave_out
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
 Progress = Callable[[float], None]
-
-
-class StepRange(NamedTuple):
-    """Steps from `first` to `last`, both included.
-
-    None: from the oldest, or to the newest, recorded.
-    """
-
-    first: int | None = None
-    last: int | None = None
 
 
 class Moment(NamedTuple):
@@ -81,23 +71,3 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
             yield Moment(message, sequence, state, outcome, offset_ns, since_ns, after_gap)
         elif place == before:
             begun = True
-
-
-def bounds(recording: Recording, steps: StepRange) -> tuple[int, int]:
-    """The first and last step of a range. Raises as `moments` does."""
-    if recording.first_step is None or recording.last_step is None:
-        raise RecordingError(f"{recording.path} holds no step")
-    first = recording.first_step if steps.first is None else max(steps.first, recording.first_step)
-    last = recording.last_step if steps.last is None else min(steps.last, recording.last_step)
-    if first > last:
-        if steps.last is None:
-            wanted = f"them from {steps.first:,} on"
-        elif steps.first is None:
-            wanted = f"them up to {steps.last:,}"
-        else:
-            wanted = f"{steps.first:,} to {steps.last:,}"
-        raise NotInRecording(
-            f"{recording.path} holds steps {recording.first_step:,} to {recording.last_step:,}, "
-            f"none of {wanted}"
-        )
-    return first, last

@@ -140,7 +140,7 @@ class Windows:
         """A copy of the samples of one latency (such as ITL) in a window."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return self._timeline.latencies.of(kind).cut(start_ns, end_ns)
+            return self._timeline.latencies.of[kind].cut(start_ns, end_ns)
 
     def breaches(self, step: int | None, limit: int) -> list[Breach]:
         """The last breaches of service levels up to `step` (None: all), oldest first.
@@ -220,8 +220,8 @@ class Windows:
         """The waits of a kind, and the service level in nanoseconds."""
         slo, latencies = self._timeline.slo, self._timeline.latencies
         if kind == "ITL":
-            return latencies.of("itl"), slo.itl_ms * 1e6
-        return latencies.of("ttft"), slo.ttft_ms * 1e6
+            return latencies.of["itl"], slo.itl_ms * 1e6
+        return latencies.of["ttft"], slo.ttft_ms * 1e6
 
     def _late_places(self, kind: str, step: int | None = None) -> "_Places":
         """The places of the late steps up to `step` (None: all), in order."""

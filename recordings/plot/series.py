@@ -12,9 +12,10 @@ from typing import Literal, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.export.moments import Progress, StepRange, bounds
+from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums, sums_of
@@ -68,8 +69,7 @@ class PlotEvent:
 class PlotSeries:
     """The data of a plot, filled from the indexes of a recording, in order.
 
-    Args:
-        start_ns, end_ns: the range, in engine time.
+    `start_ns`, `end_ns`: the range, in engine time.
     """
 
     def __init__(

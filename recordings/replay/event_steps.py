@@ -1,11 +1,9 @@
-"""`EventSteps`: the steps of a file with a certain request event, in a few bytes each."""
+"""`EventSteps`: the steps of a file with a certain request event."""
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
-
-from msgspec.structs import replace
 
 from stepscope.engine.protocol.wire import Aborted, Preempted, Rejected
 from stepscope.recordings.state.series.events import SessionEvent, request_event
@@ -25,11 +23,7 @@ class EventSteps:
     def __init__(self) -> None:
         self._steps = array("q")
         self._times_ns = array("q")
-        self._request_ids = array("q")
-        self._nums_blocks = array("q")
-        self._likes = array("q")  # number of the template with the other fields
-        self._templates: list[Noted] = []
-        self._numbers: dict[Noted, int] = {}  # of templates
+        self._events: list[Noted] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -38,19 +32,9 @@ class EventSteps:
         """Add the next event in file order."""
         if self._steps and step <= self._steps[-1]:
             return  # the same step, or a repeated one
-        num_blocks = 0
-        template: Noted = replace(event, request_id=0)
-        if isinstance(template, Preempted):
-            num_blocks = template.num_blocks
-            template = replace(template, num_blocks=0)
-        number = self._numbers.setdefault(template, len(self._templates))
-        if number == len(self._templates):
-            self._templates.append(template)
-        # Steps are added last: a reader that finds a step finds its other columns.
+        # Steps are added last: a reader that finds a step finds the rest.
         self._times_ns.append(time_ns)
-        self._request_ids.append(event.request_id)
-        self._nums_blocks.append(num_blocks)
-        self._likes.append(number)
+        self._events.append(event)
         self._steps.append(step)
 
     def next(self, step: int, direction: int) -> SessionEvent | None:
@@ -63,17 +47,14 @@ class EventSteps:
         """All events; if more than `most`, one from each of `most` equal ranges of steps."""
         steps, number = self._steps, len(self._steps)
         if number <= most:
-            return self._events(range(number))
+            return self._told(range(number))
         first, extent = steps[0], steps[-1] - steps[0] + 1
         places = {bisect_left(steps, first + extent * each // most) for each in range(most)}
-        return self._events(at for at in sorted(places) if at < number)
+        return self._told(at for at in sorted(places) if at < number)
 
-    def _events(self, places: Iterable[int]) -> list[SessionEvent]:
+    def _told(self, places: Iterable[int]) -> list[SessionEvent]:
         return [event for at in places if (event := self._event(at)) is not None]
 
     def _event(self, at: int) -> SessionEvent | None:
         """The event as a line of the event log, with the same text as in a history."""
-        event: Noted = replace(self._templates[self._likes[at]], request_id=self._request_ids[at])
-        if isinstance(event, Preempted):
-            event = replace(event, num_blocks=self._nums_blocks[at])
-        return request_event(event, _NO_STATE, self._steps[at], self._times_ns[at])
+        return request_event(self._events[at], _NO_STATE, self._steps[at], self._times_ns[at])

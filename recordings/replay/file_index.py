@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark, Preempted, Rejected
 from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
-from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Recording
@@ -37,7 +36,7 @@ from stepscope.recordings.state.series.latency import SLO
 if TYPE_CHECKING:
     import msgspec
 
-MAX_KEPT = 1_500_000  # waits of 40 bytes; a busy week has 1.2 million
+MAX_KEPT = 1_500_000  # waits of 40 bytes, of which a busy week has 1.2 million; events of 130
 _FIRST_PAUSE_S = 0.3  # the first screen is drawn first
 _BUSY_S = 0.02  # seconds between calls of `is_busy`
 _REST = 2.0  # rest, as a multiple of the time it worked
@@ -140,10 +139,9 @@ class FileIndex:
             if kind in kinds and (event := steps.next(step, direction)) is not None:
                 found.append(event)
         if "slo" in kinds:
-            for name, waits, bound_ms in self._kinds(slo):
+            for waits, bound_ms in self._kinds(slo):
                 if (wait := waits.next(step, direction, bound_ms * 1e6)) is not None:
-                    at, time_ns, ns, request_id, _ = wait
-                    found.append(breach_event(slo, at, time_ns, name, ns, request_id))
+                    found.append(breach_event(slo, *wait[:5]))
         return min(found, key=lambda each: (each.step - step) * direction, default=None)
 
     def landmarks(self) -> list[SessionEvent]:
@@ -156,17 +154,13 @@ class FileIndex:
         If there are none, the waits above the TTFT level instead. `num_tokens` counts the tokens
         with exactly this wait; `number` counts the seconds with a wait above the level.
         """
-        for kind, waits, bound_ms in self._kinds(slo):
+        for waits, bound_ms in self._kinds(slo):
             if longest := waits.longest(limit, bound_ms * 1e6):
-                found = [
-                    Breach(each.step, each.time_ns, kind, each.ns, each.request_id, each.num_tokens)
-                    for each in longest
-                ]
-                return Stalls(found, waits.num_above(bound_ms * 1e6))
+                return Stalls(longest, waits.num_above(bound_ms * 1e6))
         return Stalls([], 0)
 
-    def _kinds(self, slo: SLO) -> list[tuple[str, WorstWaits, float]]:
-        return [("ITL", self._itl, slo.itl_ms), ("TTFT", self._ttft, slo.ttft_ms)]
+    def _kinds(self, slo: SLO) -> list[tuple[WorstWaits, float]]:
+        return [(self._itl, slo.itl_ms), (self._ttft, slo.ttft_ms)]
 
     def note(self, marks: Sequence[Mark]) -> None:
         """Add marks that are not in the file. Call it before `start`."""
@@ -194,7 +188,8 @@ class FileIndex:
             with contextlib.suppress(ValueError, LookupError):  # damage that its checksum missed
                 self._take(index)
             self._share = number / recording.num_chunks
-            if len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
+            num_others = sum(map(len, self._of_requests.values()))
+            if num_others + len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
                 return
 
     def _turn(self) -> None:

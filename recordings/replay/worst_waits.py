@@ -1,9 +1,9 @@
 """`WorstWaits`: the longest ITL (or TTFT) of each second of a file, in a few bytes each."""
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from stepscope.recordings.attribution.longest import worst_of_seconds
+from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -12,27 +12,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class StepWait(NamedTuple):
-    """The longest ITL (or TTFT) that ended in a step, without pauses by an operator."""
-
-    step: int
-    time_ns: int  # engine time of its end
-    ns: int
-    request_id: int
-    num_tokens: int  # tokens of the step with exactly this wait
-
-
 class WorstWaits:
     """The longest wait of each second of engine time; of equal ones the first.
 
     Late tokens come in swarms, so one per second is enough for a list from which people jump to
     steps. The longest wait of a second serves for all service levels. One thread adds, any number
-    read: what they read is replaced, never changed.
+    read: what they read is replaced, never changed. `num_tokens` of a breach is the tokens of its
+    step with exactly this wait.
     """
 
     def __init__(self, kind: LatencyKind) -> None:
         self._kind = kind
-        self._rows: NDArray[np.int64] | None = None  # one row for each field of a `StepWait`
+        self._rows: NDArray[np.int64] | None = None  # step, time, ns, request, tokens
 
     def __len__(self) -> int:
         return 0 if self._rows is None else self._rows.shape[1]
@@ -50,7 +41,7 @@ class WorstWaits:
         found = found[:, worst_of_seconds(found[1], found[2])]
         self._rows = found if known is None else np.concatenate((known[:, :-1], found), axis=1)
 
-    def next(self, step: int, direction: int, bound_ns: float) -> StepWait | None:
+    def next(self, step: int, direction: int, bound_ns: float) -> Breach | None:
         """The nearest wait above a bound in a later step (direction 1) or an earlier one (-1)."""
         if (rows := self._rows) is None:
             return None
@@ -60,16 +51,20 @@ class WorstWaits:
             places = late[begin:].nonzero()[0][:1] + begin
         else:
             places = late[: bisect_left(steps, step)].nonzero()[0][-1:]
-        return StepWait(*rows[:, places[0]].tolist()) if len(places) else None
+        return self._breach(rows[:, places[0]].tolist()) if len(places) else None
 
-    def longest(self, limit: int, bound_ns: float) -> list[StepWait]:
+    def longest(self, limit: int, bound_ns: float) -> list[Breach]:
         """The longest waits above a bound, longest first, then earliest."""
         if (rows := self._rows) is None:
             return []
         late = rows[:, rows[2] > bound_ns]
         order = (-late[2]).argsort(kind="stable")[:limit]
-        return [StepWait(*each) for each in late[:, order].T.tolist()]
+        return [self._breach(each) for each in late[:, order].T.tolist()]
 
     def num_above(self, bound_ns: float) -> int:
         """How many seconds have a wait above a bound."""
         return 0 if self._rows is None else int((self._rows[2] > bound_ns).sum())
+
+    def _breach(self, row: list[int]) -> Breach:
+        step, time_ns, ns, request_id, num_tokens = row
+        return Breach(step, time_ns, self._kind.upper(), ns, request_id, num_tokens)

@@ -13,7 +13,7 @@ from stepscope.recordings.session.index import (
 )
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.state.outcome import AppliedStep
-from stepscope.recordings.state.series.latency import estimates_in
+from stepscope.recordings.state.series.latency import waits_in
 from stepscope.recordings.state.series.latency_samples import bounded
 
 if TYPE_CHECKING:
@@ -38,18 +38,13 @@ class NewRows:
 
         Its waits are without the operator's pauses, and `RequestWatch` added the requests.
         """
-        place, outcome, totals = len(self._steps), applied.outcome, applied.record.totals
-        rows = [
-            (kind, ns, number, UNKNOWN if request_id is None else request_id)
-            for kind, ns, number, request_id in outcome.waits()
-        ]
-        if totals is not None:
-            rows += [(*estimate, UNKNOWN) for estimate in estimates_in(totals)]
-        for kind, ns, number, request_id in rows:
-            values = place, KINDS.index(kind), bounded(ns), number, bounded(request_id)
+        place = len(self._steps)
+        for kind, ns, number, request_id in waits_in(applied):
+            of = UNKNOWN if request_id is None else bounded(request_id)
+            values = place, KINDS.index(kind), bounded(ns), number, of
             for column, value in zip(self._waits, values, strict=True):
                 column.append(value)
-        for each in outcome.finished:
+        for each in applied.outcome.finished:
             for column, value in zip(
                 self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
             ):

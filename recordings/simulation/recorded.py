@@ -23,9 +23,10 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.simulation.virtual.cluster import TimedKnobs
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.export.moments import Moment, Progress, StepRange, moments
+from stepscope.recordings.export.moments import Moment, Progress, moments
 from stepscope.recordings.export.mooncake import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO

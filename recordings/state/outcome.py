@@ -1,13 +1,11 @@
 """`Outcome`: latency samples and counts that `SessionState` derives from one step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
-
-LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
 
 
 def coarse(ns: int) -> int:
@@ -73,21 +71,6 @@ class Outcome:
         """Add a gap that `number` requests had; `request_id` is one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
-
-    def waits(self) -> Iterator[tuple[LatencyKind, int, int, int | None]]:
-        """Yield all waits that ended: latency, nanoseconds, how many requests, and one of them."""
-        for ns, number in self.gaps_ns.items():
-            yield "itl", ns, number, self.gap_request_ids[ns]
-        for request_id, ns in self.ttft_ns:
-            yield "ttft", ns, 1, request_id
-        for request_id, ns in self.tpot_ns:
-            yield "tpot", ns, 1, request_id
-        for request_id, ns in self.e2e_ns:
-            yield "e2e", ns, 1, request_id
-        for request_id, ns in self.served_ttft_ns:
-            yield "served_ttft", ns, 1, request_id
-        for ns, number in self.served_itl_ns.items():
-            yield "served_itl", ns, number, None
 
     @property
     def max_gap_ns(self) -> int | None:

@@ -31,14 +31,12 @@ from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.paired import is_one_sided, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (
     KNOB,
     LATE,
     MARKED,
     PREEMPTED,
-    UNKNOWN,
     StepPoint,
     StepPoints,
 )
@@ -46,9 +44,11 @@ from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
@@ -463,8 +463,8 @@ def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_s
 ):
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages[:150])
-    before = HistoryFeed(history, "before", SLO_, Stretch(None, 89))
-    after = HistoryFeed(history, "after", SLO_, Stretch(90, None))
+    before = HistoryFeed(history, "before", SLO_, StepRange(None, 89))
+    after = HistoryFeed(history, "after", SLO_, StepRange(90, None))
     comparer = Comparer(before, after)
     while comparer.read_some():
         pass
@@ -503,7 +503,7 @@ def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> 
     ))  # fmt: skip
     for sequence, message in messages:
         history.append(sequence, message)
-    stretches = (Stretch(None, 89), Stretch(90, None))
+    stretches = (StepRange(None, 89), StepRange(90, None))
     comparer = Comparer(*(HistoryFeed(history, "x", SLO_, stretch) for stretch in stretches))
     while comparer.read_some():
         pass
@@ -566,7 +566,7 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
     """Prompts in prefill during the pause get their first token after the division."""
     messages = paused(run_of(256))
     history = history_of(messages)
-    stretches = (Stretch(None, 120), Stretch(121, None))
+    stretches = (StepRange(None, 120), StepRange(121, None))
     report = history.latency(None, None, 1)
     a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
     for kind in ("ttft", "itl", "tpot"):
@@ -622,7 +622,7 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
     messages = paused(run_of(256)) if with_pause else run_of(256)
     whole, state = history_of(messages), history_of(messages).state_at(125)
     assert sum(view.status == "waiting" for view in state.requests.values()) > 2
-    [expected] = read_whole(HistoryFeed(whole, "x", SLO_, Stretch(126, None)))
+    [expected] = read_whole(HistoryFeed(whole, "x", SLO_, StepRange(126, None)))
     number = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == 125)
     snapshot = state.snapshot(number)
     assert snapshot is not None
@@ -637,8 +637,8 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
     writer.close()
     for side in read_whole(
-        HistoryFeed(joined, "x", SLO_, Stretch()),
-        RecordingFeed(Recording(writer.path), "x", SLO_, Stretch()),
+        HistoryFeed(joined, "x", SLO_, StepRange()),
+        RecordingFeed(Recording(writer.path), "x", SLO_, StepRange()),
     ):
         if are_told:
             assert measured(side) == measured(expected)
@@ -649,8 +649,8 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
 def test_parts_of_one_session_have_no_throughput_winner_and_no_request_pairs() -> None:
     history = history_of(run_of(1024))
     sides = read_whole(
-        HistoryFeed(history, "before", SLO_, Stretch(None, 79)),
-        HistoryFeed(history, "after", SLO_, Stretch(80, None)),
+        HistoryFeed(history, "before", SLO_, StepRange(None, 79)),
+        HistoryFeed(history, "after", SLO_, StepRange(80, None)),
     )
     found = compare(*sides)
     for key in ("out_tokens_per_s", "in_tokens_per_s"):

@@ -15,8 +15,8 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load import LoadDifference
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
@@ -273,7 +273,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         assert "A before  B after  before lunch" in shown
         origins = app.main.session.compare.origins
         assert origins is not None
-        assert [origin.stretch for origin in origins] == [Stretch(None, 99), Stretch(100, 339)]
+        assert [origin.stretch for origin in origins] == [StepRange(None, 99), StepRange(100, 339)]
         assert "B until the change at step 340" in shown
         first = page_of(app).comparison
         assert first is not None
@@ -305,7 +305,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
 async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -> None:
     async with samples_compared() as (app, pilot):
         state = app.main.session.compare
-        state.choose(app.main.session.source)
+        state.chooser.open(app.main.session.source)
         app.main.draw()
         state.select_row([each.kind for each in page_of(app).choices or []].index("what if"))
         await pilot.press("enter", *"max_num_batched_tokens=256 batching=", "enter")

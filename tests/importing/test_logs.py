@@ -9,8 +9,9 @@ import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.export.moments import StepRange, moments
+from stepscope.recordings.export.moments import moments
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.importing.imported import FORMATS, imported
 from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 

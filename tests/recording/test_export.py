@@ -34,9 +34,9 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.export import FORMATS, Format, export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.tui.cli.__main__ import main
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later

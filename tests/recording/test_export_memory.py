@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from stepscope.recordings.export.export import FORMATS, Format, export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.seek_sessions import record
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.file.indexes import indexes, stored_index
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Position, Recording
@@ -23,7 +24,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.worst_waits import StepWait, WorstWaits
+from stepscope.recordings.replay.worst_waits import WorstWaits
 from stepscope.recordings.session.index import Index, IndexRows
 from stepscope.recordings.session.packed import pack, unpack
 from stepscope.recordings.session.steps import COLUMNS, StepTable
@@ -32,7 +33,7 @@ from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
 
 Numbered = list[tuple[int, Telemetry]]
-Waits = dict[tuple[str, int], StepWait]
+Waits = dict[tuple[str, int], Breach]
 ALL = SLO(ttft_ms=0.0, itl_ms=0.0)
 LATE = SLO(ttft_ms=300.0, itl_ms=40.0)
 TIMES = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
@@ -117,7 +118,7 @@ def expected(recording: Recording) -> tuple[Waits, History]:
                 counted[time_ns, ns] += weight
         for each in history.windows.breaches(None, 10**9):
             number = numbers[each.kind][each.time_ns, each.ns]
-            wait = StepWait(each.step, each.time_ns, each.ns, each.request_id, number)
+            wait = each._replace(num_tokens=number)
             found[each.kind, each.step] = wait
     return found, whole
 
@@ -130,7 +131,7 @@ def indexed(recording: Recording) -> Waits:
         for kind in ("ITL", "TTFT"):
             for place, ns, request_id, number in zip(*rows.longest(kind.lower()), strict=True):  # type: ignore[arg-type]
                 step, time_ns = int(steps[place]), int(times_ns[place])
-                wait = StepWait(step, time_ns, int(ns), int(request_id), int(number))
+                wait = Breach(step, time_ns, kind, int(ns), int(request_id), int(number))
                 found[kind, wait.step] = wait
     return {key: each for key, each in found.items() if each.ns > 0}
 
@@ -269,9 +270,12 @@ def test_a_packed_column_holds_any_numbers(rows: list[tuple[int, int]]) -> None:
 class Rows(IndexRows):
     """Steps with one wait each."""
 
-    def __init__(self, waits: list[StepWait]) -> None:
-        columns = np.array(waits, dtype=np.int64).reshape(-1, len(StepWait._fields)).T
-        self._columns = dict(zip(StepWait._fields, columns, strict=True))
+    def __init__(self, waits: list[Breach]) -> None:
+        names = [name for name in Breach._fields if name != "kind"]
+        self._columns = {
+            name: np.array([getattr(each, name) for each in waits], dtype=np.int64)
+            for name in names
+        }
 
     def column(self, table: str, name: str) -> "NDArray[np.int64]":
         return self._columns["time_ns" if name == "tokens_ns" else name]
@@ -283,9 +287,10 @@ class Rows(IndexRows):
 
 
 waits = st.builds(
-    StepWait,
+    Breach,
     st.just(0),
     st.integers(0, 20 * 10**9),
+    st.just("ITL"),
     st.integers(1, 100),
     st.integers(0, 9),
     st.integers(1, 9),
@@ -293,9 +298,9 @@ waits = st.builds(
 
 
 @given(st.lists(st.lists(waits, max_size=12), max_size=5), st.integers(0, 100))
-def test_the_longest_wait_of_each_second_is_kept(parts: list[list[StepWait]], bound: int) -> None:
+def test_the_longest_wait_of_each_second_is_kept(parts: list[list[Breach]], bound: int) -> None:
     times = iter(sorted(each.time_ns for part in parts for each in part))
-    step, ordered, found = 0, list[StepWait](), WorstWaits("itl")
+    step, ordered, found = 0, list[Breach](), WorstWaits("itl")
     for part in parts:
         steps = [each._replace(step=(step := step + 1), time_ns=next(times)) for each in part]
         ordered += steps

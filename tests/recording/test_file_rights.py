@@ -14,8 +14,8 @@ from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
 from stepscope.recordings.check.repair import repair
 from stepscope.recordings.check.strip import strip
 from stepscope.recordings.export.export import export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter

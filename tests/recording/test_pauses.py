@@ -17,9 +17,10 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.meter import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.export.moments import StepRange, moments
+from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.requests import RequestTable

@@ -18,8 +18,8 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.export.export import export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.figure import figure, step_ticks

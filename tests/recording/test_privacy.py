@@ -20,10 +20,10 @@ from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.export.export import FORMATS, export
-from stepscope.recordings.export.moments import StepRange
 from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.mcap.chunk import read_chunk
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder

@@ -24,15 +24,16 @@ from stepscope.engine.protocol.wire import (
     Totals,
 )
 from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.feed import Feed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.export.moments import StepRange, moments
+from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.importing import bench_result
 from stepscope.recordings.importing.source import ForeignFile
@@ -242,8 +243,8 @@ def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float
     history = history_of(messages)
     return {
         "live": history.figures(None, None),
-        "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, Stretch())),
-        "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, Stretch())),
+        "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, StepRange())),
+        "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, StepRange())),
         "replay": replayed(path).figures(None, None),
         "index": figures_of_index(path),
         "index, made from messages": figures_of_index(path, is_made=True),
@@ -279,7 +280,7 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
         history = History(LEVELS, known_since_ns=recording.known_since_ns)
         for sequence, payload in messages:
             history.append(sequence, payload)
-        feed = RecordingFeed(Recording(recording.path), name, LEVELS, Stretch())
+        feed = RecordingFeed(Recording(recording.path), name, LEVELS, StepRange())
         assert figures_of_side(feed) == history.figures(None, None)
         run = FileRun(recording, LEVELS)
         assert run.figures() == history.figures(None, None)
@@ -320,7 +321,7 @@ def check_stretches(history: History, path: Path) -> None:
         begins, ends = history.summary(begin), history.summary(end)
         if begins is None or ends is None:
             continue  # lost
-        stretch = Stretch(begin + 1, None if end == last else end)
+        stretch = StepRange(begin + 1, None if end == last else end)
         compared = figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, stretch))
         live = figures_of_side(HistoryFeed(history, "a", LEVELS, stretch))
         assert compared == live
@@ -466,6 +467,6 @@ def table_of(messages: Messages) -> StepTable:
 def test_a_forecast_judges_requests_as_every_other_command_does(name: str) -> None:
     with Recording(shipped()[name]) as recording:
         work = recorded_work(recording, [LEVELS, SLO(1500.0, 150.0)])
-        figures = figures_of_side(RecordingFeed(recording, name, SLO(1500.0, 150.0), Stretch()))
+        figures = figures_of_side(RecordingFeed(recording, name, SLO(1500.0, 150.0), StepRange()))
     share = work.figures.goodput_per_s[1] / work.figures.requests_per_s
     assert share == pytest.approx(figures["goodput"], rel=1e-12)

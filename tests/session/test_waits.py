@@ -12,10 +12,10 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
 from stepscope.recordings.attribution.ledger import Ledger
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import LatencyKind
@@ -44,7 +44,7 @@ def explained(path: Path) -> Explanation:
 
 
 def side_of(path: Path) -> Side:
-    feed = RecordingFeed(Recording(path), "a", LEVELS, Stretch())
+    feed = RecordingFeed(Recording(path), "a", LEVELS, StepRange())
     figures_of_side(feed)
     assert feed.side is not None
     return feed.side

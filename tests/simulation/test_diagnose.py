@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation import diagnosis
 from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.suspects import SUSPECTS, seen_of
@@ -142,7 +142,7 @@ def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Pa
         basis = basis_of(recording, [level])
     model = msgspec.structs.replace(basis.model, host_s=0.006)
     basis = basis._replace(model=model, setup=msgspec.structs.replace(basis.setup, model=model))
-    side = read_side(RecordingFeed(Recording(path), "session", level, Stretch()))
+    side = read_side(RecordingFeed(Recording(path), "session", level, StepRange()))
     found = diagnosis.diagnose(seen_of(side, basis), level, lambda what, share: False)
     assert found.bottlenecks[0].suspect.name == "host time between steps"
 

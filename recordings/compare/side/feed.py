@@ -1,17 +1,10 @@
 """`Feed`: reads a run from a file or from memory into a `Side`, which does not know the source."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from stepscope.recordings.compare.side.side import Side
 
 BATCH = 64  # messages between two checks of the clock
-
-
-class Stretch(NamedTuple):
-    """A range of steps, `first` and `last` included. None: from the first or to the last step."""
-
-    first: int | None = None
-    last: int | None = None
 
 
 class Feed(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.compare.side.knob_values import KnobValues
+from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Position, Recording
@@ -38,7 +38,7 @@ class FileRun:
         self._totals = RunTotals(slo)
         self._between = Sums()
         snapshot, _ = recording.keyframe_before(Position(0, 0))
-        knobs = KnobValues(snapshot.knobs)
+        knobs = KnobsInForce(snapshot.knobs)
         first = recording.first_step or 0 if first is None else first
         is_one_step = recording.info.totals_every_s is None
         for number, index in indexes(recording):

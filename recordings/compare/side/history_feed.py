@@ -3,8 +3,9 @@
 import time
 
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
+from stepscope.recordings.compare.side.feed import BATCH
+from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
@@ -16,7 +17,7 @@ class HistoryFeed:
     If the range has no last step, it follows the history as it grows.
     """
 
-    def __init__(self, history: History, name: str, slo: SLO, stretch: Stretch) -> None:
+    def __init__(self, history: History, name: str, slo: SLO, stretch: StepRange) -> None:
         self.name = name
         self.side: Side | None = None
         self.is_done = False
@@ -31,7 +32,7 @@ class HistoryFeed:
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
-        self._past = Follower(slo, self._earlier.state, since_ns)
+        self._past = RunFollower(slo, self._earlier.state, since_ns)
         self._note: str | None = None
 
     @property

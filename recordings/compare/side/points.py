@@ -7,12 +7,13 @@ four, and so on. A point takes 96 bytes, so a run of any length takes at most 25
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepscope.recordings.session.steps import UNKNOWN
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 MAX_POINTS = 1 << 18
-UNKNOWN = -1
 PREEMPTED, KNOB, MARKED, LATE, LOST = 1, 2, 4, 8, 16  # flags
 
 

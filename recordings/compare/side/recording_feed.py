@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.compare.side.feed import BATCH, Stretch
-from stepscope.recordings.compare.side.side import Follower, Side, oldest_arrival
+from stepscope.recordings.compare.side.feed import BATCH
+from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import Told, messages
 from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -27,7 +28,7 @@ class RecordingFeed:
         RecordingError: the recording has no step of the range.
     """
 
-    def __init__(self, recording: Recording, name: str, slo: SLO, stretch: Stretch) -> None:
+    def __init__(self, recording: Recording, name: str, slo: SLO, stretch: StepRange) -> None:
         self.name = name
         self.side: Side | None = None
         self.share: float | None = 0.0
@@ -35,17 +36,9 @@ class RecordingFeed:
         self._recording = recording
         self._slo = slo
         self._note: str | None = None
-        first, last = recording.first_step, recording.last_step
-        if first is None or last is None:
-            raise RecordingError(f"{recording.path} holds no step")
-        self._first = first if stretch.first is None else max(first, stretch.first)
-        self._last = last if stretch.last is None else min(last, stretch.last)
-        if self._first > self._last:
-            raise RecordingError(
-                f"{recording.path} holds steps {first:,} to {last:,}, none of those wanted"
-            )
-        self._before = recording.find_step(self._first - 1) if self._first > first else None
-        self._past: Follower | None = None
+        self._first, self._last = bounds(recording, stretch)
+        self._before = recording.find_step(self._first - 1) if self._first else None
+        self._past: RunFollower | None = None
         self._messages: Iterator[Told] | None = None
 
     @property
@@ -87,7 +80,7 @@ class RecordingFeed:
             snapshot, position = recording.keyframe_before(start)
         # If the engine published no pauses, they are known since the beginning of the file.
         since_ns = max(recording.known_since_ns, known_since(snapshot))
-        self._past = Follower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
+        self._past = RunFollower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
         return messages(recording, position, snapshot.sequence)
 
     def _take(self, told: Told) -> bool:

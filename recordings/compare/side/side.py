@@ -23,19 +23,19 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.compare.side.knob_values import KnobValues
+from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
 from stepscope.recordings.compare.side.points import (
     KNOB,
     LATE,
     LOST,
     MARKED,
     PREEMPTED,
-    UNKNOWN,
     StepPoints,
 )
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.session.totals import RunSlices, RunTotals
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
@@ -52,7 +52,7 @@ _POINT_COLUMNS = (
 )  # fmt: skip
 
 
-class Follower:
+class RunFollower:
     """Follows the waits and the requests of a compared run, and those before it.
 
     A wait belongs to the run in which it ends, and a request to the one in which it finishes. Those
@@ -127,7 +127,7 @@ class Side:
         num_late: number of late waits that have this cause as their largest.
     """
 
-    def __init__(self, name: str, slo: SLO, past: Follower | SessionState) -> None:
+    def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:
         self.name = name
         self.slo = slo
         self.lock = threading.Lock()
@@ -142,14 +142,14 @@ class Side:
             int
         ] = []  # of these, the places of steps before which messages are missing
         self._is_lost = False
-        self._follower = Follower(slo, past) if isinstance(past, SessionState) else past
+        self._follower = RunFollower(slo, past) if isinstance(past, SessionState) else past
         self._follower.explainer.late.clear()  # those waits ended before this run
         self._state = state = self._follower.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._knobs = KnobValues(state.knobs)
+        self._knobs = KnobsInForce(state.knobs)
         self._coming: list[KnobsChanged] = []  # changes of which no step has a flag yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:

@@ -10,13 +10,12 @@ no service level. `Timeline` subtracts that time before it adds samples.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
-from stepscope.recordings.state.outcome import LatencyKind as LatencyKind
 from stepscope.recordings.state.series.distribution import SPREAD_RANKS, LatencySpread
 from stepscope.recordings.state.series.finished import FinishedRequests
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -24,6 +23,8 @@ from stepscope.recordings.state.series.latency_samples import Samples
 TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
+
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
 
 
 class SLO(NamedTuple):
@@ -66,18 +67,14 @@ def series_of(
     buckets: int = TREND_BUCKETS,
 ) -> Series:
     """Percentiles, maximum and trend of the samples in (start_ns, end_ns]."""
-    ranked = samples.ranked(samples.num_until(start_ns), samples.num_until(end_ns))
-    if ranked is None:
-        return Series(0, None, None, None, None, None, (None,) * buckets)
-    p50, p95, p99 = ranked.percentiles((50, 95, 99))
-    within_slo = None
-    if slo_ms is not None:
-        within_slo = ranked.num_up_to(slo_ms * 1e6) / ranked.count
+    spread = spread_of(samples.cut(start_ns, end_ns), slo_ms)
+    p50, p95, p99, largest = (
+        None if ns is None else ns / 1e6 for ns in map(spread.at, (50, 95, 99, 100))
+    )
     trend = tuple(
         None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
     )
-    largest = ranked.largest / 1e6
-    return Series(ranked.count, p50 / 1e6, p95 / 1e6, p99 / 1e6, largest, within_slo, trend)
+    return Series(spread.num_samples, p50, p95, p99, largest, spread.within_slo, trend)
 
 
 def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
@@ -89,7 +86,32 @@ def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
                 yield kind, round(ms * 1e6), count
 
 
-def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
+def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int | None]]:
+    """The waits that ended in a step: latency, nanoseconds, how many, and the request of one."""
+    outcome, totals = applied.outcome, applied.record.totals
+    for gap_ns, number in outcome.gaps_ns.items():
+        yield "itl", gap_ns, number, outcome.gap_request_ids[gap_ns]
+    for request_id, ttft_ns in outcome.ttft_ns:
+        yield "ttft", ttft_ns, 1, request_id
+    for request_id, tpot_ns in outcome.tpot_ns:
+        yield "tpot", tpot_ns, 1, request_id
+    for request_id, e2e_ns in outcome.e2e_ns:
+        yield "e2e", e2e_ns, 1, request_id
+    for request_id, ttft_ns in outcome.served_ttft_ns:
+        yield "served_ttft", ttft_ns, 1, request_id
+    for gap_ns, number in outcome.served_itl_ns.items():
+        yield "served_itl", gap_ns, number, None
+    if totals is not None:
+        for kind, ns, number in estimates_in(totals):
+            yield kind, ns, number, None
+
+
+def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
+    """The percentiles of some samples.
+
+    Args:
+        level_ms: the service level, if there is one.
+    """
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
@@ -101,71 +123,65 @@ def _spread(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 class Latencies:
-    """The samples of all latencies of one engine, and its finished requests."""
+    """The samples of all latencies of one engine, and its finished requests.
+
+    Attributes:
+        of: latency -> samples.
+    """
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
+        self.of: dict[LatencyKind, Samples] = {kind: Samples() for kind in get_args(LatencyKind)}
         self.finished = FinishedRequests()
-        self._samples: dict[LatencyKind, Samples] = {
-            kind: Samples() for kind in get_args(LatencyKind)
-        }
 
     def append(self, applied: AppliedStep) -> None:
         """Add the samples of a step."""
-        record, outcome = applied.record, applied.outcome
+        record = applied.record
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval
-            self.of("step").add(now_ns, now_ns - record.schedule_start_ns)
-        for kind, ns, number, _ in outcome.waits():
-            self.of(kind).add(now_ns, ns, number)
-        for finished in outcome.finished:
+            self.of["step"].add(now_ns, now_ns - record.schedule_start_ns)
+        for kind, ns, number, _ in waits_in(applied):
+            self.of[kind].add(now_ns, ns, number)
+        for finished in applied.outcome.finished:
             self.finished.add(now_ns, finished)
-        if record.totals is not None:
-            for kind, ns, number in estimates_in(record.totals):
-                self.of(kind).add(now_ns, ns, number)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
-        levels: dict[LatencyKind, float] = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
-        return {kind: _spread(each, levels.get(kind)) for kind, each in self._samples.items()}
-
-    def of(self, kind: LatencyKind) -> Samples:
-        return self._samples[kind]
+        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        return {kind: spread_of(samples, levels.get(kind)) for kind, samples in self.of.items()}
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
         part = Latencies(self.slo)
+        part.of = {kind: samples.cut(start_ns, end_ns) for kind, samples in self.of.items()}
         part.finished = self.finished.cut(start_ns, end_ns)
-        part._samples = {kind: each.cut(start_ns, end_ns) for kind, each in self._samples.items()}
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        levels: dict[LatencyKind, float | None] = {
-            "ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms, "tpot": None, "step": None,
-            "served_ttft": self.slo.ttft_ms, "served_itl": self.slo.itl_ms,
+        ttft_ms, itl_ms = self.slo
+        kinds: dict[LatencyKind, float | None] = {
+            "ttft": ttft_ms, "itl": itl_ms, "tpot": None, "step": None,
+            "served_ttft": ttft_ms, "served_itl": itl_ms,
         }  # fmt: skip
-        series = {
-            kind: series_of(self._samples[kind], start_ns, end_ns, level, buckets)
-            for kind, level in levels.items()
-        }
-        return LatencyReport(start_ns, end_ns, **series)
+        series = [
+            series_of(self.of[kind], start_ns, end_ns, level_ms, buckets)
+            for kind, level_ms in kinds.items()
+        ]
+        return LatencyReport(start_ns, end_ns, *series)
 
     def after(self, earlier: "Latencies") -> "Latencies":
         """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
         whole = Latencies(self.slo)
+        whole.of = {kind: samples.after(earlier.of[kind]) for kind, samples in self.of.items()}
         whole.finished = self.finished.after(earlier.finished)
-        for kind, each in self._samples.items():
-            whole._samples[kind] = each.after(earlier._samples[kind])
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for samples in self._all:
+        self.finished.forget_before(time_ns)
+        for samples in self.of.values():
             samples.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for samples in self._all:
+        self.finished.forget_after(time_ns)
+        for samples in self.of.values():
             samples.forget_after(time_ns)
-
-    @property
-    def _all(self) -> list[Samples | FinishedRequests]:
-        return [self.finished, *self._samples.values()]

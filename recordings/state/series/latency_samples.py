@@ -93,14 +93,14 @@ class Samples:
         part._weights = self._weights[first:last]
         return part
 
-    def num_until(self, time_ns: int) -> int:
-        """Number of entries up to and including a time."""
-        return bisect_right(self._times, time_ns)
-
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
         """Weight of the samples in (start_ns, end_ns] that exceed a value."""
         part = self.cut(start_ns, end_ns).ranked()
         return 0 if part is None else part.count - part.num_up_to(value)
+
+    def num_until(self, time_ns: int) -> int:
+        """Number of entries up to and including a time."""
+        return bisect_right(self._times, time_ns)
 
     def ranked(self, first: int = 0, last: int | None = None) -> Ranked | None:
         """The samples in the places [first, last), ranked by value; None if there are none."""

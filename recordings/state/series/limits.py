@@ -22,7 +22,7 @@ Limit: TypeAlias = Literal[
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 # What only another engine's requests wait for; no simulation lifts it.
 NAMED_WAITS: tuple[Limit, ...] = ("lora", "grammar", "remote_kv", "encoder")
-UNKNOWN = -1
+UNKNOWN = -1  # in any column of numbers; callers get None
 _BUDGET, _SEATS, _KV, _MODE, _THRESHOLD, _PAUSED, _WORK = range(7)
 _LORA, _GRAMMAR, _REMOTE_KV, _ENCODER, _CADENCE = range(7, len(LIMITS))
 _OF_REASON: Mapping[str, int] = {
@@ -50,8 +50,7 @@ def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     If an operator's pause right before the step lasted longer than the step, the pause is the
     limit.
 
-    Args:
-        num_rows: number of rows in its batch; None if the engine does not publish them.
+    `num_rows`: number of rows in its batch; None if the engine does not publish them.
     """
     if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
         return _PAUSED

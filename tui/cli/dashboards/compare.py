@@ -12,11 +12,11 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.division import divide
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
@@ -197,8 +197,8 @@ def open_feeds(
     if b is not None:
         other = find_recording(b)
         return (
-            RecordingFeed(Recording(path), _name(a), slo, Stretch()),
-            RecordingFeed(Recording(other), _name(b), slo, Stretch()),
+            RecordingFeed(Recording(path), _name(a), slo, StepRange()),
+            RecordingFeed(Recording(other), _name(b), slo, StepRange()),
         )
     assert mark is not None
     with Recording(path) as recording:

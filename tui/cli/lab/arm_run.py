@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import BatchRow, Phase, StepRecord
 from stepscope.recordings.attribution.causes import CAUSES
 from stepscope.recordings.compare.comparison import Comparison, compare
-from stepscope.recordings.compare.side.feed import Stretch
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
+from stepscope.recordings.simulation.fitting import step_records
 from stepscope.recordings.state.series.latency import SLO
 
 LEVELS = SLO(ttft_ms=1500.0, itl_ms=150.0)
@@ -50,7 +50,7 @@ class ArmRun:
     @cached_property
     def side(self) -> Side:
         """The whole recording, read as one of the runs that `stepscope compare` compares."""
-        feed = RecordingFeed(Recording(self.path), self.name, LEVELS, Stretch())
+        feed = RecordingFeed(Recording(self.path), self.name, LEVELS, StepRange())
         while not feed.is_done:
             feed.read(time.monotonic() + 1.0)
         assert feed.side is not None
@@ -60,8 +60,7 @@ class ArmRun:
     def steps(self) -> list[StepRecord]:
         """Every step of the run."""
         with Recording(self.path) as recording:
-            messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
-        return [each for each in messages if isinstance(each, StepRecord)]
+            return list(step_records(recording))
 
     def against(self, other: "ArmRun") -> Comparison:
         """Compare this run, as run A, with another as run B."""

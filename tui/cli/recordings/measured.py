@@ -11,13 +11,14 @@ from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_u
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.advice import Run
-from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.feed import Feed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.live.subscriber import Subscriber
@@ -90,10 +91,10 @@ def measure(
             start = recording.find_time(recording.end_ns - round(seconds * 1e9))
             before = recording.step_before(start)
             first = None if before is None else before + 1
-        measured = _of_file(recording, target or "", slo, first)
-    if not for_comparison:
-        return measured
-    return measured._replace(run=side_of(chosen, measured.name, slo, Stretch(first)))
+        if not for_comparison:
+            return _of_file(recording, target or "", slo, first)
+    side = side_of(chosen, target or "", slo, StepRange(first))
+    return MeasuredSession(target or "", slo, side.figures(), side)
 
 
 def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> MeasuredSession:
@@ -105,9 +106,9 @@ def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> Me
     return MeasuredSession(name, slo, run.figures(), run)
 
 
-def side_of(path: Path, name: str, slo: SLO, stretch: Stretch | None = None) -> Side:
+def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:
     """Read a recording, or some steps of it, and return its sums."""
-    return read_side(RecordingFeed(Recording(path), name, slo, stretch or Stretch()))
+    return read_side(RecordingFeed(Recording(path), name, slo, stretch or StepRange()))
 
 
 def read_side(feed: Feed) -> Side:
@@ -202,5 +203,5 @@ def _first_of(history: History, seconds: float) -> int | None:
 def _of_history(history: History, name: str, seconds: float | None = None) -> MeasuredSession:
     """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
-    side = read_side(HistoryFeed(history, name, history.slo, Stretch(first)))
+    side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
     return MeasuredSession(name, history.slo, history.figures(None, seconds), side)

@@ -4,15 +4,12 @@ import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-
-if TYPE_CHECKING:
-    from stepscope.recordings.export.moments import StepRange
 
 RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
@@ -58,15 +55,13 @@ def sample_named(name: str) -> Path | None:
     return samples.shipped().get(name.removesuffix(".mcap"))
 
 
-def step_range(first: int | None, last: int | None) -> "StepRange":
+def step_range(first: int | None, last: int | None) -> StepRange:
     """Return the range of --from and --until."""
     for option, step in (("--from", first), ("--until", last)):
         if step is not None and step < 0:
             raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
     if first is not None and last is not None and first > last:
         raise WrongUsage(f"--from {first} is after --until {last}")
-    from stepscope.recordings.export.moments import StepRange  # loads mcap
-
     return StepRange(first, last)
 
 

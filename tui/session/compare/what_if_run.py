@@ -4,9 +4,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.feed import Feed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.tui.session.knob_forecast import WhatIfProcess
 from stepscope.tui.views.frame.compare_choices import Origin
 
@@ -103,4 +104,4 @@ class WhatIfFeed:
                 return None
             self._process = None
         session = wanted.session
-        return RecordingFeed(Recording(wanted.path), self.name, session.slo, Stretch())
+        return RecordingFeed(Recording(wanted.path), self.name, session.slo, StepRange())

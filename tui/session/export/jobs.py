@@ -83,9 +83,9 @@ class ExportJob(FileJob):
 
     def _write(self) -> str:
         from stepscope.recordings.export.export import export  # with mcap, only when needed
-        from stepscope.recordings.export.moments import StepRange
         from stepscope.recordings.export.output import UNFINISHED_SUFFIX
         from stepscope.recordings.file.reader import Recording
+        from stepscope.recordings.file.step_range import StepRange
 
         order = self.order
         with Recording(order.path) as recording:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
-from stepscope.recordings.compare.side.feed import Feed, Stretch
+from stepscope.recordings.compare.side.feed import Feed
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
@@ -32,7 +33,7 @@ class Origin(NamedTuple):
     slo: SLO
     path: Path | None = None
     history: History | None = None
-    stretch: Stretch = Stretch()
+    stretch: StepRange = StepRange()
     is_shown: bool = False
     make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
 

@@ -1,4 +1,4 @@
-"""`KnobValues`: the values that knobs had in a run."""
+"""`KnobsInForce`: the values that knobs had in a run."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from stepscope.engine.protocol.wire import KnobValue
 _MAX_VALUES = 8  # most values given of a knob, the last ones
 
 
-class KnobValues:
+class KnobsInForce:
     """Collects the changes of knobs in a session.
 
     Args:
