@@ -116,7 +116,7 @@ _ASCII = {
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
-    **dict(zip("▏└◂▸≈≠", "|+<>~!", strict=True)),
+    **dict(zip("▏└◂▸≈≠‹›", "|+<>~!()", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)
 
