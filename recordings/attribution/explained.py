@@ -1,7 +1,8 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
@@ -9,6 +10,7 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
     EngineStatus,
+    RequestView,
     Snapshot,
     StepRecord,
     Telemetry,
@@ -17,6 +19,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.messages import messages
@@ -80,7 +83,10 @@ class Explanation(NamedTuple):
     shares: list[CauseShare]  # the largest first
     affected: Affected
     never_served: NeverServed  # they have no late token that would show them
+    waits: Mapping[LatencyKind, Distribution]  # all, late or not
+    fronts: FrontSums
     request_id: int | None = None  # explains this one alone; None: all
+    view: RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -127,7 +133,10 @@ def explain_recording(
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
         found.never_served(),
+        learnt.of,
+        found.fronts,
         request_id,
+        found.view,
     )
 
 
@@ -160,6 +169,8 @@ class _Read:
         }
         self.live: set[int] = set()
         self.ended: set[int] = set()
+        self.fronts = FrontSums()
+        self.view: RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
     def take(self, message: Telemetry, lost: bool) -> None:
@@ -177,6 +188,10 @@ class _Read:
                 now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
                 self._given_up_ns += self._unserved(gone, now_ns)
         outcome = self.explainer.take(message, lost)
+        only = self.explainer.only
+        self.fronts.take(message, state.requests)
+        if only is not None and only in state.requests:
+            self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
             for gap_ns, number in outcome.gaps_ns.items():

@@ -34,7 +34,7 @@ WAIT_COLUMNS = {
     "kind": ", ".join(f"{place} {kind}" for place, kind in enumerate(KINDS[:-1])),
     "ns": "its length, without the operator's pauses",
     "number": "how many requests waited so long",
-    "request_id": "one of them; −1 if the engine publishes estimates alone",
+    "request_id": "one of them; −1 of estimates, and of gaps between chunks",
 }
 FINISHED_COLUMNS = {
     "place": "row of the step in which a request ended that was seen from its arrival on",
