@@ -80,9 +80,6 @@ def measure(
 
     Empties the prefix cache before it submits the measured requests.
 
-    Args:
-        core: the engine. Its loop must not be running. It can be measured several times.
-
     Raises ConfigError: the engine refuses one of the requests.
     """
     sink = core.sink

@@ -44,9 +44,8 @@ _T = TypeVar("_T")
 def payload_of(command: Command) -> bytes:
     """Return the encoded command.
 
-    Raises:
-        CommandRefused: the command is larger than an engine accepts. If it were sent, the engine
-            might close the connection without an answer, and all other commands on it be lost.
+    Raises CommandRefused: the command is larger than an engine accepts. If it were sent, the engine
+    might close the connection without an answer, and all other commands on it be lost.
     """
     try:
         payload = commands.encode(command)

@@ -20,8 +20,7 @@ def set_on_all(
     A dry run first asks every engine whether it accepts the change. If an engine still refuses the
     change later, or is gone, the other engines get their old values back.
 
-    Returns:
-        The engines' states before the change, and their answers, in the order of `clients`.
+    Returns the engines' states before the change, and their answers, in the order of `clients`.
 
     Raises CommandRefused: an engine refuses the change. The message names the engine.
     """
@@ -47,9 +46,8 @@ def ask_with_siblings(
 ) -> Ack:
     """Change the knobs of all data-parallel ranks of one engine, or of none.
 
-    Returns:
-        The answer of the rank that was asked. Its `detail` says from which steps on the siblings
-        have the change.
+    Returns the answer of the rank that was asked. Its `detail` says from which steps on the
+    siblings have the change.
 
     Raises CommandRefused: a rank refuses the change. If it is a sibling, the message names it.
     """

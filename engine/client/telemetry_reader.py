@@ -82,9 +82,8 @@ class ReorderBuffer:
             end: end (exclusive) of the wanted messages. The answer may reach farther.
             answer: None if there is no answer and nothing more will be asked.
 
-        Returns:
-            The messages that can now be processed, in order, and a sequence number. Messages before
-            this number that are not among the returned ones will never arrive.
+        Returns the messages that can now be processed, in order, and a sequence number. Messages
+        before this number that are not among the returned ones will never arrive.
         """
         if answer is None:
             return self._pop_before(end), end

@@ -10,7 +10,7 @@ fewest questions at a time is served first. The bytes of an answer are charged t
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -25,13 +25,14 @@ from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, Replaye
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
+from stepscope.engine.transport.rate_limit import TokenBucket
 
 log = logging.getLogger("stepscope.engine")
 
 SHARE = 0.02  # of one core's time
 RATE, BURST = 4e6, 16e6  # bytes a second, bytes at once, to all clients together
 MIN_BYTES = 65_536  # a smaller answer counts as this many bytes
-MAX_PENDING = 64  # questions of one client without an answer
+MAX_PENDING = 64  # answers that one client waits for
 MAX_REPLAY_FRAMES = 2_000  # in one answer; the client asks again for more
 SLICE = 64  # messages read at a time
 
@@ -73,9 +74,8 @@ class BulkReplies:
         self._engine = engine
         self._replay = replay
         self._post = post
-        self._num_open: Counter[bytes] = Counter()  # questions without an answer, by account
         self._waiting: dict[bytes, deque[tuple[RemoteClient, Parts]]] = {}  # by account
-        self._room, self._filled_s = BURST, time.monotonic()  # of the burst
+        self._room = TokenBucket(RATE, BURST, time.monotonic())
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._last: tuple[Snapshot | None, msgspec.Raw] = (None, msgspec.Raw())
@@ -89,12 +89,10 @@ class BulkReplies:
             self._changed.notify()
         self._thread.join()
 
-    def take(self, command: BulkQuestion, client: RemoteClient) -> None:
-        """Start to answer a query. Raises ConfigError if too many of the client's are open."""
-        with self._changed:
-            if self._num_open[client.account] >= MAX_PENDING:
-                raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
-            self._num_open[client.account] += 1
+    def begin(self, command: BulkQuestion, client: RemoteClient) -> None:
+        """Start to answer a query. Raises ConfigError if too many answers wait for the client."""
+        if len(self._waiting.get(client.account, ())) >= MAX_PENDING:
+            raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
         if isinstance(command, ReplayFrom):
             self._answer(client, replayed(self._replay, command.sequence, command.limit))
         elif isinstance(command, GetKeptSnapshot):
@@ -111,25 +109,14 @@ class BulkReplies:
             self._waiting.setdefault(client.account, deque()).append((client, parts))
             self._changed.notify()
 
-    def answered(self, account: bytes) -> None:
-        """Note that an answer was sent, so that its question is not open any more."""
-        with self._changed:
-            self._close_questions(account, 1)
-
     def forget(self, identity: bytes) -> None:
         """Drop the queued answers to a connection that is gone."""
         with self._changed:
             for account, waiting in list(self._waiting.items()):
                 kept = deque(each for each in waiting if each[0].identity != identity)
-                self._close_questions(account, len(waiting) - len(kept))
                 self._waiting[account] = kept
                 if not kept:
                     del self._waiting[account]
-
-    def _close_questions(self, account: bytes, number: int) -> None:
-        self._num_open[account] -= number
-        if self._num_open[account] <= 0:
-            del self._num_open[account]
 
     def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
         ring = self._replay(0, 0)
@@ -155,7 +142,7 @@ class BulkReplies:
             except Exception:
                 log.exception("an answer could not be made")
                 reply = Error(code="internal", message="the engine failed; its log says why")
-            self._post((client, reply))  # the sender then calls `answered`
+            self._post((client, reply))
 
     def _next(self) -> tuple[RemoteClient, Parts] | None:
         with self._changed:
@@ -175,20 +162,15 @@ class BulkReplies:
         for part in parts:
             raw = None if part is None else self._encoded(part)
             took_s = time.thread_time() - began_s
-            owed_s = 0.0 if raw is None else self._owed_s(len(bytes(raw)))
+            owed_s = 0.0
+            if raw is not None:
+                self._room.spend(max(MIN_BYTES, len(bytes(raw))), time.monotonic())
+                owed_s = self._room.wait_s(0.0)
             self._closing.wait(max(took_s * (1 / SHARE - 1), owed_s))
             began_s = time.thread_time()
             if raw is not None:
                 return raw
         raise AssertionError("an answer has a last part")
-
-    def _owed_s(self, num_bytes: int) -> float:
-        """Charge the bound of all clients; return for how long to send nothing."""
-        now_s = time.monotonic()
-        self._room = min(BURST, self._room + (now_s - self._filled_s) * RATE)
-        self._filled_s = now_s
-        self._room -= max(MIN_BYTES, num_bytes)
-        return max(0.0, -self._room / RATE)
 
     def _encoded(self, reply: AnyReply | msgspec.Raw) -> msgspec.Raw:
         if isinstance(reply, msgspec.Raw):

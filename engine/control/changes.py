@@ -53,10 +53,6 @@ class AnswerBook(Generic[_C]):
     def is_new(self, key: tuple[bytes, bytes], payload: bytes, client: _C) -> bool:
         """Whether the command must be applied. If False, `take_ready` will return its answer.
 
-        Args:
-            key: the client, and its name for the command.
-            client: will receive the answer if the command is a repeated one.
-
         Raises OnceReused: the client sent another command under this name before.
         """
         digest = digest_of(payload)
@@ -106,7 +102,7 @@ class Changes:
         self._answers: AnswerBook[RemoteClient] = AnswerBook()
         self._num_on_their_way = 0  # changes that the engine has not answered yet
 
-    def take(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
+    def apply(self, identity: bytes, command_id: bytes, command: Change, payload: bytes) -> None:
         """Handle a change. Raises ConfigError if its name belongs to another command."""
         # A name is valid for all connections of a key. Without keys, all clients are one user.
         # A command without a name is identified by its connection, id and content.

@@ -65,10 +65,9 @@ class Intake:
     def prepare(self, command: Submit) -> list[int]:
         """Return the token ids of the prompt.
 
-        Raises:
-            ConfigError: not exactly one of text, token ids and conversation; an empty or too long
-                prompt; a token id outside the vocabulary; or a conversation that the chat template
-                rejects. The message names the field.
+        Raises ConfigError: not exactly one of text, token ids and conversation; an empty or too
+        long prompt; a token id outside the vocabulary; or a conversation that the chat template
+        rejects. The message names the field.
         """
         token_ids = self._token_ids(command)
         if command.max_prompt_tokens is not None:

@@ -108,8 +108,7 @@ _send = zmq.backend.Socket.send
 class Replies:
     """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
 
-    Args:
-        forget: called with a client that cannot be reached, and the reason.
+    `forget` is called with a client that cannot be reached, and the reason.
     """
 
     def __init__(

@@ -7,7 +7,9 @@ an outbox, because a ZeroMQ socket belongs to one thread.
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,16 @@ log = logging.getLogger("stepscope.engine")
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 RECEIVE_QUEUE = 8  # commands of one client that wait here; further ones wait on its side
 MAX_AT_ONCE = 32  # commands received before replies are sent
+REPORT_S = 2.0  # how soon, and how often, the floods of clients are reported
+
+
+class _Flood:
+    """Refused commands of one client, who may be gone by the report."""
+
+    def __init__(self, asker: Asker, known: str) -> None:
+        self.asker = asker
+        self.known = known  # what else is known of the client, in words
+        self.count = 0
 
 
 class ControlServer:
@@ -63,7 +75,8 @@ class ControlServer:
         self._engine = engine
         self._tally = engine.control_tally
         self._limiter = RateLimiter()
-        self._flooders: dict[bytes, tuple[Asker, str]] = {}  # not reported yet, by account
+        self._floods: dict[bytes, _Flood] = {}  # not reported yet, by account
+        self._report_s = math.inf  # when to report them
         self._submissions = Submissions(
             engine.inbox, intake, engine.clock, self._limiter.charge_text
         )
@@ -109,9 +122,9 @@ class ControlServer:
                 pause_s = self._limiter.pause_s()
                 # During a pause, do not read the socket: unread commands wait with their senders.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
-                waits_s = (pause_s or None, self._limiter.next_report_s)
-                wait_s = [each_s for each_s in waits_s if each_s is not None]
-                ready = dict(poller.poll(round(min(wait_s) * 1000) + 1 if wait_s else None))
+                wait_s = min(pause_s or math.inf, self._report_s - time.monotonic())
+                is_bounded = wait_s < math.inf
+                ready = dict(poller.poll(max(0, round(wait_s * 1000)) + 1 if is_bounded else None))
                 if outbox in ready:
                     self._outbox.awake()
                 # Read the flag first, so that everything posted before `close` is sent.
@@ -154,8 +167,11 @@ class ControlServer:
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
             self._tally.num_limited = self._limiter.num_limited
-            if account not in self._flooders:  # its connection may be gone by the report
-                self._flooders[account] = self._connections.described(identity)
+            if not self._floods:
+                self._report_s = time.monotonic() + REPORT_S
+            if account not in self._floods:
+                self._floods[account] = _Flood(*self._connections.described(identity))
+            self._floods[account].count += 1
             wait_s = self._limiter.wait_s(account)
             message = f"too many commands; try again in {wait_s:.2g} s"
             self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
@@ -199,7 +215,7 @@ class ControlServer:
             client = RemoteClient(
                 self._outbox.post, identity, command_id, account=account, is_bulk=True
             )
-            self._bulk.take(command, client)
+            self._bulk.begin(command, client)
         elif isinstance(command, Submit):
             self._check_role(identity, command, command.client_id)
             if self._engine.inbox.qsize() >= self._engine.max_waiting:
@@ -213,7 +229,7 @@ class ControlServer:
             client = RemoteClient(
                 self._outbox.post, identity, command_id, text, bundles=bundles, account=account
             )
-            self._submissions.take(command, client)
+            self._submissions.accept(command, client)
         elif isinstance(command, Withdraw):
             submit_id = command.command_id.to_bytes(8, "big")
             was_waiting = self._submissions.withdraw(identity, submit_id)
@@ -222,17 +238,20 @@ class ControlServer:
             self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
-            self._changes.take(identity, command_id, command, payload)
+            self._changes.apply(identity, command_id, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
 
     def _report_floods(self) -> None:
-        for account, count in self._limiter.floods():
-            asker, known = self._flooders.pop(account)
-            log.warning("refused %d commands of %s: too many in a short time", count, asker.name)
+        if time.monotonic() < self._report_s:
+            return
+        floods, self._floods, self._report_s = self._floods, {}, math.inf
+        for account, each in floods.items():
+            name, count = each.asker.name, each.count
+            log.warning("refused %d commands of %s: too many in a short time", count, name)
             message = f"{count:,} commands beyond what one client may send were refused"
-            message += f" ({known})" if known else ""
-            denial = Denial(asker, "", "rate_limited", message, count, lane=account)
+            message += f" ({each.known})" if each.known else ""
+            denial = Denial(each.asker, "", "rate_limited", message, count, lane=account)
             self._engine.inbox.put(denial)
 
     def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
@@ -265,10 +284,8 @@ class ControlServer:
             elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
                 self._bulk.answer(client, message)
                 continue
-            elif client.is_bulk:
-                self._bulk.answered(client.account)
-                if isinstance(message, msgspec.Raw):
-                    self._limiter.charge_bytes(client.account, len(bytes(message)))
+            elif isinstance(message, msgspec.Raw):
+                self._limiter.charge_bytes(client.account, len(bytes(message)))
             self._replies.send(client.identity, client.command_id, message)
             if client.once is not None and not isinstance(message, msgspec.Raw):
                 self._changes.answered(client.once, message)

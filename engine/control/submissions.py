@@ -35,11 +35,8 @@ MAX_OVERTAKEN_S = 30.0
 
 def text_bytes(command: Submit) -> int:
     """Return the memory of a prompt's text in bytes."""
-    texts = [
-        command.prompt or "",
-        *(text for each in command.messages or () for text in each.texts),
-    ]
-    return sum(map(sys.getsizeof, texts))
+    texts = (text for each in command.messages or () for text in each.texts)
+    return sum(map(sys.getsizeof, (command.prompt or "", *texts)))
 
 
 @dataclass(slots=True)
@@ -53,7 +50,7 @@ class LongPrompt:
 class LongPrompts:
     """Two queues of prompts, each with a thread that tokenises.
 
-    Any thread may call `take`, `withdraw` and `forget`.
+    Any thread may call `add`, `withdraw` and `forget`.
 
     Args:
         prepare: tokenises a prompt on one of the two threads, and returns a function that delivers
@@ -79,7 +76,7 @@ class LongPrompts:
             self._is_closed = True
             self._change.notify_all()
 
-    def take(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
+    def add(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
         """Queue a prompt. Raises ConfigError if too many bytes of prompts wait already."""
         num_bytes = text_bytes(command)
         prompt = LongPrompt(command, client, num_bytes)
@@ -133,8 +130,7 @@ class LongPrompts:
     def _work(self, queue: list[tuple[float, int, LongPrompt]]) -> None:
         while True:
             with self._change:
-                while not queue and not self._is_closed:
-                    self._change.wait()
+                self._change.wait_for(lambda: queue or self._is_closed)
                 if self._is_closed:
                     return
                 _, _, prompt = heapq.heappop(queue)
@@ -188,14 +184,14 @@ class Submissions:
         """Drop all prompts that wait to be tokenised, and end the threads."""
         self._long.close()
 
-    def take(self, command: Submit, client: RemoteClient) -> None:
+    def accept(self, command: Submit, client: RemoteClient) -> None:
         """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
             self._inbox.put(self._prepared(command, client))
         else:
-            self._long.take(command, client, size)
+            self._long.add(command, client, size)
 
     def withdraw(self, identity: bytes, command_id: bytes) -> bool:
         """Cancel a prompt that waits to be tokenised. Returns False if no such prompt waits."""

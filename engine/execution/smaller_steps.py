@@ -6,13 +6,10 @@ are left out. If a single token does not fit, its row fails, and the engine's lo
 happens to the request.
 """
 
-import logging
 from collections.abc import Callable
 
 from stepscope.engine.scheduling.acceptance import has_drafts
 from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
-
-log = logging.getLogger("stepscope.engine")
 
 
 class Halving:

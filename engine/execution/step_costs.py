@@ -5,12 +5,15 @@ If other programs use the machine, the times include their load, as the first re
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase, StepCosts
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+
+if TYPE_CHECKING:
+    from stepscope.engine.execution.runner import ModelRunner
 
 
 def trial_step(
@@ -54,19 +57,7 @@ LONG_NS = 1_000_000_000  # a kind of step that takes this long at first is not r
 MOST_RUNS = 16
 
 
-class Trialled(Protocol):
-    """What `measure` needs from a runner."""
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-
-    def execute(self, step: ScheduledStep) -> Any: ...
-
-    def clock(self) -> int: ...
-
-
-def measure(runner: Trialled) -> StepCosts:
+def measure(runner: "ModelRunner") -> StepCosts:
     """Time decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts."""
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)

@@ -17,7 +17,6 @@ class LaunchedStep:
 
     Args:
         sampling_rows: indices of the rows that sample. A row with drafts occurs several times.
-        launch_ns: when the model was launched, by `clock`.
     """
 
     is_whole = True

@@ -12,14 +12,7 @@ from stepscope.engine.scheduling.request import Request
 
 
 class AwayRequest:
-    """A request in the decode engine, its client, and the ticket for its keys and values.
-
-    Attributes:
-        ticket: identifies the copy of the keys and values. None once the decode engine has loaded
-            them. Use it on the engine's thread only.
-        remote_id: the decode engine's id for the request. None until known.
-        is_aborted: whether the client has aborted the request.
-    """
+    """A request in the decode engine, its client, and the ticket for its keys and values."""
 
     def __init__(
         self, request: Request, client: Client, submit: Submit, handed_over: HandedOver
@@ -28,9 +21,12 @@ class AwayRequest:
         self.client = client
         self.submit = submit
         self.handed_over = handed_over
+        # Identifies the copy of the keys and values. None once the decode engine has loaded them.
+        # Use it on the engine's thread only.
         self.ticket: KVTicket | None = handed_over.kv
+        # The decode engine's id for the request. None until known.
         self.remote_id: int | None = None
-        self.is_aborted = False
+        self.is_aborted = False  # whether the client has aborted the request
 
     def pass_on(self, output: Output, now_ns: int) -> None:
         """Forward an output of the decode engine to the client, as if it came from this engine."""

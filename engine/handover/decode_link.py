@@ -57,14 +57,11 @@ class DecodeLink:
 
     Args:
         who: the prefill engine's name, for the decode engine's audit trail.
-
-    Attributes:
-        is_open: whether the link accepts requests. May be read from any thread.
     """
 
     def __init__(self, endpoint: Endpoint, who: str) -> None:
         self.engine = ""
-        self.is_open = False
+        self.is_open = False  # whether the link accepts requests. May be read from any thread.
         self._endpoint = endpoint
         self._who = who
         self._layout: str | None = None  # of our KV blocks, once the model is loaded
@@ -85,9 +82,8 @@ class DecodeLink:
     def connect(self, timeout_s: float = _SILENT_S) -> None:
         """Connect to the decode engine.
 
-        Raises:
-            ConfigError: there is no decode engine, or it cannot continue the requests of this
-                engine.
+        Raises ConfigError: there is no decode engine, or it cannot continue the requests of this
+        engine.
         """
         client = ControlClient(self._endpoint, timeout_s)
         try:

@@ -174,16 +174,9 @@ class AuditTrail:
     def changed_since(
         self, number: int, command: commands.Change, but_by: Asker | None = None
     ) -> Audited | None:
-        """Return the last change to the same thing (such as the knobs) as `command` changes.
+        """Return the last change, after entry `number`, to the same thing as `command` changes.
 
-        From any thread.
-
-        Args:
-            number: ignore entries up to this number.
-            but_by: ignore the changes of this client.
-
-        Returns:
-            None if there is no such change.
+        None without one. The changes of the client `but_by` do not count. Any thread may ask.
         """
         kind = _KINDS.get(type(command).__name__)
         newest = None if kind is None else self._newest.get(kind)

@@ -65,8 +65,7 @@ def settled(
     Args:
         is_alone: no other change is queued, so nothing changes before this command's turn.
 
-    Returns:
-        None if only the engine's thread can decide.
+    Returns None if only the engine's thread can decide.
     """
     try:
         _check_seen(core, command, asker)
@@ -188,9 +187,8 @@ def _is_audited(command: commands.Change, error: ConfigError) -> bool:
 def _check_seen(core: Steered, command: commands.Change, asker: Asker) -> None:
     """Check that the command is for this engine, and that its client has seen all changes.
 
-    Raises:
-        ConfigError: the command is for an earlier run of the engine; or another client has changed
-            the same thing (such as the knobs), and this client had not seen that.
+    Raises ConfigError: the command is for an earlier run of the engine; or another client has
+    changed the same thing (such as the knobs), and this client had not seen that.
     """
     if command.engine_id and command.engine_id != core.info.engine_id:
         raise ConfigError(

@@ -5,18 +5,12 @@ from stepscope.engine.transport.gate import Gate
 
 
 class ControlTally:
-    """Counts of refused messages. The control thread counts; any thread may read.
-
-    Attributes:
-        num_bad_messages: messages that were no command.
-        num_limited: messages over the rate limit.
-        num_denied: commands that need an operator's key but came with a viewer's.
-    """
+    """Counts of refused messages. The control thread counts; any thread may read."""
 
     def __init__(self, gate: Gate | None = None) -> None:
-        self.num_bad_messages = 0
-        self.num_limited = 0
-        self.num_denied = 0
+        self.num_bad_messages = 0  # messages that were no command
+        self.num_limited = 0  # messages over the rate limit
+        self.num_denied = 0  # commands that need an operator's key but came with a viewer's
         self._gate = gate
 
     def counts(self) -> ControlCounts | None:

@@ -17,26 +17,11 @@ from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail
 from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.delivery import Delivery
-from stepscope.engine.loop.inbox import (
-    Denial,
-    Departure,
-    Inbox,
-    Item,
-    Refusal,
-    Settled,
-    Task,
-    Turn,
-)
+from stepscope.engine.loop.inbox import Denial, Departure, Inbox, Item, Refusal, Settled, Task, Turn
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
-from stepscope.engine.loop.outlet import (
-    OwnWorkload,
-    SnapshotQueue,
-    TelemetryOutlet,
-    TelemetrySink,
-    request_view,
-)
+from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
 from stepscope.engine.protocol.asker import Asker
@@ -51,6 +36,7 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.workload.arrivals import describe, fields_of
+from stepscope.engine.workload.driver import WorkloadDriver
 
 
 class EngineCore:
@@ -77,7 +63,7 @@ class EngineCore:
         overlap: bool = False,
         *,
         inbox: Inbox | None = None,
-        workload: OwnWorkload | None = None,
+        workload: WorkloadDriver | None = None,
         token_publisher: TokenPublisher | None = None,
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,

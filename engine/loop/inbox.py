@@ -32,22 +32,18 @@ class SilentClient:
 
 @dataclass(slots=True)
 class Call:
-    """One command in the inbox.
-
-    Attributes:
-        asker: who asks; None if the command's own `who` says that.
-        arrival_ns: when the command entered the inbox, where it may wait for a step or longer;
-            None: it counts as arrived when it is taken out.
-        lane: the queue of one client, whose calls are taken out in the order in which they came.
-    """
+    """One command in the inbox."""
 
     command: Command
     client: Client
     token_ids: list[int] | None = None
     stop_text: StopText | None = None
     prompt_text: str | None = None  # for telemetry, where prompts are published
-    asker: Asker | None = None
+    asker: Asker | None = None  # who asks; None if the command's own `who` says that
+    # When the command entered the inbox, where it may wait for a step or longer; None: it counts as
+    # arrived when it is taken out.
     arrival_ns: int | None = None  # by the engine's clock
+    # The queue of one client, whose calls are taken out in the order in which they came.
     lane: bytes = b""
 
 

@@ -46,8 +46,7 @@ class KnobLease:
         A change without a lease is meant to last, so it ends the lease of the knobs that it
         changes.
 
-        Returns:
-            Name of the other client whose lease of these knobs ends; empty if there is none.
+        Returns the name of the other client whose lease of these knobs ends; empty without one.
 
         Raises ConfigError: another client has the lease.
         """

@@ -15,11 +15,11 @@ from stepscope.engine.loop.inbox import Client
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.arrivals import describe, fields_of
+from stepscope.engine.workload.driver import WorkloadDriver
 
 SHARE = 0.01
 MAX_WAIT_NS = 1_000_000_000
@@ -92,36 +92,22 @@ class TelemetrySink(Protocol):
     def publish(self, message: wire.Telemetry) -> None: ...
 
 
-class OwnWorkload(Protocol):
-    """Requests that the engine sends to itself; `driver.WorkloadDriver` implements it."""
-
-    @property
-    def spec(self) -> WorkloadSpec | None:
-        """The workload that runs now; None if none runs."""
-        ...
-
-    def set(self, spec: WorkloadSpec | None) -> None:
-        """Start or replace the workload; None stops it."""
-        ...
-
-
 class TelemetryOutlet:
     """Publishes step records and statuses; each reports what happened since the last message.
 
     Attributes:
         pauses: when the engine was paused, as its messages show it.
-        has_unpublished: whether something happened that no message has reported yet.
     """
 
     def __init__(
         self,
         sink: TelemetrySink | None,
         scheduler: Scheduler,
-        workload: OwnWorkload | None,
+        workload: WorkloadDriver | None,
         control_tally: ControlTally,
     ) -> None:
         self.sink = sink
-        self.has_unpublished = False
+        self.has_unpublished = False  # whether something happened that no message has reported yet
         self._scheduler = scheduler
         self._workload = workload
         self._control_tally = control_tally

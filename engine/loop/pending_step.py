@@ -43,30 +43,23 @@ class FailedLaunch:
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that was scheduled and has not ended. Belongs to the engine's thread.
-
-    Attributes:
-        scheduled: the step as the runner got it.
-        rows: its rows, without those of requests that have ended since; the same as in `draft`.
-        launched_ns: when its launch was complete, if the step before it still ran then; else None.
-        planned: its changes of KV blocks, if it was scheduled while another step ran; else None.
-        events: what happened to requests up to and during its scheduling, not yet published.
-        num_wasted_tokens: tokens of the rows that were dropped.
-        num_draft_tokens: guessed tokens in the rows, as scheduled.
-        tokens_before_ns: when the tokens of the step before it were known; set by `execute`.
-    """
+    """A step that was scheduled and has not ended. Belongs to the engine's thread."""
 
     number: int
+    # Its rows, without those of requests that have ended since; the same as in `draft`.
     rows: list[ScheduledRow]
     handle: InFlight
+    # When its launch was complete, if the step before it still ran then; else None.
     launched_ns: int | None
     draft: StepDraft | None
-    scheduled: ScheduledStep
+    scheduled: ScheduledStep  # the step as the runner got it
+    # Its changes of KV blocks, if it was scheduled while another step ran; else None.
     planned: PlannedBlocks | None = None
+    # What happened to requests up to and during its scheduling, not yet published.
     events: list[RequestEvent] = field(default_factory=list)
-    num_wasted_tokens: int = 0
-    num_draft_tokens: int = 0
-    tokens_before_ns: int = 0
+    num_wasted_tokens: int = 0  # tokens of the rows that were dropped
+    num_draft_tokens: int = 0  # guessed tokens in the rows, as scheduled
+    tokens_before_ns: int = 0  # when the tokens of the step before it were known; set by `execute`
     _kept: list[int] | None = None  # index at the launch of each row that is left; None: all
 
     def drop_ended(self) -> None:

@@ -32,17 +32,13 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Pipeline:
-    """Schedules, launches and finishes steps. Belongs to the engine's thread.
-
-    Attributes:
-        next_step: number of the next step to schedule.
-        steps_allowed: how many more steps may be scheduled; None: any number, 0: paused.
-    """
+    """Schedules, launches and finishes steps. Belongs to the engine's thread."""
 
     def __init__(
         self, runner: Runner, scheduler: Scheduler, delivery: Delivery, *, overlap: bool
     ) -> None:
-        self.next_step = 0
+        self.next_step = 0  # number of the next step to schedule
+        # How many more steps may be scheduled; None: any number, 0: paused.
         self.steps_allowed: int | None = None
         self._runner = runner
         self._scheduler = scheduler

@@ -60,8 +60,7 @@ class Decoder:
             config: a `PreTrainedConfig` for which `misfit` returns None.
             max_model_len: all positions are below it.
 
-        Raises:
-            ConfigError: weights are missing, have another shape, or cannot be read.
+        Raises ConfigError: weights are missing, have another shape, or cannot be read.
         """
         self.name = name
         self.device = device

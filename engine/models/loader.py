@@ -18,7 +18,7 @@ from stepscope.engine.models.random_model import is_random
 from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
-from stepscope.engine.models.weights import Weights, WeightSource, refuse_unused
+from stepscope.engine.models.weights import Weights, WeightSource, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -27,9 +27,8 @@ from stepscope.engine.text.tokenizer import Tokenizer
 def load_config(folder: Path, name: str) -> Any:
     """Load the configuration of a model and check that it can be served.
 
-    Raises:
-        ConfigError: transformers does not know the model, or it needs something that is not
-            implemented.
+    Raises ConfigError: transformers does not know the model, or it needs something that is not
+    implemented.
     """
     raw = read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
     kind = raw.get("model_type")
@@ -65,9 +64,8 @@ def load_model(
 ) -> Model:
     """Read the weights of `folder` and put them on `device`.
 
-    Raises:
-        ConfigError: weights are missing or have another shape; they do not fit on the device; the
-            model cannot be served exactly, or the chosen implementation cannot run it.
+    Raises ConfigError: weights are missing or have another shape; they do not fit on the device;
+    the model cannot be served exactly, or the chosen implementation cannot run it.
     """
     if implementation != "transformers":
         reason = misfit(config)
@@ -127,21 +125,8 @@ def _load_transformers(
         model = model.to(device)
     except Exception as error:  # noqa: BLE001 - the library's code may raise anything
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
-    mismatched = sorted(info["mismatched_keys"])
-    if mismatched:
-        tensor, found, expected = mismatched[0]
-        raise ConfigError(
-            "bad_weights",
-            f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
-            f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
-        )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConfigError(
-            "bad_weights",
-            f"the weights of {name} lack {len(missing)} tensors (first: {missing[0]}): "
-            "copy the checkpoint again",
-        )
+    check_tensors((), list(info["mismatched_keys"]), name)
+    check_tensors(list(info["missing_keys"]), (), name)
     refuse_unused(info["unexpected_keys"], name)
     model.eval()
     model.requires_grad_(False)

@@ -77,8 +77,8 @@ def attention(
         query: [1, num_heads, num_tokens, head_dim], and `key`, `value` with num_kv_heads.
         s_aux: attention sinks, [num_heads].
 
-    Returns:
-        The result, [1, num_tokens, num_heads, head_dim]; and None in place of attention weights.
+    Returns the result, [1, num_tokens, num_heads, head_dim]; and None in place of attention
+    weights.
     """
     if step_context is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """`Weights`: the tensors of a checkpoint by name, checked before the first one is read."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,27 @@ def refuse_unused(tensors: Iterable[str], name: str) -> None:
         )
 
 
+def check_tensors(
+    missing: Sequence[str],
+    mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    name: str,
+) -> None:
+    """Raise ConfigError if tensors are missing, or have another shape: (name, found, expected)."""
+    if missing:
+        raise ConfigError(
+            "bad_weights",
+            f"the weights of {name} lack {len(missing)} tensors (first: {min(missing)}): "
+            "copy the checkpoint again",
+        )
+    if mismatched:
+        tensor, found, expected = min(mismatched)
+        raise ConfigError(
+            "bad_weights",
+            f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
+            f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
+        )
+
+
 class WeightSource(Protocol):
     """Gives a model its tensors: `Weights` from files, or `random_weights.RandomWeights`."""
 
@@ -61,28 +82,15 @@ class Weights:
 
     def check(self, expected: Mapping[str, Shape]) -> None:
         """Compare expected names and shapes with the files'. Raises ConfigError if they differ."""
-        missing = sorted(set(expected) - set(self._file_of))
-        if missing:
-            raise ConfigError(
-                "bad_weights",
-                f"the weights of {self._name} lack {len(missing)} tensors (first: {missing[0]}): "
-                "copy the checkpoint again",
-            )
+        check_tensors([*expected.keys() - self._file_of.keys()], (), self._name)
         mismatched = []
         for file in sorted(set(self._file_of.values())):
             with self._open(file) as tensors:
                 for tensor in tensors.keys() & expected.keys():
                     found = tuple(tensors.get_slice(tensor).get_shape())
                     if found != expected[tensor]:
-                        mismatched.append((tensor, found))
-        if mismatched:
-            tensor, found = min(mismatched)
-            raise ConfigError(
-                "bad_weights",
-                f"{len(mismatched)} weights of {self._name} are not of the shape its config says "
-                f"(first: {tensor} is {list(found)}, not {list(expected[tensor])}): they do not "
-                "belong together",
-            )
+                        mismatched.append((tensor, found, expected[tensor]))
+        check_tensors((), mismatched, self._name)
         refuse_unused(self._file_of.keys() - expected.keys(), self._name)
 
     def has(self, tensor: str) -> bool:

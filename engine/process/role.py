@@ -24,20 +24,16 @@ _LONGEST_REQUESTS = 2  # number of longest requests that `transfer_memory=auto` 
 
 
 class EngineRole:
-    """The objects that hand requests over. All are None for an engine that does both.
-
-    Attributes:
-        receiver: loads keys and values; only in a decode engine.
-        other_engine: makes the link to the decode engine; only in a prefill engine.
-        decode_engine: name of the engine to which a prefill engine hands requests over.
-        kv_layout: identifies the model and its KV shape; None if nothing is handed over.
-    """
+    """The objects that hand requests over. All are None for an engine that does both."""
 
     def __init__(self, config: EngineConfig, link: DecodeLink | None) -> None:
-        self.receiver: KVReceiver | None = None
+        self.receiver: KVReceiver | None = None  # loads keys and values; only in a decode engine
+        # Makes the link to the decode engine; only in a prefill engine.
         self.other_engine: Callable[[EngineCore], OtherEngine] | None = None
         self.name = None if config.role == "both" else config.role
+        # Name of the engine to which a prefill engine hands requests over.
         self.decode_engine = None if link is None else link.engine
+        # Identifies the model and its KV shape; None if nothing is handed over.
         self.kv_layout: str | None = None
         self._config = config
         self._link = link

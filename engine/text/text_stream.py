@@ -22,15 +22,12 @@ class TextStream:
         decode: returns the text of token ids. More tokens may only change the last character,
             while it is unfinished, and add to the text.
         without_text: ids that `decode` passes over.
-
-    Attributes:
-        num_chars: length of the text so far. An unfinished character at its end counts.
     """
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], without_text: Container[int] = ()
     ) -> None:
-        self.num_chars = 0
+        self.num_chars = 0  # length of the text so far. An unfinished character at its end counts.
         self._decode = decode
         self._without_text = without_text
         self._window: list[int] = []

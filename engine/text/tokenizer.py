@@ -27,9 +27,8 @@ def render(
     Args:
         messages: turns with `role` and `content`: a text, or the texts of its parts.
 
-    Raises:
-        ConfigError: the template refuses the conversation, or leaves out the text of a message
-            that is not the model's own (`bad_messages`).
+    Raises ConfigError: the template refuses the conversation, or leaves out the text of a message
+    that is not the model's own (`bad_messages`).
     """
     roles = [message["role"] for message in messages]
     as_sent = [isinstance(message["content"], list) for message in messages]
@@ -158,11 +157,8 @@ class Tokenizer:
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return token ids, with the special tokens that the model expects around a prompt.
 
-        Args:
-            most: refuse a text that certainly has more tokens, before tokenising it; None: no
-                limit.
-
-        Raises ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`).
+        Raises ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`),
+        which is known before it is tokenised.
         """
         return self._encode(text, most, add_special_tokens=True)
 
@@ -176,10 +172,9 @@ class Tokenizer:
         The sandbox bounds what a template can access, not how long it takes. The template includes
         the special tokens at the beginning, so the tokenizer adds none.
 
-        Raises:
-            ConfigError: there is no chat template (`no_chat_template`), it refuses the conversation
-                or leaves a part of it out (`bad_messages`), or the text has certainly more than
-                `most` tokens.
+        Raises ConfigError: there is no chat template (`no_chat_template`), it refuses the
+        conversation or leaves a part of it out (`bad_messages`), or the text has certainly more
+        than `most` tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(

@@ -5,6 +5,9 @@ it (`PATH.telemetry`, or the next TCP port).
 
 Binding an `ipc` address takes it away from the process that has it. So an engine holds a lock file
 for as long as it runs: the lock tells the files of a running engine from those of a dead one.
+
+Each rank of a data-parallel vLLM has an endpoint: `NAME.dp0`, `NAME.dp1` and so on. The ranks of a
+dense model are separate engines: rank 0 knows of no others, so its endpoint is NAME.
 """
 
 import fcntl
@@ -285,3 +288,29 @@ def same_file(fd: int, path: Path) -> bool:
         return False
     opened = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+_RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
+
+
+def siblings_of(rank: Endpoint) -> list[Endpoint]:
+    """Return the other ranks of a rank's data-parallel group that run on this machine."""
+    match = _RANK.fullmatch(rank.control)
+    group = rank.control if match is None else match["group"]
+    return [each for each in ranks_of(group) if each.control != rank.control]
+
+
+def ranks_of(text: str) -> list[Endpoint]:
+    """Return the ranks of a data-parallel engine that run on this machine.
+
+    `text` is `vllm-0` or an address like `ipc:///run/vllm`. Raises ConfigError: it is no endpoint.
+    """
+    group = Endpoint.parse(text)
+    ranks: dict[int, Endpoint] = {}
+    for found in find_local():
+        if found.control == group.control:
+            ranks[0] = found
+        match = _RANK.fullmatch(found.control)
+        if match is not None and match["group"] == group.control:
+            ranks[int(match["rank"])] = found
+    return [ranks[rank] for rank in sorted(ranks)] or [group]

@@ -56,11 +56,6 @@ class _Connection(NamedTuple):
 class Gate:
     """Lets in clients with an authorised key, and clients of this user on this machine.
 
-    Attributes:
-        local: the key for clients of this user on this machine, made new for each gate. They find
-            it in the lock file, which only this user can read.
-        context: the gate only works for sockets of this context.
-
     Raises ConfigError: the folder or a file in it cannot be used.
     """
 
@@ -69,6 +64,8 @@ class Gate:
         self._folder = folder
         self.server = folder.server_pair()
         pair = KeyPair.new()
+        # The key for clients of this user on this machine, made new for each gate. They find it in
+        # the lock file, which only this user can read.
         self.local = Credentials(pair, self.server.public, LOCAL)
         self._local = Holder(LOCAL, "operator", pair.public)
         self._signature: object = None
@@ -79,6 +76,7 @@ class Gate:
         self._next_log_s = 0.0
         self._read_again()
         self._closing = threading.Event()
+        # The gate only works for sockets of this context.
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stand_back(self.context)
         self._zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
@@ -180,9 +178,8 @@ def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
     Args:
         folder: the folder of authorised keys; "" for the default one, if a gate is needed at all.
 
-    Raises:
-        ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
-            cannot be used.
+    Raises ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
+    cannot be used.
     """
     if not folder and endpoint.is_private:
         yield None

@@ -139,9 +139,8 @@ def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
 def read_credentials(path: Path) -> Credentials:
     """Read a file that `write_credentials` wrote.
 
-    Raises:
-        ConfigError: the file cannot be read, is no key file, lacks a value, or other users can read
-            it, too.
+    Raises ConfigError: the file cannot be read, is no key file, lacks a value, or other users can
+    read it, too.
     """
     values = read_private(path)
     pair = KeyPair(key_of(values, "public", path), key_of(values, "secret", path))

@@ -12,7 +12,6 @@ Python's interpreter lock from the engine's thread, so it should wake seldom.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stepscope.engine.protocol import commands
 
@@ -27,9 +26,7 @@ ANSWER_BYTES = 4_096  # bytes of a large answer per unit: 4 MB a second for one 
 CLIENT_CHARS, TOTAL_CHARS = 512, 64
 REFUSED = 32.0  # units that a refused message takes from the bound of all clients
 PAUSE_S = 0.02  # allowance that must build up before messages are read again
-FIRST_REPORT_S, REPORT_S = 0.5, 5.0  # how soon, and how often, a client's flood is reported
-MAX_CLIENTS = 10_000  # with more clients than this, idle ones are forgotten, ...
-FORGET_S = 1.0  # ... at this interval at the least
+MAX_CLIENTS = 10_000  # with more clients than this, idle ones are forgotten
 # Units of a command in addition to its message: for the client, and for the bound of all. It
 # holds up the engine between two steps, or takes the interpreter from it.
 _COSTS: tuple[tuple[type[commands.Command], float, float], ...] = (
@@ -46,24 +43,27 @@ _COSTS: tuple[tuple[type[commands.Command], float, float], ...] = (
 _OTHER = 20.0, REFUSED  # for a message that is no command
 
 
-@dataclass(slots=True)
-class _Bucket:
-    rate: float
-    burst: float
-    level: float
-    filled_s: float
+class TokenBucket:
+    """An allowance that fills at `rate` a second up to `burst`, and may be overdrawn."""
+
+    __slots__ = ("burst", "filled_s", "level", "rate")
+
+    def __init__(self, rate: float, burst: float, now_s: float) -> None:
+        self.rate = rate
+        self.burst = self.level = burst
+        self.filled_s = now_s
 
     def fill(self, now_s: float) -> None:
         self.level = min(self.burst, self.level + (now_s - self.filled_s) * self.rate)
         self.filled_s = now_s
 
+    def spend(self, cost: float, now_s: float) -> None:
+        self.fill(now_s)
+        self.level -= cost
 
-@dataclass(slots=True)
-class Flood:
-    """Refusals of one client that have not been reported to the audit trail."""
-
-    count: int
-    due_s: float
+    def wait_s(self, level: float) -> float:
+        """Seconds from the last `fill` until it holds this much."""
+        return max(0.0, (level - self.level) / self.rate)
 
 
 class RateLimiter:
@@ -72,89 +72,56 @@ class RateLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_limited = 0
         self._clock = clock
-        self._clients: dict[bytes, _Bucket] = {}
-        self._floods: dict[bytes, Flood] = {}
+        self._clients: dict[bytes, TokenBucket] = {}
         self._is_paused = False
-        self._next_forget_s = clock()
-        self._total = _Bucket(TOTAL_RATE, TOTAL_BURST, TOTAL_BURST, clock())
+        self._total = TokenBucket(TOTAL_RATE, TOTAL_BURST, clock())
 
     def admit(self, client: bytes, num_bytes: int) -> bool:
         """Charge a client for a message of `num_bytes`. False if the client is over its limit."""
-        now_s = self._clock()
-        bucket = self._bucket(client, now_s)
-        bucket.fill(now_s)
-        cost = MESSAGE + num_bytes / BYTES_PER_UNIT
-        self._total.fill(now_s)
-        self._total.level -= cost
-        if bucket.level < cost:
-            self._total.level -= REFUSED
+        bucket, cost = self._bucket(client), MESSAGE + num_bytes / BYTES_PER_UNIT
+        is_over = bucket.level < cost
+        self._total.spend(cost + (REFUSED if is_over else 0.0), self._clock())
+        if is_over:
             self.num_limited += 1
-            flood = self._floods.setdefault(client, Flood(0, now_s + FIRST_REPORT_S))
-            flood.count += 1
-            return False
-        bucket.level -= cost
-        return True
+        else:
+            bucket.level -= cost
+        return not is_over
 
     def charge(self, client: bytes, command: commands.Command | None) -> None:
         """Charge a client for a command (None: a message that is none), maybe into debt."""
         costs = (each[1:] for each in _COSTS if isinstance(command, each[0]))
         of_client, of_all = next(costs, _OTHER)
-        self._bucket(client, self._clock()).level -= of_client
+        self._bucket(client).level -= of_client
         self._total.level -= of_all
 
     def charge_text(self, client: bytes, num_chars: int) -> None:
         """Charge a client for a prompt that is tokenised on the control thread."""
-        self._bucket(client, self._clock()).level -= num_chars / CLIENT_CHARS
+        self._bucket(client).level -= num_chars / CLIENT_CHARS
         self._total.level -= num_chars / TOTAL_CHARS
 
     def charge_bytes(self, client: bytes, num_bytes: int) -> None:
         """Charge a client for a large answer. Bytes do not count for the bound of all clients."""
-        self._bucket(client, self._clock()).level -= num_bytes / ANSWER_BYTES
+        self._bucket(client).level -= num_bytes / ANSWER_BYTES
 
     def wait_s(self, client: bytes) -> float:
         """Seconds until the client may send again."""
-        bucket = self._bucket(client, self._clock())
-        return max(0.0, (1.0 - bucket.level) / bucket.rate)
+        return self._bucket(client).wait_s(1.0)
 
     def pause_s(self) -> float:
         """Seconds during which to read nothing from any client."""
         total = self._total
         total.fill(self._clock())
-        enough = total.rate * PAUSE_S if self._is_paused else 0.0
-        self._is_paused = total.level < enough
-        return (total.rate * PAUSE_S - total.level) / total.rate if self._is_paused else 0.0
+        left_s = total.wait_s(total.rate * PAUSE_S)
+        self._is_paused = left_s > (0.0 if self._is_paused else PAUSE_S)
+        return left_s if self._is_paused else 0.0
 
-    def floods(self) -> list[tuple[bytes, int]]:
-        """Return the clients to report: (client, number of refusals since its last report)."""
-        if not self._floods:
-            return []
-        now_s = self._clock()
-        reported = []
-        for client, flood in list(self._floods.items()):
-            if now_s < flood.due_s:
-                continue
-            if flood.count:
-                reported.append((client, flood.count))
-                self._floods[client] = Flood(0, now_s + REPORT_S)
-            else:
-                del self._floods[client]  # no refusal since the last report
-        return reported
-
-    @property
-    def next_report_s(self) -> float | None:
-        """Seconds until the next call of `floods`; None if no client was refused."""
-        if not self._floods:
-            return None
-        return max(0.0, min(flood.due_s for flood in self._floods.values()) - self._clock())
-
-    def _bucket(self, client: bytes, now_s: float) -> _Bucket:
-        bucket = self._clients.get(client)
+    def _bucket(self, client: bytes) -> TokenBucket:
+        now_s, bucket = self._clock(), self._clients.get(client)
         if bucket is None:
-            if len(self._clients) >= MAX_CLIENTS and now_s >= self._next_forget_s:
-                self._next_forget_s = now_s + FORGET_S
+            if len(self._clients) >= MAX_CLIENTS:
                 self._forget_idle(now_s)
-            bucket = _Bucket(CLIENT_RATE, CLIENT_BURST, CLIENT_BURST, now_s)
-            self._clients[client] = bucket
+            bucket = self._clients[client] = TokenBucket(CLIENT_RATE, CLIENT_BURST, now_s)
+        bucket.fill(now_s)
         return bucket
 
     def _forget_idle(self, now_s: float) -> None:

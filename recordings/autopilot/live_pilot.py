@@ -10,13 +10,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineStatus,
-    KnobsChanged,
-    KnobValue,
-    Snapshot,
-)
+from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move, StepFeed
 from stepscope.recordings.live.subscriber import Subscriber
@@ -44,13 +38,8 @@ class LivePilot:
     Belongs to one thread, which calls `tick` a few times a second and `close` at the end.
 
     Args:
-        itl_ms: the ITL level to hold.
         who: the name under which the engine's audit trail shows the changes.
         is_shadow: only propose changes, and make none.
-
-    Attributes:
-        ended: why the autopilot has stopped; None while it works.
-        held: the knobs that the autopilot has changed, with their present values.
 
     Raises:
         ConfigError: the engine has no token budget to change, or a lease on knobs is held already.
@@ -60,7 +49,8 @@ class LivePilot:
     def __init__(
         self, endpoint: Endpoint, itl_ms: float, who: str, *, is_shadow: bool = False
     ) -> None:
-        self.ended: str | None = None
+        self.ended: str | None = None  # why the autopilot has stopped; None while it works
+        # The knobs that the autopilot has changed, with their present values.
         self.held: dict[str, KnobValue] = {}
         self.is_shadow = is_shadow
         self._who = who
@@ -96,11 +86,7 @@ class LivePilot:
     def tick(self, now_s: float) -> Moved | None:
         """Process new messages, and change the knobs if that is due. Does nothing after `ended`.
 
-        Args:
-            now_s: monotonic time in seconds.
-
-        Returns:
-            The change made or proposed; None without one.
+        Returns the change made or proposed; None without one.
         """
         if self.ended is None:
             self._begun_s = now_s if self._begun_s is None else self._begun_s

@@ -27,19 +27,13 @@ class _SeenStep(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How well the ITL level was kept over some steps.
-
-    Attributes:
-        late_share: share of the gaps between tokens that were longer than the level; 0 without
-            gaps.
-        has_prefill: whether any step had prefill, so that a smaller budget would shorten it.
-        is_limited: whether the budget limited at least one step.
-    """
+    """How well the ITL level was kept over some steps."""
 
     num_gaps: int
+    # Share of the gaps between tokens that were longer than the level; 0 without gaps.
     late_share: float
-    has_prefill: bool
-    is_limited: bool
+    has_prefill: bool  # whether any step had prefill, so that a smaller budget would shorten it
+    is_limited: bool  # whether the budget limited at least one step
 
 
 class Load:
@@ -48,16 +42,12 @@ class Load:
     Args:
         level_ns: the ITL level. A longer gap between two tokens of a request is late, without the
             operator's pauses.
-
-    Attributes:
-        num_gaps, num_late: gaps between tokens, and late ones, since the start (not only in the
-            window).
-        pauses: the operator's; must be fed every status. Steps end them, too.
     """
 
     def __init__(self, level_ns: int) -> None:
+        # Gaps between tokens, and late ones, since the start (not only in the window).
         self.num_gaps = self.num_late = 0
-        self.pauses = PauseTrail()
+        self.pauses = PauseTrail()  # the operator's; must be fed every status. Steps end them, too.
         self._level_ns = level_ns
         self._steps: deque[_SeenStep] = deque()
         self._last_token_ns: dict[int, int] = {}

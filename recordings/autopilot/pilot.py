@@ -162,11 +162,7 @@ class Autopilot:
         self._load.pauses = self._load.pauses.after(status)
 
     def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
-        """Note new values of the knobs, whether set by the autopilot or by another client.
-
-        Args:
-            effective_step: the first step with the new values.
-        """
+        """Note new values of the knobs, whether set by the autopilot or by another client."""
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))
         self._judged_from = effective_step

@@ -14,7 +14,6 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import losses, write_lock
 from stepscope.recordings.file import rights as file_rights
 from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk, step_of
-from stepscope.recordings.file.compatibility import decode_keyframe
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import (
     channels,
@@ -31,7 +30,7 @@ from stepscope.recordings.file.mcap.format import (
 )
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, ChunkPlace, McapIndex, read_index
 from stepscope.recordings.file.mcap.sink import McapSink
-from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.reader import Recording, decode_keyframe
 
 UNFINISHED_SUFFIX = ".repairing"
 
@@ -75,8 +74,7 @@ def default_output(path: Path) -> Path:
 def what_is_wrong(path: Path, progress: Progress) -> str | None:
     """Text for why a file needs repair; None for a whole file. Reads all of it.
 
-    Raises:
-        RecordingError: the file is no recording, is unreadable, or is being written.
+    Raises RecordingError: the file is no recording, is unreadable, or is being written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:
@@ -100,9 +98,8 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
     Whole chunks are copied unchanged. Of a damaged chunk, everything up to its last good checkpoint
     is kept. The metadata of the new file tell which steps are missing.
 
-    Raises:
-        RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
-            `path` is being written.
+    Raises RecordingError: nothing in the file can be read, `output` exists or cannot be written, or
+    `path` is being written.
     """
     if output.exists():
         raise RecordingError(f"{output} is there already; name another with -o")

@@ -80,9 +80,8 @@ def stripped(message: Telemetry) -> Telemetry:
 def strip(path: Path, output: Path, progress: Progress) -> Stripped:
     """Write a copy of a recording without prompts and outputs. It only reads the original.
 
-    Raises:
-        RecordingError: the recording cannot be read or is being written, or `output` exists or
-            cannot be written.
+    Raises RecordingError: the recording cannot be read or is being written, or `output` exists or
+    cannot be written.
     """
     with Recording(path) as recording:
         if recording.index.is_being_written:

@@ -6,7 +6,7 @@ file without gaps may come from an engine that miscounts. So each is a check of 
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import msgspec
@@ -20,10 +20,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
-from stepscope.recordings.check.token_ledger import TokenLedger
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
 from stepscope.recordings.file.mcap.chunk import was_overwritten
@@ -38,17 +37,13 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class Check:
-    """One kind of check, and the problems it found.
-
-    Attributes:
-        unit, num_checked: what was checked, and how many of it.
-        problems: texts of the first problems; `num_problems` counts all.
-    """
+    """One kind of check, and the problems it found."""
 
     name: str
-    unit: str
+    unit: str  # what was checked
     num_checked: int = 0
     num_problems: int = 0
+    # Texts of the first problems; `num_problems` counts all.
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -63,15 +58,7 @@ class Check:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All checks of one file.
-
-    Attributes:
-        is_being_written: whether a recorder is writing it, so that its end is still missing.
-        num_lost_messages: messages that were sent but are not in the file.
-        with_tokens: whether its metadata say that it contains prompts and outputs.
-        levels: its service levels.
-        losses: steps that an earlier repair had to leave out. They do not count as problems.
-    """
+    """All checks of one file."""
 
     path: Path
     num_bytes: int = 0
@@ -80,10 +67,12 @@ class VerifyReport:
     num_steps: int = 0
     first_step: int | None = None
     last_step: int | None = None
+    # Whether a recorder is writing it, so that its end is still missing.
     is_being_written: bool = False
-    num_lost_messages: int = 0
-    with_tokens: bool = False
-    levels: Levels = field(default_factory=dict)
+    num_lost_messages: int = 0  # messages that were sent but are not in the file
+    with_tokens: bool = False  # whether its metadata say that it contains prompts and outputs
+    levels: Levels = field(default_factory=dict)  # its service levels
+    # Steps that an earlier repair had to leave out. They do not count as problems.
     losses: list[Loss] = field(default_factory=list)
     file: Check = field(default_factory=lambda: Check("file", "parts"))
     checksums: Check = field(default_factory=lambda: Check("checksums", "chunks"))
@@ -98,18 +87,8 @@ class VerifyReport:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return (
-            self.file,
-            self.checksums,
-            self.messages,
-            self.sequence,
-            self.steps,
-            self.times,
-            self.blocks,
-            self.tokens,
-            self.keyframes,
-            self.privacy,
-        )
+        values = [getattr(self, each.name) for each in fields(self)]
+        return tuple(value for value in values if isinstance(value, Check))
 
     @property
     def is_good(self) -> bool:
@@ -119,8 +98,7 @@ class VerifyReport:
 def verify(path: Path, progress: Progress) -> VerifyReport:
     """Read a whole file and check it.
 
-    Raises:
-        RecordingError: the file is no recording, has a later version, or is unreadable.
+    Raises RecordingError: the file is no recording, has a later version, or is unreadable.
     """
     report = VerifyReport(path)
     with Recording(path) as recording:
@@ -261,8 +239,7 @@ class _MessageChecks:
     def _end_gap(self, before_step: int | None) -> bool:
         """Report messages missing since the last step, unless a repair has listed them as lost.
 
-        Returns:
-            Whether any are missing since the last step.
+        Returns whether any are missing since the last step.
         """
         last, num_missing, self._num_missing = self._step, self._num_missing, 0
         is_known = any(loss[:2] == (last, before_step) for loss in self._report.losses)

@@ -34,13 +34,14 @@ class ComparedCause(NamedTuple):
 class SideWork(NamedTuple):
     """How much work a run did, and whether it was simulated."""
 
-    num_steps: int
+    num_steps: int  # of records, if `sums_up`
     seconds: float
     num_requests: int | None
     num_finished: int | None
     num_in_tokens: int | None
     num_out_tokens: int | None
     simulated: str | None  # source of the simulated step times; None if it really ran
+    sums_up: bool  # whether its records are not of one step each
 
 
 class Comparison(NamedTuple):
@@ -142,4 +143,5 @@ def _work(side: Side) -> SideWork:
         sums.num_in_tokens,
         sums.num_out_tokens,
         None if side.info is None else side.info.simulated,
+        side.info is not None and side.info.totals_every_s is not None,
     )

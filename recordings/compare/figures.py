@@ -50,6 +50,8 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
     "limit_threshold": None,
     "limit_paused": None,
     **dict.fromkeys(f"limit_{limit}" for limit in (*NAMED_WAITS, "cadence")),
+    "draft_acceptance": None,
+    "tokens_per_decode": None,
     "kv_used": None,
     "kv_peak": None,
     "prefix_hit_rate": ("num_hit_tokens", "num_queried_tokens"),
@@ -57,6 +59,9 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
     "recomputed_share": ("num_recomputed_tokens", "num_prefill_tokens"),
     "recompute_tax": ("num_recomputed_tokens", "num_prefill_tokens"),  # as a share of time
 }
+
+
+_OF_DRAFTS = ("draft_acceptance", "tokens_per_decode")
 
 
 class ComparedFigure(NamedTuple):
@@ -217,7 +222,8 @@ def _totals(
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None
         values = figures_a[name], figures_b[name]
-        if name.removeprefix("limit_") in (*NAMED_WAITS, "cadence") and not any(values):
+        is_rare = name in _OF_DRAFTS or name.removeprefix("limit_") in (*NAMED_WAITS, "cadence")
+        if is_rare and not any(value and value != 1 for value in values):
             continue  # most engines have none of them
         verdict = judged(*values, better, is_sure, is_share=is_share)
         if load.difference is not None:

@@ -25,29 +25,20 @@ _SUFFIXES: dict[FigureUnit, dict[str, float]] = {
 
 
 class BoundError(Exception):
-    """The text of a bound is invalid.
-
-    Attributes:
-        place: index of the offending character, from 0.
-    """
+    """The text of a bound is invalid."""
 
     def __init__(self, text: str, place: int, problem: str) -> None:
         super().__init__(f"{text!r}, at character {place + 1}: {problem}")
-        self.place = place
+        self.place = place  # index of the offending character, from 0
 
 
 class FigureBound(NamedTuple):
-    """A figure, a relation and a value, such as `itl_p99 > 50ms`.
-
-    Attributes:
-        value: in the unit of the figure.
-        end: index of the character after the bound in the text, where other parsers may continue.
-    """
+    """A figure, a relation and a value, such as `itl_p99 > 50ms`."""
 
     figure: FigureSpec
     relation: Relation
-    value: float
-    end: int
+    value: float  # in the unit of the figure
+    end: int  # index of the character after the bound in the text, where other parsers may continue
 
     def holds(self, measured: float) -> bool:
         """Whether a measured value makes the bound true: `itl_p99 > 50ms` holds for 60."""
@@ -73,8 +64,7 @@ def parse_bound(
         is_whole: whether nothing may follow the bound.
         figures: the figures that may be named.
 
-    Raises:
-        BoundError: the text is invalid; the message names the position and what was expected.
+    Raises BoundError: the text is invalid; the message names the position and what was expected.
     """
     place = _skip(text, 0)
     word = _WORD.match(text, place)
@@ -101,11 +91,9 @@ def parse_bound(
 def parse_value(text: str, place: int, figure: FigureSpec) -> tuple[float, int]:
     """Read a number with an optional unit, from the value of a bound.
 
-    Returns:
-        (the value in the figure's unit, index of the character after it)
+    Returns (the value in the figure's unit, index of the character after it)
 
-    Raises:
-        BoundError: there is no number, or the figure cannot have this unit.
+    Raises BoundError: there is no number, or the figure cannot have this unit.
     """
     number = _NUMBER.match(text, place)
     if number is None:

@@ -49,6 +49,10 @@ def figures_of(
         "recomputed_share": per(sums.num_recomputed_tokens, sums.num_prefill_tokens),
         "recompute_tax": per(sums.recompute_ns, sums.busy_ns),
         "evictions": sums.num_evicted,
+        "draft_acceptance": per(sums.num_accepted_tokens, sums.num_drafted_tokens),
+        "tokens_per_decode": None
+        if sums.num_accepted_tokens is None
+        else per((sums.num_decode_rows or 0) + sums.num_accepted_tokens, sums.num_decode_rows),
         "waiting": per(sums.num_waiting, sums.num_records),
         "kv_used": sums.kv_used,
         "kv_peak": sums.kv_peak,

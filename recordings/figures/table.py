@@ -30,17 +30,12 @@ _MEANINGS: dict[LatencyKind, str] = {
 
 
 class FigureSpec(NamedTuple):
-    """One figure of a session.
-
-    Attributes:
-        unit: unit of its value. A "share" is 0 to 1 and shown in percent.
-        better: whether higher or lower is better; None if neither.
-    """
+    """One figure of a session."""
 
     name: str
     label: str
-    unit: FigureUnit
-    better: Better | None
+    unit: FigureUnit  # unit of its value. A "share" is 0 to 1 and shown in percent.
+    better: Better | None  # whether higher or lower is better; None if neither
     meaning: str
 
 
@@ -82,6 +77,10 @@ _REST = [
                "time in steps that went into tokens computed again after a preemption"),
     FigureSpec("evictions", "evictions", "", "lower",
                "blocks of the prefix cache that were given up"),
+    FigureSpec("draft_acceptance", "drafts accepted", "share", "higher",
+               "drafts of speculation that were right, of those checked"),
+    FigureSpec("tokens_per_decode", "tokens/decode", "", "higher",
+               "output tokens that a decoding request got in a step"),
     FigureSpec("waiting", "waiting", "", "lower", "requests in the queue, mean over steps"),
     FigureSpec("kv_used", "KV used", "share", None, "KV blocks in use, mean over steps"),
     FigureSpec("kv_peak", "KV peak", "share", None, "KV blocks in use at most"),

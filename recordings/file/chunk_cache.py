@@ -96,13 +96,7 @@ class Frames(Sequence[MessageFrame]):
 
 
 class LoadedChunk:
-    """The messages of a chunk, unpacked on demand. Reading them in order is quickest.
-
-    Attributes:
-        frames: the messages as stored, where steps may be packed. Use them for topics, sequences
-            and times.
-        step_places: indices of the steps.
-    """
+    """The messages of a chunk, unpacked on demand. Reading them in order is quickest."""
 
     def __init__(self, records: bytes) -> None:
         topics = dict(enumerate(TOPICS, start=1)) | channels(records)
@@ -117,7 +111,10 @@ class LoadedChunk:
         step_ids = {number for number, topic in names.items() if topic == STEP}
         places = list(enumerate(channel_ids))
         self._packed = {place for place, each in places if each in packed_ids}
+        # Indices of the steps.
         self.step_places = [place for place, each in places if each in step_ids]
+        # The messages as stored, where steps may be packed. Use them for topics, sequences and
+        # times.
         self.frames = Frames(records, begins, [names[each] for each in channel_ids])
         self._records = records
         self._unpacker = StepUnpacker()
@@ -183,18 +180,14 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 class ChunkCache:
     """Reads and caches the chunks of one file.
 
-    Attributes:
-        places: where each chunk lies in the file, in order.
-        damaged: numbers of the chunks known to be damaged.
-        ends: first and last readable step of each chunk that was loaded.
-
     Args:
         stream: seekable; the caller closes it.
     """
 
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
-        self.places = places
-        self.damaged: set[int] = set()
+        self.places = places  # where each chunk lies in the file, in order
+        self.damaged: set[int] = set()  # numbers of the chunks known to be damaged
+        # First and last readable step of each chunk that was loaded.
         self.ends: dict[int, tuple[int, int]] = {}
         self._stream = stream
         self._lock = threading.Lock()
@@ -206,8 +199,7 @@ class ChunkCache:
     def load(self, number: int) -> LoadedChunk:
         """The readable messages of a chunk, from the cache if possible.
 
-        Raises:
-            OSError: the file cannot be read.
+        Raises OSError: the file cannot be read.
         """
         with self._lock:
             if number in self._loaded:
@@ -256,11 +248,7 @@ REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
 
 
 def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """Text for what is missing in a file, why, and what helps; None for a whole file.
-
-    Args:
-        last_step: the last readable step; None without one.
-    """
+    """Text for what is missing in a file, why, and what helps; None for a whole file."""
     parts = []
     if index.why_incomplete is not None:
         what = index.why_incomplete

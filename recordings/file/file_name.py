@@ -11,11 +11,7 @@ _MAX_LENGTH = 100  # bytes for the source: file systems allow 255 for the whole 
 
 
 def default_name(source_name: str, suffix: str = ".mcap") -> str:
-    """A file name from the source's name and the local time to the second.
-
-    Args:
-        source_name: name or address of an engine, or name of a recording.
-    """
+    """A file name from the source's name and the local time to the second."""
     for end in _SUFFIXES:
         source_name = source_name.removesuffix(end)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", source_name.removeprefix(_PREFIX)).strip("-.")

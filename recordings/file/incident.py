@@ -25,23 +25,16 @@ class FiredRule(Struct, frozen=True):
 
 
 class Incident(Struct, frozen=True, kw_only=True):
-    """When and why alert rules fired, and how many requests were late.
-
-    Attributes:
-        started_wall_ns: when the first rule began to fire, Unix time.
-        seconds: time until no rule held any more.
-        is_over: whether it had ended when the file was written.
-        num_late: number of requests with a late token; None if unknown.
-        explanation: the verdict on the engine when it began; the step in flight, the longest ITL
-            and the longest TTFT.
-    """
+    """When and why alert rules fired, and how many requests were late."""
 
     engine: str
-    started_wall_ns: int
-    seconds: float
-    is_over: bool
+    started_wall_ns: int  # when the first rule began to fire, Unix time
+    seconds: float  # time until no rule held any more
+    is_over: bool  # whether it had ended when the file was written
     rules: list[FiredRule]
-    num_late: int | None = None
+    num_late: int | None = None  # number of requests with a late token; None if unknown
+    # The verdict on the engine when it began; the step in flight, the longest ITL and the longest
+    # TTFT.
     explanation: str = ""
 
     @property

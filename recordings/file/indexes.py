@@ -22,8 +22,7 @@ def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[i
     Args:
         turn: called after every few messages that were decoded; it may raise to end the reading.
 
-    Raises:
-        RecordingError: no keyframe can be read.
+    Raises RecordingError: no keyframe can be read.
     """
     maker: _Maker | None = None
     open: list[Open] = []  # at the end of the chunk before

@@ -14,9 +14,7 @@ from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark
 from stepscope.recordings.state.audit_text import typed_text
 
 if TYPE_CHECKING:
-    from stepscope.recordings.file.reader import (
-        Recording,
-    )  # needs mcap
+    from stepscope.recordings.file.reader import Recording  # needs mcap
 
 _TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged], wire.TOPICS[Audited])
 

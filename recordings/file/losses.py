@@ -44,8 +44,7 @@ def as_metadata(losses: Sequence[Loss]) -> dict[str, str]:
 def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
     """The losses recorded in a file's metadata.
 
-    Raises:
-        msgspec.DecodeError: they cannot be decoded.
+    Raises msgspec.DecodeError: they cannot be decoded.
     """
     return msgspec.json.decode(metadata.get(_KEY, ""), type=list[Loss])
 

@@ -2,6 +2,8 @@
 
 It finds positions by bisecting the chunks and never scans from the beginning. It also reads a file
 that was cut short, as far as its chunks are intact; `message` tells what is missing.
+
+A recording of a later major version is refused, with what to install.
 """
 
 import os
@@ -10,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+import msgspec
+
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import write_lock
 from stepscope.recordings.file.chunk_cache import (
@@ -22,12 +27,53 @@ from stepscope.recordings.file.chunk_cache import (
     nothing_left,
     step_of,
 )
-from stepscope.recordings.file.compatibility import check_info, check_metadata, decode_keyframe
 from stepscope.recordings.file.mcap.chunk import was_overwritten
-from stepscope.recordings.file.mcap.format import PART_SUFFIX, PROFILE
+from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
 from stepscope.recordings.file.step_index import StepIndex, end_step, end_times, mend_times
 from stepscope.recordings.state.clocks import known_since
+
+
+def check_metadata(metadata: dict[str, str], path: object) -> None:
+    """Check from the metadata of a file, before any message is decoded, that it can be read.
+
+    Raises RecordingError: a later major version wrote the file.
+    """
+    for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
+        written = metadata.get(f"{what}_version", "")
+        if written.isdecimal() and int(written) > highest:
+            by = metadata.get("software_version", "a later version")
+            raise RecordingError(
+                f"{path} has {what} {written} (written by stepscope {by}), this stepscope reads "
+                f"up to {highest}: install {by} or later"
+            )
+
+
+def check_info(info: EngineInfo, path: object) -> None:
+    """Check from the engine's version that a file can be read. For files whose metadata is lost.
+
+    Raises RecordingError: the engine is of a later major version.
+    """
+    if info.schema_version > SCHEMA_VERSION:
+        raise RecordingError(
+            f"{path} has schema {info.schema_version} (of an engine of version "
+            f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
+            f"{info.software_version} or later"
+        )
+
+
+def decode_keyframe(payload: bytes, path: object) -> Snapshot:
+    """Decode a keyframe (a stored state).
+
+    Raises RecordingError: the payload cannot be decoded, or is another kind of message.
+    """
+    try:
+        message = wire.decode(payload)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"{path} holds a keyframe that cannot be decoded: {error}") from error
+    if not isinstance(message, Snapshot):
+        raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
+    return message
 
 
 class Position(NamedTuple):
@@ -40,22 +86,19 @@ class Position(NamedTuple):
 class Recording:
     """A recording opened for reading; a context manager.
 
+    Raises RecordingError: the file does not exist, is no recording, is empty, or has a later
+    schema.
+
     Attributes:
-        info: the engine that was recorded.
-        opened_path: the file that was opened; `PATH.part` if the file was never finished.
-        first_step, last_step: None if the file has no step.
-        start_ns, end_ns: wall time of the first and last message.
         known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
             keyframe if the engine does not publish earlier pauses.
         truncated, message: whether something is missing, and what, in one line.
-
-    Raises:
-        RecordingError: the file does not exist, is no recording, is empty, or has a later schema.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         part = self.path.with_name(self.path.name + PART_SUFFIX)
+        # The file that was opened; `PATH.part` if the file was never finished.
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
             self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
@@ -80,10 +123,12 @@ class Recording:
             self._index = index
             if not index.is_complete:
                 mend_times(self._chunks)
-            self.info = self._find_info()
+            self.info = self._find_info()  # the engine that was recorded
+            # Both are None if the file has no step.
             self.first_step = end_step(self._chunks, first=True)
             self.last_step = end_step(self._chunks, first=False)
             self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
+            # Wall time of the first and last message.
             self.start_ns, self.end_ns = end_times(self._chunks)
         except RecordingError:
             self._stream.close()
@@ -149,8 +194,7 @@ class Recording:
     def stored_index(self, number: int) -> bytes | None:
         """The index of a chunk as the recorder wrote it; None if there is none.
 
-        Raises:
-            ValueError: it is damaged.
+        Raises ValueError: it is damaged.
         """
         return self._chunks.stored_index(number)
 
@@ -168,11 +212,7 @@ class Recording:
         """The position after the record of `step`, or of the last step before it; None if none."""
         for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
             chunk = self._chunks.load(number)
-            count = bisect_right(
-                chunk.step_places,
-                step,
-                key=lambda place: _step_at(chunk, place),
-            )
+            count = bisect_right(chunk.step_places, step, key=lambda place: _step_at(chunk, place))
             if count:
                 return Position(number, chunk.step_places[count - 1] + 1)
         return None
@@ -217,8 +257,7 @@ class Recording:
 
         If there is none before the position, the first keyframe of the file.
 
-        Raises:
-            RecordingError: no keyframe can be read.
+        Raises RecordingError: no keyframe can be read.
         """
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)

@@ -31,12 +31,7 @@ def levels_said(info: EngineInfo | None, metadata: Mapping[str, str] | None = No
 
 
 def slo_of(chosen: Levels, said: Levels | None = None) -> SLO:
-    """The service levels by which a viewer judges.
-
-    Args:
-        chosen: what the viewer chose.
-        said: what the engine or the recording brings, see `levels_said`.
-    """
+    """The levels by which a viewer judges: those `chosen`, then those `said`, then the defaults."""
     levels = {**levels_of(SLO()), **(said or {}), **chosen}
     return SLO(*(levels[name] for name in LEVEL_NAMES))
 

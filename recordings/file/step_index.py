@@ -43,11 +43,7 @@ def end_times(chunks: ChunkCache) -> tuple[int, int]:
 
 
 class StepIndex:
-    """The first steps of chunks, read on demand.
-
-    Args:
-        first_step, last_step: the first and last step of the recording.
-    """
+    """The first steps of chunks, read on demand."""
 
     def __init__(self, chunks: ChunkCache, first_step: int | None, last_step: int | None) -> None:
         self._chunks = chunks

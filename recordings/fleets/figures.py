@@ -82,7 +82,6 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
     """Return the current figures of one engine.
 
     Args:
-        name: the name to show.
         measured: the engine's slow figures, as last computed; None if they were never computed.
     """
     history, status, error = source.history, _status(source), source.error

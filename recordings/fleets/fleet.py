@@ -96,9 +96,6 @@ class Fleet:
     """The engines that a dashboard watches.
 
     Args:
-        sources: one for each engine, in the order to show them.
-        clock: returns monotonic seconds.
-        wall_clock: returns Unix time in seconds, for events.
         newcomers: returns a source, not yet started, for each engine that has appeared since it was
             called last.
     """

@@ -61,7 +61,17 @@ class _Rule(NamedTuple):
     factor: float
     distance: float
     least: float  # a smaller value never stands out
-    text: Callable[[float, float, str], str]  # (value, median of the others, text for the lowest)
+    text: Callable[["_Seen"], str]
+
+
+class _Seen(NamedTuple):
+    """A value that stands out, and those of the other engines."""
+
+    value: float
+    median: float
+    total: float
+    lowest: str  # name of the engine with the lowest value
+    least: float
 
 
 def _percent(share: float) -> str:
@@ -80,15 +90,17 @@ def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
 
 _RULES = (
     _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
-          lambda v, m, low: f"KV {_percent(v)}, {low}"),
+          lambda s: f"KV {_percent(s.value)}, {s.lowest} {_percent(s.least)}"),
     _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
-          lambda v, m, low: f"TTFT p95 {_times(v, m, _time)}"),
+          lambda s: f"TTFT p95 {_times(s.value, s.median, _time)}"),
     _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
-          lambda v, m, low: f"ITL p95 {_times(v, m, _time)}"),
+          lambda s: f"ITL p95 {_times(s.value, s.median, _time)}"),
     _Rule("preemptions", lambda e: e.num_preempted, 3.0, 3.0, 0.0,
-          lambda v, m, low: f"{v:.0f} preemptions a minute, the others {m:.0f}"),
+          lambda s: f"{s.value:.0f} preemptions a minute, the others {s.median:.0f}"),
+    _Rule("waiting", lambda e: e.num_waiting, 2.0, 4.0, 0.0,
+          lambda s: f"{_percent(s.value / s.total)} of all waiting requests ({s.value:.0f} of "
+                    f"{s.total:.0f}), {s.lowest} has {s.least:.0f}"),
 )  # fmt: skip
-_WAITING_FACTOR, _WAITING_DISTANCE = 2.0, 4
 _HITS_DISTANCE = 0.3
 _ROOM_WAITING = 4  # least number of requests that wait in other engines
 _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
@@ -118,7 +130,6 @@ def _findings(engines: Sequence[EngineFigures], share: float) -> list[OutlierFig
     found: list[OutlierFigure] = []
     for rule in _RULES:
         found += _high(engines, rule, share)
-    found += _waiting(engines, share)
     found += _few_hits(engines, share)
     return [*found, *_room(engines)]
 
@@ -144,33 +155,9 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[O
         bound = max(middle * rule.factor, middle + rule.distance)
         if value >= middle + (bound - middle) * share:
             lowest = min(others, key=lambda other: others[other])
-            low = f"{engines[lowest].name} {_percent(others[lowest])}"
-            text = rule.text(value, middle, low)
+            total, name = sum(values.values()), engines[lowest].name
+            text = rule.text(_Seen(value, middle, total, name, others[lowest]))
             found.append(OutlierFigure(place, rule.figure, value / bound, text))
-    return found
-
-
-def _waiting(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Find engines with many waiting requests.
-
-    The text tells their share of all waiting requests.
-    """
-    waiting = _known(engines, lambda e: e.num_waiting)
-    total = sum(waiting.values())
-    found = []
-    for place, number in waiting.items():
-        others = {other: waiting[other] for other in waiting if other != place}
-        if not others:
-            continue
-        middle = median(others.values())
-        bound = max(middle * _WAITING_FACTOR, middle + _WAITING_DISTANCE)
-        if number >= middle + (bound - middle) * share:
-            least = min(others, key=lambda other: others[other])
-            text = (
-                f"{_percent(number / total)} of all waiting requests ({number:.0f} of {total:.0f}),"
-                f" {engines[least].name} has {others[least]:.0f}"
-            )
-            found.append(OutlierFigure(place, "waiting", number / bound, text))
     return found
 
 
@@ -293,8 +280,7 @@ def _by_value(
 ) -> list[tuple[object, list[str]]]:
     """Group engines by value. Engines with an unknown value are left out.
 
-    Returns:
-        (value, names of the engines with it) pairs.
+    Returns (value, names of the engines with it) pairs.
     """
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):

@@ -52,10 +52,6 @@ class WholeLives:
 
         The result is empty if no engine is a prefill engine. Ended requests are included for
         `KEPT_NS`.
-
-        Args:
-            engines: figures of all engines.
-            states: the session's state of each of `engines`.
         """
         if not any(each.info is not None and each.info.role == "prefill" for each in engines):
             self._lives.clear()

@@ -12,14 +12,10 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Followed(NamedTuple):
-    """A message that a `Follower` has read.
-
-    Attributes:
-        after_gap: whether messages right before this message were lost or forgotten.
-    """
+    """A message that a `Follower` has read."""
 
     message: Telemetry
-    after_gap: bool
+    after_gap: bool  # whether messages right before this message were lost or forgotten
 
 
 class Follower:
@@ -28,12 +24,7 @@ class Follower:
     Belongs to one thread.
 
     Args:
-        lock: guards the timeline.
         first: the first step to read; None: the oldest in memory.
-
-    Attributes:
-        state: the state right before the first message of `read`. Never changed.
-        num_forgotten: number of messages that memory dropped before they were read.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
@@ -48,8 +39,9 @@ class Follower:
                 payloads = ring.payloads(segment, 0, place + 1)
             self._number = segment.first_number + len(payloads)
             keyframe = segment.keyframe
+        # The state right before the first message of `read`. Never changed.
         self.state: SessionState = replayed(keyframe.restore(), payloads)
-        self.num_forgotten = 0
+        self.num_forgotten = 0  # number of messages that memory dropped before they were read
         self._is_behind = False
 
     def read(self, limit: int) -> Iterator[Followed]:

@@ -4,17 +4,12 @@ from stepscope.recordings.state.series.events import Gap
 
 
 class Gaps:
-    """The gaps among the steps in memory. Only one thread may write.
-
-    Attributes:
-        found: the gaps, oldest first.
-        steps: for each gap, the first step after it.
-        needs_snapshot: whether messages are missing and no snapshot has corrected the state since.
-    """
+    """The gaps among the steps in memory. Only one thread may write."""
 
     def __init__(self) -> None:
-        self.found: list[Gap] = []
-        self.steps: set[int] = set()
+        self.found: list[Gap] = []  # the gaps, oldest first
+        self.steps: set[int] = set()  # for each gap, the first step after it
+        # Whether messages are missing and no snapshot has corrected the state since.
         self.needs_snapshot = False
         self._num_lost_before = 0  # messages lost in forgotten gaps
 

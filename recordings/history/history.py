@@ -97,8 +97,7 @@ class History(HistoryView):
         Args:
             forward: the result of `forward()`.
 
-        Returns:
-            The number of steps that were added.
+        Returns the number of steps that were added.
 
         Raises:
             msgspec.DecodeError: a number in one of the steps is out of range. The history is then

@@ -17,10 +17,7 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
     StepRecord,
 )
-from stepscope.recordings.attribution.baseline import (
-    FileBaseline,
-    MemoryBaseline,
-)
+from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
@@ -29,12 +26,15 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.windows import Goodput, Stalls, Windows
+from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
-from stepscope.recordings.state.series.lanes import Lane, LaneName
+from stepscope.recordings.state.series.lanes import LaneName
 from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
+
+_DRAFT_STEPS = 256  # to count drafts by position and request in
 
 
 class Newest(NamedTuple):
@@ -185,17 +185,8 @@ class HistoryView:
         """
         return self._cache.state_at(step)
 
-    def lanes(self, first: int, last: int) -> list[Lane]:
-        """What each request did in the steps `first` to `last`: one `Cell` per step.
-
-        Requests are in order of their ids. Future and forgotten steps are `Cell.ABSENT`, lost ones
-        `Cell.UNKNOWN`.
-        """
-        with self._lock:
-            return self._timeline.lanes.view(first, last)
-
     def lane_ids(self, first: int, last: int) -> list[int]:
-        """The ids of the requests that `lanes` would return, without computing their cells."""
+        """The ids of the requests that did anything in the steps `first` to `last`, in order."""
         with self._lock:
             return self._timeline.lanes.ids(first, last)
 
@@ -205,7 +196,11 @@ class HistoryView:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """The cells of these requests in steps `first` to `last`; all absent for unknown ones."""
+        """What these requests did in the steps `first` to `last`: one `Cell` per step.
+
+        Future and forgotten steps are `Cell.ABSENT`, as are all of an unknown request; lost ones
+        are `Cell.UNKNOWN`.
+        """
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -240,6 +235,20 @@ class HistoryView:
         """
         return self.windows.limits(end_ns, window_s)
 
+    def speculation(
+        self, end_ns: int | None = None, window_s: float | None = 60.0
+    ) -> Speculation | None:
+        """What drafts did; None if there were none. The window is given as in `latency`.
+
+        By position and request, only the last steps are counted.
+        """
+        found = self.windows.speculation(end_ns, window_s)
+        step = self.last_step if end_ns is None else self.step_at(end_ns)
+        if found is None or step is None:
+            return found
+        last = [self.record(each) for each in range(step - _DRAFT_STEPS + 1, step + 1)]
+        return with_records(found, [each for each in last if each is not None])
+
     def figures(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> dict[str, float | None]:
@@ -260,10 +269,7 @@ class HistoryView:
     # What happened
 
     def events(
-        self,
-        last_step: int | None = None,
-        limit: int = 100,
-        kinds: frozenset[str] | None = None,
+        self, last_step: int | None = None, limit: int = 100, kinds: frozenset[str] | None = None
     ) -> list[SessionEvent]:
         """The last events up to a step (None: all), oldest first.
 

@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
@@ -41,33 +42,20 @@ class Life(NamedTuple):
     text: KnownText | None = None  # prompt and output; None if the engine does not publish them
 
 
+@dataclass(slots=True)
 class _LifeFollower:
     """An `Explainer` that follows one request, and the number of the next message to feed it."""
 
-    def __init__(
-        self,
-        request_id: int,
-        explainer: Explainer,
-        next_number: int,
-        transcript: TranscriptReader,
-        baseline: Baseline,
-    ) -> None:
-        self.request_id = request_id
-        self.baseline = baseline  # the baseline it began with
-        self.transcript = transcript
-        self.explainer = explainer
-        self.next_number = next_number
-        self.life: Life | None = None
+    request_id: int
+    explainer: Explainer
+    next_number: int
+    transcript: TranscriptReader
+    baseline: Baseline  # the one it began with
+    life: Life | None = None
 
 
 class LifeKeeper:
-    """Explains the waits of one timeline.
-
-    Args:
-        lock: guards the timeline.
-        cache: the step cache of the same timeline.
-        baseline: tells which steps of the timeline were slow.
-    """
+    """Explains the waits of one timeline."""
 
     def __init__(
         self,
@@ -244,11 +232,7 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """Return an explainer that starts before `start_ns`, and the number of its first message.
-
-        Args:
-            last_step: the last step to explain (None: the newest).
-        """
+        """Return an explainer from before `start_ns` on, and the number of its first message."""
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)

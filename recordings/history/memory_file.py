@@ -27,14 +27,11 @@ def write_memory(
     """Write the steps in memory and their marks to a file, up to the newest step at the call.
 
     Args:
-        path: path of the new file.
         progress: called with the share (0 to 1) that is done. If it raises, the file is deleted.
-        first: the first step; None: the oldest in memory.
         metadata: metadata for the file, besides the service levels.
         change: applied to each message before it is written.
 
-    Returns:
-        The number of steps in the file.
+    Returns the number of steps in the file.
 
     Raises:
         RecordingError: memory holds no step, or the file cannot be created.
@@ -69,10 +66,7 @@ def write_memory(
 
 
 def _frames(
-    follower: Follower,
-    num_messages: int,
-    sequences: Mapping[int, int],
-    num_lost: Mapping[int, int],
+    follower: Follower, num_messages: int, sequences: Mapping[int, int], num_lost: Mapping[int, int]
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
     """Yield a snapshot, then the messages of a follower, each with its sequence number and payload.
 

@@ -19,12 +19,7 @@ _BATCH = 256  # messages taken out of the ring at a time
 
 
 class ReadMemory:
-    """Reads one timeline (the data kept of one engine) while it grows.
-
-    Args:
-        lock: guards the timeline.
-        cache: the step cache of the same timeline.
-    """
+    """Reads one timeline (the data kept of one engine) while it grows."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
         self._lock = lock

@@ -27,11 +27,7 @@ class _Visited(NamedTuple):
 
 
 class StepCache:
-    """Caches of one timeline. They are valid as long as steps are only added to it.
-
-    Args:
-        lock: guards the timeline.
-    """
+    """Caches of one timeline. They are valid as long as steps are only added to it."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock

@@ -14,6 +14,7 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     KnobsChanged,
     Mark,
+    RequestEvent,
     Snapshot,
     StepInFlight,
     StepRecord,
@@ -26,8 +27,17 @@ from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.clocks import WallClock, leave_out
+from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.events import EventLog, EventNotes, mark_event
+from stepscope.recordings.state.series.events import (
+    EventLog,
+    SessionEvent,
+    audit_event,
+    gap_event,
+    knobs_event,
+    mark_event,
+    request_event,
+)
 from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
@@ -41,9 +51,6 @@ class Timeline:
         state: the state before the first message.
         last_sequence: number of the message that led to `state`; None if unknown.
         max_steps, max_bytes: how much is kept at most.
-
-    Attributes:
-        known_since_ns: waits that began before this engine time are left out of all figures.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Timeline:
         last_sequence: int | None,
     ) -> None:
         self.slo = slo
+        # Waits that began before this engine time are left out of all figures.
         self.known_since_ns = 0
         self.state = state
         self.last_sequence = last_sequence
@@ -66,7 +74,6 @@ class Timeline:
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
-        self._notes = EventNotes(self.log)
         self.transcripts: dict[int, Transcript] = {}  # of the first state, if published
         self.gaps = Gaps()
         self.marks: list[Mark] = []
@@ -96,8 +103,10 @@ class Timeline:
         self.lanes.extend(message)
         flying, pauses = state.in_flight, state.pauses
         outcome = state.apply(message)
-        if state.in_flight is not None and isinstance(message, StepInFlight):
-            self._notes.in_flight(message, flying, max(state.step, 0))
+        at, now_flying = max(state.step, 0), state.in_flight
+        is_new = flying is None or now_flying is None or flying.step != now_flying.step
+        if now_flying is not None and isinstance(message, StepInFlight) and is_new:
+            self._log_engine(at, message.time_ns, in_flight_text(message))
         self._note_pause(message, pauses)
         if isinstance(message, StepRecord):
             assert outcome is not None
@@ -108,13 +117,14 @@ class Timeline:
             self.columns.append(applied)
             self.latencies.append(applied)
         elif isinstance(message, EngineStatus):
-            self._notes.requests(message, state, max(message.step, 0))
+            self._log_requests(message.events, max(message.step, 0), message.time_ns)
         elif isinstance(message, KnobsChanged):
-            if self._notes.knobs(message):
+            if (event := knobs_event(message)) is not None:
+                self.log.add(event)
                 self.knob_changes.append(message)
                 self.knob_steps.add(message.effective_step)
         elif isinstance(message, Audited):
-            self._notes.audited(message, max(state.step, 0))
+            self.log.add(audit_event(message, at))
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
             self.wall_clock.take(state.info)
 
@@ -124,8 +134,8 @@ class Timeline:
         Args:
             forward: applies the steps to the state; it must hold `state`.
 
-        Raises:
-            ValueError: a step does not fit the steps before it. Do not use this timeline any more.
+        Raises ValueError: a step does not fit the steps before it. Do not use this timeline any
+        more.
         """
         is_first = not self.columns.steps
         begin = 0
@@ -247,7 +257,8 @@ class Timeline:
 
     def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
         step = self.columns.steps[-1] if self.columns.steps else self.state.step
-        self._notes.gap(self.gaps.note(first_sequence, last_sequence, step), self.state.time_ns)
+        gap = self.gaps.note(first_sequence, last_sequence, step)
+        self.log.add(gap_event(gap.num_messages, step, self.state.time_ns))
         self._watch.begin(self.state)
 
     def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
@@ -262,7 +273,7 @@ class Timeline:
         if outcome.ttft_ns or outcome.late_gaps or outcome.e2e_ns:
             self._watch.take(outcome, self.state, now_ns)
         if record.events:
-            self._notes.requests(record, self.state, step)
+            self._log_requests(record.events, step, now_ns)
 
     def _note_pause(self, message: Telemetry, before: PauseTrail) -> None:
         if self.state.pauses is before:
@@ -270,12 +281,20 @@ class Timeline:
         before_ns = before.since_ns
         since_ns, step = self.state.pauses.since_ns, max(self.state.step, 0)
         if before_ns is None and since_ns is not None:
-            self._notes.pause(step, since_ns)
+            self._log_engine(step, since_ns, "the engine was paused")
         elif before_ns is not None and since_ns is None:
             now_ns = self.state.time_ns
             if isinstance(message, StepRecord):
                 now_ns = message.schedule_start_ns
-            self._notes.end_of_pause(step, before_ns, now_ns)
+            text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
+            self._log_engine(step, now_ns, text)
+
+    def _log_engine(self, step: int, time_ns: int, text: str) -> None:
+        self.log.add(SessionEvent(step, time_ns, "engine", text))
+
+    def _log_requests(self, events: Sequence[RequestEvent], step: int, time_ns: int) -> None:
+        for event in events:
+            self.log.add(request_event(event, self.state, step, time_ns))
 
     def _forget_old(self) -> None:
         if not self.columns.steps:

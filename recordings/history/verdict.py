@@ -42,15 +42,11 @@ _BOUND: dict[Limit, str] = {
 
 
 class Verdict(NamedTuple):
-    """One sentence on an engine.
-
-    Attributes:
-        look: id of the dashboard's action that leads to the evidence; empty without one.
-    """
+    """One sentence on an engine."""
 
     tone: Tone
     text: str
-    look: str = ""
+    look: str = ""  # id of the dashboard's action that leads to the evidence; empty without one
 
     @property
     def trouble(self) -> str:
@@ -69,8 +65,6 @@ def verdict_at(
     """Judge an engine by its recent steps.
 
     Args:
-        state: the state after `step`.
-        step: the last step that counts; None: the newest.
         minute: the latencies of the minute up to that step.
     """
     stalls = _stalls(history, state, step, minute.itl)
@@ -146,7 +140,7 @@ def _stall(
         first = None if history.first_step is None else history.summary(history.first_step)
         known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9
         window = "the last minute" if known_s >= 59.5 else f"{known_s:.0f} s"
-        text += f"; {len(stalls):,} times in {window}, last at step {stalls[-1].step:,}"
+        text += f"; {len(stalls):,} stalls in {window}, the last at step {stalls[-1].step:,}"
     return Verdict("breach", text, "worst")
 
 

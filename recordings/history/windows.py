@@ -1,15 +1,16 @@
 """`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
-from stepscope.recordings.session.sums import per, sums_between, sums_in
+from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
@@ -57,11 +58,7 @@ class Stalls(NamedTuple):
 
 
 class Windows:
-    """Computes figures of one timeline. Long computations happen outside its lock.
-
-    Args:
-        lock: guards the timeline.
-    """
+    """Computes figures of one timeline. Long computations happen outside its lock."""
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
@@ -104,6 +101,13 @@ class Windows:
                 counts.append(sum(tokens) if is_known else None)
         return tuple(counts)
 
+    def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
+        """What drafts did in a window; see `HistoryView.speculation`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            table = self._timeline.columns
+            return speculation_in(table, *table.places(start_ns, end_ns))
+
     def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
         """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
         with self._lock:
@@ -111,6 +115,13 @@ class Windows:
             sums = sums_in(self._timeline.columns, start_ns, end_ns)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
+
+    def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
+        """For each limit, the sums over the steps that had it."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            table = self._timeline.columns
+            return limited_sums(table, *table.places(start_ns, end_ns))
 
     def figures(self, end_ns: int | None, window_s: float | None) -> dict[str, float | None]:
         """All figures of `recordings/figures/table.py` in a window; see `HistoryView.figures`."""

@@ -40,8 +40,9 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not documents or not {"metadata", "metrics"} <= documents[0][1].keys():
         return None
     for line, values in documents:
-        metrics = {name: each.get("value") for name, each in values["metrics"].items()}
-        record = file.fields(line, values | values["metadata"] | metrics, _Record)
+        told = file.part(line, values, "metrics")
+        metrics = {name: file.part(line, told, name).get("value") for name in told}
+        record = file.fields(line, values | file.part(line, values, "metadata") | metrics, _Record)
         if record.benchmark_phase == "profiling":
             requests.append(_request(record))
     began_ns = min((each.start_ns for each in requests), default=0)

@@ -46,7 +46,7 @@ def read(file: ForeignFile) -> ForeignSession | None:
         got = getattr(told, name)
         if got is not None and (len(got) != num or not num):
             detail = "--output-details" if told.model_id is None else "--save-detailed"
-            expected = f"{num} entries" if num else f"an entry for each request ({detail})"
+            expected = f"{num} entries ({detail})" if num else f"an entry a request ({detail})"
             raise file.error(f"{line}, {name}", expected, str(len(got) or "none"))
     duration_ns = round(told.duration * _NS)
     starts_s = told.start_times

@@ -133,9 +133,10 @@ def served_requests(recording: Recording) -> list[ServedRequest]:
                 told = event.request_id, event.client_id, event.time_ns, event.num_prompt_tokens
                 live[event.request_id] = each = ServedRequest(*told)
                 found.append(each)
-        for row in (message.batch or ()) if isinstance(message, StepRecord) else ():
-            if row.request_id in live:
-                live[row.request_id].add(row, message)
+        if isinstance(message, StepRecord):
+            for row in message.batch or ():
+                if row.request_id in live:
+                    live[row.request_id].add(row, message)
     whole = [each for each in found if each.is_whole and each.times_ns]
     return sorted(whole, key=_ARRIVAL)
 
@@ -203,11 +204,12 @@ def _alike(
     sent = [each.start_ns for each in clients] if nominal else list(range(len(clients)))
     came = [each.arrival_ns for each in served] if nominal else list(range(len(served)))
     of_kind: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for side, requests in enumerate((clients, served)):
+    sides: tuple[Sequence[ClientRequest | ServedRequest], ...] = (clients, served)
+    for side, requests in enumerate(sides):
         for place, each in enumerate(requests):
             if (key := kind(each)) is not None:
                 of_kind[key][side].append(place)
-    groups = [each for each in of_kind.values() if all(each)]
+    groups, best = [each for each in of_kind.values() if all(each)], list[ClientPair]()
     for width in _WIDTHS_NS if nominal else _WIDTHS_IN_ORDER:
         if (after := _usual_delay(groups, sent, came, width, nominal)) is None:
             continue
@@ -220,9 +222,9 @@ def _alike(
                 if free < len(times) and times[free] <= sent[place] + after + reach:
                     pairs.append(ClientPair(clients[place], served[theirs[free]]))
                     free += 1
-        if len(pairs) * 2 >= len(clients):
-            return pairs
-    return []
+        if len(pairs) > len(best):
+            best = pairs
+    return best if len(best) * 2 >= len(clients) else []
 
 
 def _usual_delay(

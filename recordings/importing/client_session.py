@@ -48,7 +48,7 @@ def client_session(
         got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
         raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     in_order = sorted(requests, key=lambda each: each.start_ns)
-    info = file.info(tool, "result", in_order[0].start_ns, wall_ns, _ANY_MOMENT_S, model)
+    info = file.info(tool, "result", in_order[0].start_ns, wall_ns, _ANY_MOMENT_S, _text(model))
     return ForeignSession(info, _messages(in_order), note, requests, has_starts)
 
 
@@ -117,4 +117,8 @@ def _seen(number: int, each: ClientRequest) -> Iterator[tuple[int, RequestEvent 
     if each.error is None:
         yield end_ns, Finished(number, "", each.num_output)
     else:
-        yield end_ns, Aborted(number, each.error.strip()[:80])
+        yield end_ns, Aborted(number, _text(each.error.strip()[:80]))
+
+
+def _text(told: str) -> str:
+    return told.encode(errors="replace").decode()  # escapes in JSON may be no text

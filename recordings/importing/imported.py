@@ -26,6 +26,20 @@ FORMATS = (
 )
 
 
+def foreign_session(path: Path) -> ForeignSession | None:
+    """The session that a foreign file tells; None if it is of no known format.
+
+    Raises:
+        OSError, RecordingError: it cannot be read, or not be used.
+    """
+    file = ForeignFile(path)
+    try:
+        return next((found for read in FORMATS if (found := read(file)) is not None), None)
+    except UnicodeEncodeError as error:  # half of a pair of escapes
+        got = ascii(error.object[error.start : error.end])
+        raise RecordingError(f"{path}: expected text in UTF-8, got {got}") from error
+
+
 def imported(path: Path) -> tuple[Path, str | None] | None:
     """Write what a foreign file tells into a recording, which the end of the process removes.
 
@@ -35,7 +49,7 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
         RecordingError: the file is of a known format, and cannot be used.
     """
     try:
-        session = _session(path)
+        session = foreign_session(path)
     except OSError:
         return None  # who opens it says why
     if session is None:
@@ -56,15 +70,10 @@ def client_result(path: Path) -> ForeignSession:
         RecordingError: the file cannot be read, or is none.
     """
     try:
-        session = _session(path)
+        session = foreign_session(path)
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror}") from error
     if session is None or not session.requests:
         got = "another file" if session is None else session.info.imported
         raise RecordingError(f"{path}: expected the result of a load generator, got {got}")
     return session
-
-
-def _session(path: Path) -> ForeignSession | None:
-    file = ForeignFile(path)
-    return next((found for read in FORMATS if (found := read(file)) is not None), None)

@@ -38,10 +38,11 @@ def read(file: ForeignFile) -> ForeignSession | None:
     if not documents or not {"start_time", "end_time", "info"} <= documents[0][1].keys():
         return None
     for number, (line, values) in enumerate(documents, 1):
-        info = values.get("info") or {}
-        answer = info.get("response_metrics") or {}
-        told = values | info | answer | (answer.get("server_usage") or {})
-        requests.append(_request(file.fields(f"{line}, request {number}", told, _Request)))
+        place = f"{line}, request {number}"
+        info = file.part(place, values, "info")
+        answer = file.part(place, info, "response_metrics")
+        told = values | info | answer | file.part(place, answer, "server_usage")
+        requests.append(_request(file.fields(place, told, _Request)))
     lasted_ns = max(each.end_ns for each in requests) - min(each.start_ns for each in requests)
     return client_session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
 

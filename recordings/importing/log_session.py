@@ -14,6 +14,8 @@ from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry, 
 from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1_000_000_000
+_DAY_NS = 86_400 * _NS
+_LONG_NS = 2 * _DAY_NS
 _LONGER = 1.5  # a gap this much longer than usual is a time without lines
 
 
@@ -105,18 +107,20 @@ class LogFormat(NamedTuple):
         """The session of the first rank in a log; None if no line of its begin has figures."""
         if not any(map(self.parse, file.head.splitlines())):
             return None
-        clock = LogClock(file)
-        found = (self.entry(clock, number, line) for number, line in file.lines())
-        (rank, mine), *others = by_rank(each for each in found if each is not None).items()
-        session = self.session(file, mine)
-        if not others:
-            return session
-        note = (
-            f"{file.path.name} is the log of {len(others) + 1} ranks: {rank} is read, not "
-            f"{', '.join(name for name, _ in others)}; 'stepscope top - < {file.path.name}' shows "
-            "all side by side"
-        )
-        return session._replace(note=note)
+        clock, ranks = LogClock(file), dict[str, list[LogEntry]]()
+        for number, line in file.lines():
+            if (entry := self.entry(clock, number, line)) is not None:
+                ranks.setdefault(entry.rank, []).append(entry)
+        (rank, mine), *others = ranks.items()
+        name, notes = file.path.name, _odd_stamps(mine)
+        if others:
+            names = ", ".join(name for name, _ in others)
+            notes.append(
+                f"it is the log of {len(others) + 1} ranks: {rank} is read, not {names}; "
+                f"'stepscope top - < {name}' shows all side by side"
+            )
+        note = f"{name}: {'; '.join(notes)}" if notes else None
+        return self.session(file, mine)._replace(note=note)
 
     def entry(self, clock: LogClock, number: int, line: str) -> LogEntry | None:
         """What a line tells. Raises RecordingError if it has figures, but wrong ones."""
@@ -148,12 +152,15 @@ class LogFormat(NamedTuple):
         return ForeignSession(info, _steps(lines) if has_steps else _intervals(lines, every_s))
 
 
-def by_rank(entries: Iterable[LogEntry]) -> dict[str, list[LogEntry]]:
-    """The lines of each rank, in the order in which ranks appear."""
-    found: dict[str, list[LogEntry]] = {}
-    for each in entries:
-        found.setdefault(each.rank, []).append(each)
-    return found
+def _odd_stamps(entries: Sequence[LogEntry]) -> list[str]:
+    """What is said of stamps that go back, or leave out days."""
+    apart_ns = [b.wall_ns - a.wall_ns for a, b in pairwise(entries)]
+    said, num_back = [], sum(each < 0 for each in apart_ns)
+    if num_back:
+        said.append(f"stamps before that of the line above, which counts instead: {num_back:,}")
+    if (most_ns := max(apart_ns, default=0)) > _LONG_NS:
+        said.append(f"{most_ns // _DAY_NS:,} days without a line lie in it")
+    return said
 
 
 def _steps(entries: Iterable[LogEntry | None]) -> Iterator[Telemetry]:

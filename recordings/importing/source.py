@@ -132,6 +132,13 @@ class ForeignFile:
         """The error that a line, or a line and its field, is not as expected."""
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
 
+    def part(self, line: int | str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """An object within another one; empty if there is none."""
+        found = values.get(name) or {}
+        if not isinstance(found, dict):
+            raise self.error(f"{line}, {name}", "an object", ascii(found)[:40])
+        return found
+
     def fields(
         self,
         line: int | str,

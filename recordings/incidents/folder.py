@@ -21,8 +21,7 @@ class IncidentFolder:
         keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
             all.
 
-    Raises:
-        RecordingError: the folder cannot be created.
+    Raises RecordingError: the folder cannot be created.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None) -> None:

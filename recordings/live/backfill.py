@@ -47,22 +47,14 @@ class Backfill:
     """Fetches steps that are older than the oldest one in `history`.
 
     Belongs to the thread of its `Subscriber`. Any thread may call `ask` and read attributes.
-
-    Attributes:
-        state: progress of the last backfill; stays `done` or `failed` until the next `ask`.
-        note: why it failed, or a remark when it is done; "" for none.
-        num_steps: steps added by the last backfill.
-        share: share of the messages fetched so far, 0 to 1.
-
-    Args:
-        history: the history to extend.
     """
 
     def __init__(self, history: History) -> None:
+        # Progress of the last backfill; stays `done` or `failed` until the next `ask`.
         self.state: BackfillState = "idle"
-        self.note = ""
-        self.num_steps = 0
-        self.share = 0.0
+        self.note = ""  # why it failed, or a remark when it is done; "" for none
+        self.num_steps = 0  # steps added by the last backfill
+        self.share = 0.0  # share of the messages fetched so far, 0 to 1
         self._history = history
         self._lock = threading.Lock()
         # Of the backfill being fetched:
@@ -93,11 +85,7 @@ class Backfill:
             self.state = "asking"
 
     def give_up(self, why: str) -> None:
-        """End the backfill under way, if any, as failed.
-
-        Args:
-            why: the reason, for `note`.
-        """
+        """End the backfill under way, if any, as failed; `why` becomes its note."""
         if self.is_active:
             self._end("failed", why)
 
@@ -107,8 +95,7 @@ class Backfill:
         Args:
             check: asks which engine answers; raises `JoinAgain` if it is not the joined one.
 
-        Raises:
-            JoinAgain: from `check`.
+        Raises JoinAgain: from `check`.
         """
         if not self.is_due:
             return
@@ -170,8 +157,7 @@ class Backfill:
     def _end_of_it(self) -> tuple[int, int, int]:
         """Return what bounds the backfill.
 
-        Returns:
-            (number of the last message to fetch, steps, bytes that memory has room for)
+        Returns (number of the last message to fetch, steps, bytes that memory has room for)
         """
         end = self._history.begins_after
         if end is None:

@@ -41,14 +41,7 @@ class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
 class GapRecovery:
     """Appends messages to `history` and hands them to `tap`, without gaps where possible.
 
-    Attributes:
-        num_recovered: number of missing messages that were recovered.
-        num_bad: number of messages that could not be read.
-        bad: the error of the last bad message; None without one.
-
     Args:
-        history: the history to append to.
-        tap: hands the messages on to recorders.
         stopping: once set, missing messages are no longer waited for.
         past_s: seconds before the first join to ask for, as far as the engine keeps them.
     """
@@ -56,9 +49,9 @@ class GapRecovery:
     def __init__(
         self, history: History, tap: FrameTap, stopping: threading.Event, past_s: float = 0.0
     ) -> None:
-        self.num_recovered = 0
-        self.num_bad = 0
-        self.bad: str | None = None
+        self.num_recovered = 0  # number of missing messages that were recovered
+        self.num_bad = 0  # number of messages that could not be read
+        self.bad: str | None = None  # the error of the last bad message; None without one
         self._history = history
         self._tap = tap
         self._stopping = stopping
@@ -118,8 +111,7 @@ class GapRecovery:
     def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
         """Append live messages. Messages missing in the sequence are recovered first.
 
-        Raises:
-            JoinAgain: another engine has replaced the joined one.
+        Raises JoinAgain: another engine has replaced the joined one.
         """
         buffered = self._buffered
         for received in batch:

@@ -19,15 +19,11 @@ class Recorder:
         target: a file, replaced if it exists, or a series of files.
         levels: returns the service levels to store in the file; called once a second.
 
-    Raises:
-        RecordingError: the source is itself a recording, or `target` cannot be written.
+    Raises RecordingError: the source is itself a recording, or `target` cannot be written.
     """
 
     def __init__(
-        self,
-        source: Source,
-        target: Path | str | FileSeries,
-        levels: Callable[[], Levels] = dict,
+        self, source: Source, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
     ) -> None:
         if not source.is_live:
             raise RecordingError(f"{source.name} is a recording already")

@@ -31,7 +31,6 @@ def ask_for_snapshot(
     that the engine keeps is returned instead, because the messages since then can be replayed.
 
     Args:
-        stopping: when set, the call stops waiting.
         known_id: id of the engine whose messages the caller already has.
 
     Raises:
@@ -73,17 +72,11 @@ def ask_for_snapshot(
 def ask_for_earlier(
     client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
 ) -> Snapshot | None:
-    """Ask for a snapshot that the same engine took about `past_s` seconds before `now`.
+    """Ask for a snapshot from about `past_s` seconds before `now`, of the same engine.
 
-    If replaying the messages since then would take too long, a later snapshot is asked for.
-
-    Args:
-        now: a current snapshot.
-        stopping: when set, the call stops waiting.
-
-    Returns:
-        None if the engine keeps no such snapshot, or if the connection is too slow: live messages
-            matter more.
+    If replaying the messages since then would take too long, a later snapshot is asked for. Returns
+    None if the engine keeps no such snapshot, `stopping` is set, or the connection is too slow:
+    live messages matter more.
     """
     if not now.info.keeps_snapshots:
         return None

@@ -49,15 +49,10 @@ class Subscriber:
     """Fills `history` from a running engine; implements `Source`.
 
     Args:
-        endpoint: the address of the engine.
-        history: the history to fill; a new one by default.
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
         past_s: how many seconds before the join the history should begin, as far as the engine
             keeps the messages.
-
-    Attributes:
-        backfill: fetches earlier steps that the engine still keeps.
     """
 
     is_live = True
@@ -81,7 +76,7 @@ class Subscriber:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
         self._recovery = GapRecovery(self.history, self.tap, self._stopping, past_s)
-        self.backfill = Backfill(self.history)
+        self.backfill = Backfill(self.history)  # fetches earlier steps that the engine still keeps
         # Of the joined engine:
         self._last_published: int | None = None  # the last live message
         self._last_heard_s = 0.0

@@ -73,8 +73,7 @@ class OpenPayloads:
     def extend_packed(self, payloads: list[bytes], before: list[BatchRow] | None) -> None:
         """Add packed steps.
 
-        Args:
-            before: the batch of the step before the first, if that is not among the messages.
+        `before` is the batch of the step before the first, if that is not among the messages.
         """
         if before is not None:
             self._before = before

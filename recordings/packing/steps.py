@@ -105,8 +105,7 @@ class StepUnpacker:
     def unpack(self, payload: bytes) -> bytes:
         """Return the encoded `StepRecord` of a packed step, byte for byte.
 
-        Raises:
-            ValueError: it does not fit the steps before it.
+        Raises ValueError: it does not fit the steps before it.
         """
         message = self._unpacked(payload)
         return _encode(message)

@@ -1,6 +1,6 @@
 """Helpers of all panels: scales, units, headings, and percentiles in the margin."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot.grid import PlotGrid
 from stepscope.recordings.plot.style import DPI
@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 
 _LOG_FROM = 25  # the axis is logarithmic if the maximum is more than so many medians
 _SECONDS_FROM_NS = 10e9
+
+
+def area(panel: "Axes", grid: PlotGrid, low: Any, high: Any = 0.0, **look: Any) -> None:
+    """Fill the panel between two values a column, or between one and zero."""
+    top = high if isinstance(high, float) else grid.stairs(high)
+    panel.fill_between(grid.edges, grid.stairs(low), top, step="post", linewidth=0, **look)
+
+
+def steps(panel: "Axes", grid: PlotGrid, values: Any, **look: Any) -> None:
+    """Draw a line that is level within each column."""
+    panel.step(grid.edges, grid.stairs(values), where="post", **look)
 
 
 def longest_of(samples: Distribution | None) -> int | None:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.rendering import rendered
-from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme
+from stepscope.recordings.plot.style import COLOURS, FigureColours, FigureTheme, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +46,10 @@ def frontier_figure(
 
     Args:
         recorded: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
-        target: "svg", "png" or "pdf".
 
-    Returns:
-        The bytes of the file.
+    Returns the bytes of the file.
 
-    Raises:
-        MissingPackage: matplotlib is not installed.
+    Raises MissingPackage: matplotlib is not installed.
     """
     colours = COLOURS[theme]
 

@@ -10,12 +10,7 @@ _MAX_HOLE = 0.015  # share of the width; lines bridge shorter holes without samp
 
 
 class PlotGrid:
-    """The data and the time axis that all panels of a plot share.
-
-    Attributes:
-        unit, unit_ns: the unit of the time axis, and its nanoseconds.
-        edges, middles: positions of the edges and middles of the pixel columns, in `unit`.
-    """
+    """The data and the time axis that all panels of a plot share."""
 
     def __init__(self, series: PlotSeries, colours: FigureColours) -> None:
         import numpy as np
@@ -23,7 +18,9 @@ class PlotGrid:
         self.np: Any = np
         self.series = series
         self.colours = colours
+        # The unit of the time axis, and its nanoseconds.
         self.unit, self.unit_ns = _time_unit(series.duration_ns)
+        # Positions of the edges and middles of the pixel columns, in `unit`.
         self.edges: Any = np.linspace(
             0.0, series.duration_ns / self.unit_ns, len(series.columns) + 1
         )

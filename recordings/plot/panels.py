@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot.axes import (
+    area,
     figures,
     finish,
     longest_of,
     median_of,
     set_scale,
+    steps,
     unit_of,
 )
 from stepscope.recordings.plot.grid import PlotGrid
@@ -29,14 +31,8 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
     """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
     colours, series, np = grid.colours, grid.series, grid.np
     if any(column.num_steps > 1 for column in series.columns):
-        panel.fill_between(
-            grid.edges,
-            grid.stairs(grid.values(lambda column: column.max_spent_tokens)),
-            step="post",
-            linewidth=0,
-            facecolor=(colours.prefill, 0.3),
-            label="fullest step",
-        )
+        fullest = grid.values(lambda column: column.max_spent_tokens)
+        area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
     base = np.zeros(len(series.columns))
     for name, colour, hatch, label in (
         ("num_decode_tokens", colours.decode, None, "decode"),
@@ -47,27 +43,11 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
         if hatch and not any(getattr(column, name) for column in series.columns):
             continue
         top = base + grid.values(_mean_of(name))
-        panel.fill_between(
-            grid.edges,
-            grid.stairs(base),
-            grid.stairs(top),
-            step="post",
-            linewidth=0,
-            facecolor=(colour, 0.3) if hatch else colour,
-            edgecolor=colour,
-            hatch=hatch,
-            label=label,
-        )
+        face = (colour, 0.3) if hatch else colour
+        area(panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label)
         base = top
     budgets = grid.values(lambda column: column.token_budget)
-    panel.step(
-        grid.edges,
-        grid.stairs(grid.filled(budgets)),
-        where="post",
-        color=colours.ink,
-        linewidth=1.3,
-        label="budget",
-    )
+    steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
     panel.set_ylim(0, None)
     lines = [f"{series.num_steps:,} steps"]
     known = budgets[~np.isnan(budgets)]
@@ -85,22 +65,9 @@ def step_time(panel: "Axes", grid: PlotGrid) -> None:
     unit, unit_ns = unit_of(measured)
     longest = grid.values(lambda column: longest_of(column.step)) / unit_ns
     median = grid.values(lambda column: median_of(column.step)) / unit_ns
-    panel.fill_between(
-        grid.edges,
-        grid.stairs(grid.np.nan_to_num(longest)),
-        step="post",
-        linewidth=0,
-        facecolor=(grid.colours.muted, 0.5),
-        label="longest",
-    )
-    panel.step(
-        grid.edges,
-        grid.stairs(median),
-        where="post",
-        color=grid.colours.ink,
-        linewidth=0.9,
-        label="median",
-    )
+    shade = (grid.colours.muted, 0.5)
+    area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
+    steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
     set_scale(panel, measured, unit_ns)
     finish(panel, grid, "Step time", unit, figures(measured))
 
@@ -108,29 +75,14 @@ def step_time(panel: "Axes", grid: PlotGrid) -> None:
 def itl(panel: "Axes", grid: PlotGrid) -> None:
     longest = grid.values(lambda column: longest_of(column.itl))
     median = grid.values(lambda column: median_of(column.itl))
-    series = grid.series
-    _latency(
-        panel,
-        grid,
-        "Inter-token latency (ITL)",
-        series.waits.of["itl"],
-        series.slo.itl_ms,
-        longest,
-        median,
-    )
+    measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
+    _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
 
 
 def ttft(panel: "Axes", grid: PlotGrid) -> None:
     longest = grid.values(lambda column: column.max_ttft_ns)
-    series = grid.series
-    _latency(
-        panel,
-        grid,
-        "Time to first token (TTFT)",
-        series.waits.of["ttft"],
-        series.slo.ttft_ms,
-        longest,
-    )
+    measured, bound_ms = grid.series.waits.of["ttft"], grid.series.slo.ttft_ms
+    _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, longest)
 
 
 def _latency(
@@ -193,22 +145,9 @@ def requests(panel: "Axes", grid: PlotGrid) -> None:
     np = grid.np
     waiting = grid.filled(grid.values(lambda column: column.max_waiting))
     running = grid.filled(grid.values(lambda column: column.max_running))
-    panel.fill_between(
-        grid.edges,
-        grid.stairs(np.nan_to_num(waiting)),
-        step="post",
-        linewidth=0,
-        facecolor=grid.colours.waiting,
-        label="waiting",
-    )
-    panel.step(
-        grid.edges,
-        grid.stairs(running),
-        where="post",
-        color=grid.colours.running,
-        linewidth=1.1,
-        label="running",
-    )
+    colours = grid.colours
+    area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
+    steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
     panel.set_ylim(0, None)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
@@ -219,25 +158,9 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
     np, series, colours = grid.np, grid.series, grid.colours
     held = 100 * grid.filled(grid.values(lambda column: column.max_kv_used))
     cached = 100 * grid.filled(grid.values(lambda column: column.kv_cached))
-    panel.fill_between(
-        grid.edges,
-        grid.stairs(held),
-        step="post",
-        linewidth=0,
-        facecolor=colours.held,
-        label="held by requests",
-    )
-    panel.fill_between(
-        grid.edges,
-        grid.stairs(held),
-        grid.stairs(held + cached),
-        step="post",
-        linewidth=0,
-        facecolor=(colours.cached, 0.2),
-        edgecolor=colours.cached,
-        hatch="//////",
-        label="cached, free",
-    )
+    area(panel, grid, held, facecolor=colours.held, label="held by requests")
+    pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
+    area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
     lines = [f"held max {np.nanmax(held):.0f}%"]
     if num_preempted := series.sums.num_preempted:
         is_out = np.array([column.num_preempted > 0 for column in series.columns])

@@ -71,8 +71,6 @@ class PlotSeries:
 
     Args:
         start_ns, end_ns: the range, in engine time.
-        num_columns: number of pixel columns of the plot.
-        is_one_step: whether each row is one step, not the sum of an interval.
     """
 
     def __init__(
@@ -162,11 +160,7 @@ class PlotSeries:
 def read_series(
     recording: Recording, steps: StepRange, slo: SLO, num_columns: int, progress: Progress
 ) -> PlotSeries:
-    """Read a range of a recording.
-
-    Raises:
-        RecordingError: the range contains no step.
-    """
+    """Read a range of a recording. Raises RecordingError: the range contains no step."""
     first, last = bounds(recording, steps)
     begin, end = _record_at(recording, first), _record_at(recording, last)
     if begin is None or end is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 MAX_INDEX_BYTES = 1 << 28  # decompressed
 KINDS: tuple[LatencyKind, ...] = get_args(LatencyKind)
 # Columns of the two other tables, and what they mean.

@@ -62,6 +62,8 @@ class StepSummary(NamedTuple):
     max_ttft_ns: int | None  # longest TTFT that ended in this step, without operator pauses
     max_ttft_request_id: int | None
     limit: int | None  # place in `LIMITS`
+    num_drafted_tokens: int | None  # guessed tokens that the step checked
+    num_accepted_tokens: int | None  # those of them that were right
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -248,6 +250,8 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         UNKNOWN if ttft is None else ttft[1],
         UNKNOWN if ttft is None else ttft[0],
         limit_of(record, outcome, num_rows),
+        sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
+        sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
     )
 
 

@@ -45,6 +45,9 @@ class Sums:
     num_decode_tokens: int = 0
     num_padded_tokens: int = 0  # where it is unknown, there is none
     num_recomputed_tokens: int | None = 0
+    num_decode_rows: int | None = 0
+    num_drafted_tokens: int | None = 0
+    num_accepted_tokens: int | None = 0
     num_waiting: int | None = 0
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
@@ -128,9 +131,9 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
     return _Rows(table, first, last).sums() if first < last else Sums()
 
 
-def limited_sums(table: StepTable, first: int = 0) -> Mapping[Limit, Sums]:
-    """For each limit, the sums over the steps from the place `first` on that had it."""
-    rows = _Rows(table, first, len(table))
+def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
+    """For each limit, the sums over the steps in the places [first, last) that had it."""
+    rows = _Rows(table, first, len(table) if last is None else last)
     return {limit: rows.where(code).sums() for code, limit in enumerate(LIMITS) if rows.has(code)}
 
 
@@ -143,16 +146,15 @@ class _Rows:
 
         self._np = np
         self._table = table
-        self._first = first
-        self._chosen: slice | NDArray[np.bool_] = slice(first, last)
+        self._span = slice(first, last)
+        self._chosen: slice | NDArray[np.bool_] = self._span
 
     def where(self, limit: int) -> "_Rows":
         """Those of all rows that had a limit."""
         rows = _Rows(self._table, 0, 0)
         limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
-        chosen = limits == limit
-        chosen[: self._first] = False
-        rows._chosen = chosen
+        rows._chosen = self._np.zeros(len(limits), dtype=bool)
+        rows._chosen[self._span] = limits[self._span] == limit
         return rows
 
     def has(self, limit: int) -> bool:
@@ -197,6 +199,9 @@ class _Rows:
             num_decode_tokens=_sum(decode),
             num_padded_tokens=_sum(np.maximum(self.values("num_padded_tokens"), 0)),
             num_recomputed_tokens=self.total("num_recomputed_tokens"),
+            num_decode_rows=self.total("num_decode_rows"),
+            num_drafted_tokens=self.total("num_drafted_tokens"),
+            num_accepted_tokens=self.total("num_accepted_tokens"),
             num_waiting=self.total("num_waiting"),
             num_evicted=self.total("num_evicted"),
             num_kv_used=used,

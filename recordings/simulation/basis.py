@@ -18,19 +18,13 @@ _MIN_REQUESTS = 10
 
 
 class WhatIfBasis(NamedTuple):
-    """What a forecast reads from a recording.
+    """What a forecast reads from a recording."""
 
-    Attributes:
-        setup: the engine to simulate, with the knobs in force when the recording began.
-        work: the recorded requests and knob changes.
-        model: step times fitted on the recorded steps.
-        speed: how the recorded step times deviated from `model`.
-    """
-
+    # The engine to simulate, with the knobs in force when the recording began.
     setup: SimulatedSetup
-    work: RecordedWork
-    model: FittedModel
-    speed: MachineSpeed
+    work: RecordedWork  # the recorded requests and knob changes
+    model: FittedModel  # step times fitted on the recorded steps
+    speed: MachineSpeed  # how the recorded step times deviated from `model`
 
 
 def basis_of(
@@ -38,9 +32,8 @@ def basis_of(
 ) -> WhatIfBasis:
     """Read from a recording what a forecast needs, and fit step times on its steps.
 
-    Raises:
-        RecordingError: the recording is too short, lacks data that a simulation needs, or its steps
-            are too much alike to fit a model.
+    Raises RecordingError: the recording is too short, lacks data that a simulation needs, or its
+    steps are too much alike to fit a model.
     """
     path = recording.path
     work = recorded_work(recording, levels, progress)

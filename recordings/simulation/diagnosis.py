@@ -110,9 +110,8 @@ class _Trials:
     def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
         """Simulate each remedy of each suspect, together with the remedies in `lifted`.
 
-        Returns:
-            Suspect's name -> the trial of its best remedy. A remedy tried later must be better by
-            more than `_EQUAL_GAIN`.
+        Returns the trial of the best remedy, by the suspect's name. A remedy tried later must be
+        better by more than `_EQUAL_GAIN`.
         """
         found: dict[str, Trial] = {}
         for suspect in suspects:

@@ -38,11 +38,7 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
 
 
 def fit_recording(recording: Recording) -> FittedModel:
-    """Fit a model of step times.
-
-    Raises:
-        RecordingError: the steps are too few or too much alike.
-    """
+    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike."""
     try:
         return fit([seen for _, seen in seen_steps(recording)])
     except ConfigError as error:

@@ -54,7 +54,6 @@ def predicted(
 
     Args:
         runs: name -> value of the figures of each run.
-        is_varied: whether the recording has steps under several values of its knobs.
     """
     found = {}
     for name in runs[0]:

@@ -23,16 +23,12 @@ _STRETCH = 4  # consecutive windows that are drawn together
 
 
 class MachineSpeed(NamedTuple):
-    """Deviations of step times from the fit, as logarithms of actual divided by fitted time.
+    """Deviations of step times from the fit, as logarithms of actual divided by fitted time."""
 
-    Attributes:
-        windows: the deviation of each window as a whole, in the order recorded.
-        decodes: deviations of steps that only decode, relative to their window, in ascending order.
-        prefills: deviations of steps with prefill, relative to their window, in ascending order.
-    """
-
-    windows: tuple[float, ...]
+    windows: tuple[float, ...]  # the deviation of each window as a whole, in the order recorded
+    # Deviations of steps that only decode, relative to their window, in ascending order.
     decodes: tuple[float, ...]
+    # Deviations of steps with prefill, relative to their window, in ascending order.
     prefills: tuple[float, ...]
 
     @property
@@ -42,14 +38,10 @@ class MachineSpeed(NamedTuple):
 
 
 class MachineStepTimes:
-    """A `StepTimeModel`: another model's times, with the deviations of the recorded machine.
-
-    Attributes:
-        num_extrapolated: steps so far whose shape is unlike all shapes that the model was fitted
-            on.
-    """
+    """A `StepTimeModel`: another model's times, with the deviations of the recorded machine."""
 
     def __init__(self, model: StepTimeModel, speed: MachineSpeed, seed: int) -> None:
+        # Steps so far whose shape is unlike all shapes that the model was fitted on.
         self.num_extrapolated = 0
         self._model = model
         self._speed = speed
@@ -83,11 +75,7 @@ class MachineStepTimes:
 def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
     """Measure how far the durations of `steps` deviate from `model`.
 
-    Args:
-        steps: in the order they ran.
-
-    Raises:
-        RecordingError: the engine was busy for too short a time to measure the drift.
+    Raises RecordingError: the engine was busy for too short a time to measure the drift.
     """
     windows: list[float] = []
     decodes: list[float] = []

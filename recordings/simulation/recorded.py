@@ -57,8 +57,7 @@ def recorded_work(
 ) -> RecordedWork:
     """Read the requests, knobs and figures of a recorded session.
 
-    Raises:
-        RecordingError: the recording lacks data that a simulation needs.
+    Raises RecordingError: the recording lacks data that a simulation needs.
     """
     info = recording.info
     if info.num_blocks is None or info.block_size is None:

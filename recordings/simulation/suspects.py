@@ -5,6 +5,7 @@ of the setting (remedies), which a simulation tries.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -60,25 +61,16 @@ class Seen(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """One setting that may be the bottleneck.
-
-    Attributes:
-        look: finds the evidence.
-        remedies: yields the changes that would lift the limit of a setup.
-    """
+    """One setting that may be the bottleneck."""
 
     name: str
-    look: Callable[[Seen], Evidence]
+    look: Callable[[Seen], Evidence]  # finds the evidence
+    # Yields the changes that would lift the limit of a setup.
     remedies: Callable[[SimulatedSetup], Iterator[Remedy]]
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Sum up a recording.
-
-    Args:
-        side: the sums over all its steps, as `stepscope compare` computes them.
-        basis: what a forecast reads from it.
-    """
+    """Sum up a recording."""
     return Seen(
         basis,
         side.figures(),
@@ -91,7 +83,7 @@ def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
 # Evidence in the records
 
 
-def _limit(seen: Seen, limit: Limit) -> Evidence:
+def _limit(limit: Limit, seen: Seen) -> Evidence:
     """Evidence on a limit: the share of steps it held back, and what was free in them."""
     share, steps = seen.share(limit), seen.limited[limit]
     text = f"limited {share:.0%} of the steps"
@@ -105,14 +97,6 @@ def _limit(seen: Seen, limit: Limit) -> Evidence:
     return Evidence(share >= _MIN_SHARE, text)
 
 
-def _seats(seen: Seen) -> Evidence:
-    return _limit(seen, "seats")
-
-
-def _small_budget(seen: Seen) -> Evidence:
-    return _limit(seen, "budget")
-
-
 def _large_budget(seen: Seen) -> Evidence:
     share = seen.prefill_late_share
     text = f"{share:.1%} of the gaps between tokens were late beside prompts of others"
@@ -124,7 +108,7 @@ def _mode(seen: Seen) -> Evidence:
     if not any(chunks_for(knobs)):
         return Evidence(False, "prompts are cut into chunks, which share steps with decodes")
     if knobs.batching != "chunked":
-        return Evidence(True, f"batching={knobs.batching}; {_limit(seen, 'mode').text}")
+        return Evidence(True, f"batching={knobs.batching}; {_limit('mode', seen).text}")
     late = seen.prefill_late_share
     text = f"prompts are prefilled whole, and {late:.1%} of the gaps were late beside them"
     return Evidence(True, text)
@@ -144,13 +128,13 @@ def chunks_for(knobs: Knobs) -> Iterator[dict[str, KnobValue]]:
 def _threshold(seen: Seen) -> Evidence:
     if not seen.basis.setup.knobs.long_prefill_token_threshold:
         return Evidence(False, "no limit for a single prompt")
-    return _limit(seen, "threshold")
+    return _limit("threshold", seen)
 
 
 def _cadence(seen: Seen) -> Evidence:
     if seen.basis.setup.knobs.prefill_schedule_interval == 1:
         return Evidence(False, "every step takes prefills")
-    return _limit(seen, "cadence")
+    return _limit("cadence", seen)
 
 
 def _long_prompts(seen: Seen) -> Evidence:
@@ -165,7 +149,7 @@ def _long_prompts(seen: Seen) -> Evidence:
 
 
 def _kv(seen: Seen) -> Evidence:
-    found = _limit(seen, "kv")
+    found = _limit("kv", seen)
     preemptions = seen.figure("preemptions")
     text = (
         f"{found.text}, at most {seen.figure('kv_peak'):.0%} of the blocks in use, "
@@ -179,7 +163,7 @@ def _reservation(seen: Seen) -> Evidence:
     reserve = seen.basis.setup.knobs.reserve
     if reserve == "output":
         used = steps.kv_used or 0.0
-        text = f"reserve={reserve}: {_limit(seen, 'kv').text}, {used:.0%} of the blocks in use"
+        text = f"reserve={reserve}: {_limit('kv', seen).text}, {used:.0%} of the blocks in use"
         return Evidence(seen.share("kv") >= _MIN_SHARE, text)
     tax = seen.figure("recompute_tax")
     text = f"reserve={reserve}: {tax:.0%} of the time went into recomputing after preemptions"
@@ -229,15 +213,7 @@ def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
     yield Remedy(text, setup, changes, is_live=True)
 
 
-def _more_seats(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _scaled(setup, "max_num_seqs")
-
-
-def _more_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _scaled(setup, "max_num_batched_tokens")
-
-
-def _scaled(setup: SimulatedSetup, name: str) -> Iterator[Remedy]:
+def _scaled(name: str, setup: SimulatedSetup) -> Iterator[Remedy]:
     """Yield remedies with 2 and 4 times the value of a knob.
 
     A running engine cannot go beyond the value with which it was started: such a remedy needs a
@@ -265,14 +241,6 @@ def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
         yield from _live(setup, **changes)
 
 
-def _no_threshold(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _live(setup, long_prefill_token_threshold=0)
-
-
-def _no_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _live(setup, prefill_schedule_interval=1)
-
-
 def _rarer_prefills(setup: SimulatedSetup) -> Iterator[Remedy]:
     for interval in (2, 4, 8):
         yield from _live(setup, prefill_schedule_interval=interval)
@@ -297,10 +265,6 @@ def _other_reservation(setup: SimulatedSetup) -> Iterator[Remedy]:
         yield from _live(setup, reserve=reserve)
 
 
-def _prefix_caching(setup: SimulatedSetup) -> Iterator[Remedy]:
-    yield from _live(setup, enable_prefix_caching=True)
-
-
 def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
     faster = msgspec.structs.replace(setup, model=_WithoutHost(setup.model))
     text = "the host's work hidden (overlap, or a faster CPU)"
@@ -319,15 +283,25 @@ class _WithoutHost:
 
 SUSPECTS = (
     Suspect("batching", _mode, _chunked),
-    Suspect("seats (max_num_seqs)", _seats, _more_seats),
-    Suspect("small token budget", _small_budget, _more_budget),
+    Suspect("seats (max_num_seqs)", partial(_limit, "seats"), partial(_scaled, "max_num_seqs")),
+    Suspect(
+        "small token budget", partial(_limit, "budget"), partial(_scaled, "max_num_batched_tokens")
+    ),
     Suspect("large token budget", _large_budget, _less_budget),
-    Suspect("limit for one prompt (long_prefill_token_threshold)", _threshold, _no_threshold),
+    Suspect(
+        "limit for one prompt (long_prefill_token_threshold)",
+        _threshold,
+        partial(_live, long_prefill_token_threshold=0),
+    ),
     Suspect("prefills in every step", _large_budget, _rarer_prefills),
-    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _no_cadence),
+    Suspect(
+        "prefill cadence (prefill_schedule_interval)",
+        _cadence,
+        partial(_live, prefill_schedule_interval=1),
+    ),
     Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
     Suspect("KV memory", _kv, _more_kv),
     Suspect("KV reservation", _reservation, _other_reservation),
-    Suspect("prefix cache", _prefix_cache, _prefix_caching),
+    Suspect("prefix cache", _prefix_cache, partial(_live, enable_prefix_caching=True)),
     Suspect("host time between steps", _host, _no_host),
 )

@@ -77,10 +77,7 @@ class Tuning:
     """
 
     def __init__(
-        self,
-        basis: WhatIfBasis,
-        level: SLO,
-        on_run: Callable[[str, float], bool],
+        self, basis: WhatIfBasis, level: SLO, on_run: Callable[[str, float], bool]
     ) -> None:
         self._basis, self._setup = basis, basis.setup
         self._level = level
@@ -91,11 +88,7 @@ class Tuning:
         self._load_per_s = len(work.requests) / max(seconds, 1e-9)
 
     def run(self) -> Tuned:
-        """Run the search and return its result.
-
-        Raises:
-            ForecastStopped: `on_run` returned True.
-        """
+        """Run the search and return its result. Raises ForecastStopped: `on_run` returned True."""
         final = self._forecasts("comparing the best", self._finalists(), NUM_RUNS)
         final.sort(key=_rank, reverse=True)
         best = _best(final)
@@ -144,15 +137,11 @@ class Tuning:
         return _CHOICES[name]
 
     def _forecasts(
-        self,
-        what: str,
-        wanted: Sequence[Changes],
-        num_runs: int = _SEARCH_RUNS,
+        self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
         """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
 
-        Returns:
-            One candidate for the recorded knobs, then one for each of `wanted`.
+        Returns one candidate for the recorded knobs, then one for each of `wanted`.
         """
         cases: list[Changes] = [{}, *wanted]
         found = []
@@ -168,11 +157,7 @@ class Tuning:
         return found
 
     def _forecast(
-        self,
-        changes: Changes,
-        on_run: Callable[[float], bool],
-        num_runs: int,
-        work: RecordedWork,
+        self, changes: Changes, on_run: Callable[[float], bool], num_runs: int, work: RecordedWork
     ) -> Candidate:
         text = changes_text(changes)
         basis = self._basis._replace(work=work)
@@ -243,11 +228,7 @@ def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:
-    """Spread the same requests and knob changes over more time.
-
-    Args:
-        share: the new load divided by the recorded load.
-    """
+    """Spread the same requests and knob changes over more time, at this `share` of the load."""
     requests = [each._replace(arrival_ns=round(each.arrival_ns / share)) for each in work.requests]
     changes = [each._replace(time_ns=round(each.time_ns / share)) for each in work.changes]
     return work._replace(requests=requests, changes=changes)

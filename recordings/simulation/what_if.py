@@ -58,10 +58,8 @@ def what_if(
         levels: service levels, to count the requests that keep them.
         on_run: called before each run with the share of all runs done. If it returns True, the
             result is None.
-        num_runs: simulations for each set of knobs.
 
-    Raises:
-        ConfigError: the knobs of a variant are incompatible.
+    Raises ConfigError: the knobs of a variant are incompatible.
     """
     cases = []
     wanted: list[tuple[str, Mapping[str, KnobValue]]] = [("as recorded", {}), *variants]
@@ -91,12 +89,10 @@ def forecast(
     Runs with the same seed simulate the same random machine, whatever the knobs.
 
     Args:
-        text: the changes in words.
         on_run: called before each run with the share of the runs done. If it returns True, the
             result is None.
 
-    Raises:
-        ConfigError: the knobs are incompatible.
+    Raises ConfigError: the knobs are incompatible.
     """
     runs: list[dict[str, float | None]] = []
     num_steps = num_extrapolated = 0

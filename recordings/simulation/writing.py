@@ -33,7 +33,6 @@ def write_what_if(
     """Simulate one session under other knobs and write it as an ordinary recording.
 
     Args:
-        text: the changes in words.
         on_request: called with the number of each request. If it returns True, the session ends
             there.
 
@@ -60,8 +59,7 @@ class RecordingSink:
 
     On leaving the `with` block, the file is completed, even after an error.
 
-    Raises:
-        RecordingError: the file cannot be created or written.
+    Raises RecordingError: the file cannot be created or written.
     """
 
     num_dropped = 0

@@ -6,6 +6,7 @@ Texts of knobs and their values, the same wherever they are shown.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import SetKnobs
@@ -61,39 +62,26 @@ def changes_text(
     return text
 
 
-_DONE = {
-    "Pause": "paused the engine",
-    "Resume": "resumed the engine",
-    "Drain": "started to drain the engine",
-    "Shutdown": "shut the engine down",
-    "ResetPrefixCache": "reset the prefix cache",
-    "SetWorkload": "set the workload",
-    "Step": "ran single steps",
-    "StepOnce": "ran single steps",
-    "Abort": "aborted a request",
-    "SetKnobs": "changed knobs",
-}
-# The states in which a command is expected. The text mentions any other state.
-_EXPECTED_STATES = {
-    "Pause": ("running", "idle"),
-    "Resume": ("paused",),
-    "Drain": ("running", "idle"),
-    "Shutdown": ("running", "idle"),
-    "Step": ("paused",),
-    "StepOnce": ("paused",),
-}
-_REFUSED = {
-    "": "commands",
-    "Pause": "pause",
-    "Resume": "resume",
-    "Drain": "drain",
-    "Shutdown": "shutdown",
-    "ResetPrefixCache": "reset of the prefix cache",
-    "SetWorkload": "change of the workload",
-    "Step": "single steps",
-    "StepOnce": "single steps",
-    "Abort": "abort of a request",
-    "SetKnobs": "change of knobs",
+class _Words(NamedTuple):
+    """How texts call a command."""
+
+    done: str
+    refused: str
+    expected: tuple[str, ...] = ()  # states in which it is usual; the text mentions any other state
+
+
+_WORDS = {
+    "": _Words("", "commands"),
+    "Pause": _Words("paused the engine", "pause", ("running", "idle")),
+    "Resume": _Words("resumed the engine", "resume", ("paused",)),
+    "Drain": _Words("started to drain the engine", "drain", ("running", "idle")),
+    "Shutdown": _Words("shut the engine down", "shutdown", ("running", "idle")),
+    "ResetPrefixCache": _Words("reset the prefix cache", "reset of the prefix cache"),
+    "SetWorkload": _Words("set the workload", "change of the workload"),
+    "Step": _Words("ran single steps", "single steps", ("paused",)),
+    "StepOnce": _Words("ran single steps", "single steps", ("paused",)),
+    "Abort": _Words("aborted a request", "abort of a request"),
+    "SetKnobs": _Words("changed knobs", "change of knobs"),
 }
 
 
@@ -114,8 +102,9 @@ def shorter_who(who: str, room: int) -> str:
 
 def change_text(entry: Audited) -> str:
     """What the command changed, from and to which value, or what was refused and why."""
+    words = _WORDS.get(entry.command, _Words(entry.command, entry.command))
     if entry.code:
-        what = _REFUSED.get(entry.command, entry.command)
+        what = words.refused
         if entry.command == "Abort" and entry.count > 1:
             what = f"{entry.count:,} aborts of requests"
         elif entry.count > 1 and entry.code != "rate_limited":  # its detail has the count
@@ -127,11 +116,11 @@ def change_text(entry: Audited) -> str:
         return f"aborted {entry.count:,} requests{which}"
     if (workloads := _workloads(entry)) is not None:
         return _workload_text(*workloads)
-    what = _DONE.get(entry.command, entry.command)
+    what = words.done
     old, new = entry.old or {}, entry.new or {}
-    if entry.command in _EXPECTED_STATES:
+    if words.expected:
         before = old.get("state", "")
-        is_expected = not before or before in _EXPECTED_STATES[entry.command]
+        is_expected = not before or before in words.expected
         told = [each for each in ("" if is_expected else f"it was {before}", entry.detail) if each]
         return f"{what} ({', '.join(told)})" if told else what
     if entry.command == "Abort" and len(old) == 1:

@@ -30,14 +30,10 @@ def known_since(told: Snapshot | SessionState) -> int:
 
 
 def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int) -> None:
-    """Leave paused time out of the waits that ended in a step, and waits from before `since_ns`.
+    """Leave paused time out of the waits that ended at `now_ns`, and waits from before `since_ns`.
 
     Before `since_ns`, an operator may have paused the engine, so these waits are no valid samples.
-
-    Args:
-        state: the state right after the step.
-        now_ns: when the tokens of the step were known.
-        since_ns: engine time from which on pauses are known.
+    `state` is the one right after the step.
     """
     views, pauses, known_ns = state.requests, state.pauses, now_ns - since_ns
     if since_ns:

@@ -29,11 +29,7 @@ def check_numbers(sequence: int, message: Telemetry) -> None:
     elif isinstance(message, Snapshot | EngineStatus):
         numbers = {"step": message.step + 1, "time_ns": message.time_ns}
     elif isinstance(message, StepInFlight):
-        numbers = {
-            "step": message.step,
-            "since_ns": message.since_ns,
-            "time_ns": message.time_ns,
-        }
+        numbers = {"step": message.step, "since_ns": message.since_ns, "time_ns": message.time_ns}
     else:
         return
     for name, number in numbers.items():

@@ -9,16 +9,11 @@ from stepscope.engine.protocol.wire import StepRecord
 
 
 class FinishedRequest(NamedTuple):
-    """Latencies of a request that was observed from its arrival to its end, in nanoseconds.
-
-    Attributes:
-        worst_itl_ns: the longest gap between two of its tokens; 0 if no gap was above `floor_ns`.
-        floor_ns: shorter gaps were not recorded.
-    """
+    """Latencies of a request that was observed from its arrival to its end, in nanoseconds."""
 
     ttft_ns: int
-    worst_itl_ns: int
-    floor_ns: int
+    worst_itl_ns: int  # the longest gap between two of its tokens; 0 if no gap was above `floor_ns`
+    floor_ns: int  # shorter gaps were not recorded
 
     def keeps(self, ttft_ns: float, itl_ns: float) -> bool:
         """Whether the request met both service levels. `itl_ns` must be at least `floor_ns`."""
@@ -30,30 +25,27 @@ class Outcome:
     """Latency samples (in nanoseconds) and counts of one step.
 
     Requests that decode in the same steps have equal gaps between two tokens.
-
-    Attributes:
-        gaps_ns: length of a gap -> number of requests that had such a gap.
-        gap_request_ids: length of a gap -> id of one of these requests.
-        longer: requests and gaps that were their longest so far, by `RequestWatch`.
-        num_queried_tokens, num_hit_tokens: prompt tokens looked up in the prefix cache, and those
-            found, each once. None is unknown.
-        num_recomputed_tokens: in the prefill of requests that come back, all but new prompt tokens.
     """
 
+    # Length of a gap -> number of requests that had such a gap.
     gaps_ns: dict[int, int] = field(default_factory=dict)
+    # Length of a gap -> id of one of these requests.
     gap_request_ids: dict[int, int] = field(default_factory=dict)
     ttft_ns: list[tuple[int, int]] = field(default_factory=list)  # (request id, time)
     tpot_ns: list[tuple[int, int]] = field(default_factory=list)
     # Most steps have none of these, so the default is one shared empty tuple.
     e2e_ns: Sequence[tuple[int, int]] = ()  # from arrival to the last token
     late_gaps: Sequence[tuple[int, int]] = ()  # above the table's `late_ns`
+    # Requests and gaps that were their longest so far, by `RequestWatch`.
     longer: Sequence[tuple[int, int]] = ()
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
     num_output_tokens: int = 0
     num_decode_rows: int = 0
     num_cached_tokens: int = 0  # of prompts, skipped by a prefix hit
+    # Prompt tokens looked up in the prefix cache, and those found, each once. None is unknown.
     num_queried_tokens: int | None = None
     num_hit_tokens: int | None = None
+    # In the prefill of requests that come back, all but new prompt tokens.
     num_recomputed_tokens: int = 0
     num_cut_rows: int = 0  # prompts that are not complete after the step
     num_attended: int = 0  # by prefill: for each chunk, its tokens times (they and those before)
@@ -79,16 +71,11 @@ class Outcome:
 
 
 class AppliedStep(NamedTuple):
-    """A step that was applied to the state, and what came of it.
+    """A step that was applied to the state, and what came of it."""
 
-    Attributes:
-        sequence: number of its message.
-        num_rows: number of rows in its batch; None if the engine does not publish them.
-        is_one_step: whether the record is of one forward step, not of all those of an interval.
-    """
-
-    sequence: int
+    sequence: int  # number of its message
     record: StepRecord
     outcome: Outcome
-    num_rows: int | None
+    num_rows: int | None  # number of rows in its batch; None if the engine does not publish them
+    # Whether the record is of one forward step, not of all those of an interval.
     is_one_step: bool = True

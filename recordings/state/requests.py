@@ -32,17 +32,14 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class RequestTable:
-    """The views of live and recently finished requests, by request id.
-
-    Attributes:
-        running: the ids of those whose status is "running".
-    """
+    """The views of live and recently finished requests, by request id."""
 
     __slots__ = ("_finished", "late_ns", "running", "views")
 
     def __init__(self, views: Iterable[RequestView] = ()) -> None:
         self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
+        # The ids of those whose status is "running".
         self.running = {each for each, view in self.views.items() if view.status == "running"}
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
@@ -64,11 +61,7 @@ class RequestTable:
         return sum(view.status in statuses for view in self.views.values())
 
     def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
-        """Apply the batch rows of a step to the views, and add their latencies to `outcome`.
-
-        Args:
-            now_ns: when the tokens of the step were known.
-        """
+        """Apply the batch rows of a step to the views, and add their latencies to `outcome`."""
         views = self.views
         num_decode_rows = num_output_tokens = 0
         # Neighbouring rows mostly got their last token in the same step: count equal gaps together.

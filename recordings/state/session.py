@@ -38,10 +38,23 @@ from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.requests import RequestTable, comes_back
 
+SIMULATED = "simulated"
+
+
+def model_text(info: EngineInfo) -> str:
+    """The model name, marked as simulated if the steps were simulated."""
+    return info.model if info.simulated is None else f"{info.model}, {SIMULATED}"
+
+
 MAX_AUDIT = 20
 _SILENT_NS = 1_000_000_000  # in this time an engine sends several messages of a step in flight
 
 _ENDS = (Finished, FirstToken)
+# Fields that a state and a snapshot have in common.
+_AS_IN_SNAPSHOTS = (
+    "step", "time_ns", "info", "knobs", "knobs_version", "state", "kv", "num_dropped", "workload",
+    "workload_spec", "totals", "waiting_reasons", "control", "in_flight", "leased",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -116,27 +129,13 @@ class SessionState:
             return None
         return Snapshot(
             sequence=sequence,
-            step=self.step,
-            time_ns=self.time_ns,
-            info=self.info,
-            knobs=self.knobs,
-            knobs_version=self.knobs_version,
-            state=self.state,
             requests=[copy.copy(view) for view in self.requests.values()],
             blocks=None if self.blocks is None else self.blocks.runs(),
-            kv=self.kv,
-            num_dropped=self.num_dropped,
-            workload=self.workload,
-            workload_spec=self.workload_spec,
-            totals=self.totals,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            waiting_reasons=self.waiting_reasons,
-            control=self.control,
             audit=self.audit or None,
             pauses=None if self.pauses.spans is None else self.pauses.published(),
-            in_flight=self.in_flight,
-            leased=self.leased,
+            **{name: getattr(self, name) for name in _AS_IN_SNAPSHOTS},
         )
 
     @classmethod
@@ -146,29 +145,15 @@ class SessionState:
         num_running = snapshot.num_running
         num_waiting = snapshot.num_waiting
         return cls(
-            info=snapshot.info,
-            knobs=snapshot.knobs,
-            knobs_version=snapshot.knobs_version,
-            state=snapshot.state,
-            step=snapshot.step,
-            time_ns=snapshot.time_ns,
             table=table,
             blocks=None if snapshot.blocks is None else BlockMap.from_runs(snapshot.blocks),
-            kv=snapshot.kv,
             num_running=table.num_with_status("running") if num_running is None else num_running,
             num_waiting=table.num_with_status("waiting", "preempted")
             if num_waiting is None
             else num_waiting,
-            waiting_reasons=snapshot.waiting_reasons,
-            num_dropped=snapshot.num_dropped,
-            workload=snapshot.workload,
-            workload_spec=snapshot.workload_spec,
-            totals=snapshot.totals,
-            control=snapshot.control,
             audit=snapshot.audit or [],
             pauses=PauseTrail.of(snapshot),
-            in_flight=snapshot.in_flight,
-            leased=snapshot.leased,
+            **{name: getattr(snapshot, name) for name in _AS_IN_SNAPSHOTS},
         )
 
     @property

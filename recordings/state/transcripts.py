@@ -36,11 +36,7 @@ class KnownText(NamedTuple):
 
 
 class TranscriptReader:
-    """Collects the prompt and output of one request from the messages of a session, in order.
-
-    Args:
-        known: the text of the request in a snapshot before the first message.
-    """
+    """Collects the prompt and output of one request from the messages of a session, in order."""
 
     def __init__(self, request_id: int, known: Transcript | None) -> None:
         self._request_id = request_id

@@ -391,19 +391,21 @@ class Asked:
 
     def take(self, account: bytes, command: ReplayFrom | GetSnapshot) -> None:
         client = RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
-        self.bulk.take(command, client)
+        self.bulk.begin(command, client)
 
 
 def test_a_client_has_a_bounded_number_of_pending_bulk_replies() -> None:
-    asked = Asked()
-    for _ in range(MAX_PENDING):
-        asked.take(b"a", GetSnapshot())
-    with pytest.raises(ConfigError, match="waits for an answer"):
-        asked.take(b"a", GetSnapshot())
-    asked.take(b"b", GetSnapshot())
-    asked.bulk.answered(b"a")
+    asked, replay = Asked(), ReplayFrom(sequence=0, limit=1)
+    with asked.bulk._changed:  # nothing is answered before all have asked
+        for _ in range(MAX_PENDING):
+            asked.take(b"a", replay)
+        for command in (replay, GetSnapshot()):
+            with pytest.raises(ConfigError, match="waits for an answer"):
+                asked.take(b"a", command)
+        asked.take(b"b", replay)
+    assert {asked.answered.get(timeout=30) for _ in range(2)} == {b"a", b"b"}
     asked.take(b"a", GetSnapshot())
-    assert len(asked.inbox) == MAX_PENDING + 2
+    assert len(asked.inbox) == 1
     asked.bulk.close()
 
 

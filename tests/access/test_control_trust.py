@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.control import server
 from stepscope.engine.control.changes import MAX_ANSWERS, AnswerBook, OnceReused
 from stepscope.engine.loop import changes
 from stepscope.engine.protocol import commands, replies
@@ -450,7 +451,7 @@ def test_a_flood_of_commands_is_refused_counted_and_audited_and_others_are_answe
 ) -> None:
     monkeypatch.setattr(rate_limit, "CLIENT_BURST", 100.0)
     monkeypatch.setattr(rate_limit, "CLIENT_RATE", 1.0)  # on a busy machine 600 take seconds
-    monkeypatch.setattr(rate_limit, "FIRST_REPORT_S", 0.1)
+    monkeypatch.setattr(server, "REPORT_S", 0.1)
     flooder = raw()
     for number in range(600):
         flooder.send(number, GetInfo())
@@ -492,7 +493,6 @@ def test_no_client_exceeds_its_command_rate_whatever_it_sends(
         assert used[number] <= CLIENT_BURST + CLIENT_RATE * now_s + debt
     assert limiter.num_limited == refused
     now_s += 1000
-    assert sum(count for _, count in limiter.floods()) == refused
     assert limiter.pause_s() == 0
 
 

@@ -14,7 +14,7 @@ from stepscope.engine.client.group import ask_with_siblings, set_on_all
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import Ack, AnyReply
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.transport.data_parallel import ranks_of, siblings_of
+from stepscope.engine.transport.endpoints import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.engines.set import set_knobs
 from stepscope.tui.session.control.engine_link import Answer, EngineLink

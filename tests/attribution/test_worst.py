@@ -53,7 +53,7 @@ def replay() -> Iterator[ReplaySource]:
 
 def notice(app: Dashboard) -> str:
     is_empty = app.main.canvas.shows_tabs
-    return "" if is_empty else app.main.text_of("notice")[0].strip()
+    return "" if is_empty else app.main.canvas.text_of("notice")[0].strip()
 
 
 async def worst(app: Dashboard, replay: ReplaySource) -> None:
@@ -242,7 +242,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
     assert "last stall: " in last
     assert "ITL" in last
     how_long = with_ms(worst.ns / 1e6)
-    assert re.search(rf"worst of {stalls.number}.*: {how_long} at .+{worst.num_tokens} str", named)
+    assert re.search(rf"worst.*: {how_long} at .+{worst.num_tokens} str", named)
     assert "(w" in named
 
 
@@ -251,11 +251,11 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     worst = history.stalls().longest[0]
     frame = frame_of(history, cursor=worst.step)
     shown = "\n".join(line_texts(latency_panel.draw(frame, 60, 10, 14)))
-    assert f"the worst of {history.stalls().number} in memory" in shown
+    assert "the worst in memory" in shown
     history.set_slo(SLO(1e9, worst.ns / 1e6 - 0.001))
     shown = "\n".join(line_texts(latency_panel.draw(frame_of(history), 60, 10, 14)))
     assert "last stall" in shown
-    assert "worst of 1" not in shown
+    assert "worst in memory" not in shown
 
 
 # The list of breaches

@@ -15,6 +15,7 @@ import time
 from synthetic_session import session
 
 from stepscope.recordings.history.history import History
+from tests.support.sessions.lanes_of import lanes_of
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def _measure_history(history: History, num_steps: int) -> None:
     _print("lanes of 200 steps", [_timed(history.lanes, s - 199, s) for s in steps[:50]])
     _print("200 summaries", [_timed(history.summaries, s - 199, s) for s in steps])
     last = num_steps - 1
-    history.lanes(last - 199, last)
+    lanes_of(history, last - 199, last)
     _print("lanes, nothing new", [_timed(history.lanes, last - 199, last) for _ in range(20)])
     _print("latencies of 60 s", [_timed(history.latency) for _ in range(20)])
     _print("latencies of all", [_timed(history.latency, None, None) for _ in range(3)])

@@ -17,11 +17,12 @@ import pytest
 from aiohttp import WSServerHandshakeError
 from aiohttp.test_utils import TestClient, TestServer
 
+from stepscope.engine.http.settings import Address
 from stepscope.engine.transport.keys import Credentials, KeyPair, write_credentials
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards import browsers
-from stepscope.tui.cli.dashboards.web_server import WebServer
+from stepscope.tui.cli.dashboards.web_server import web_app
 from tests.support.waiting import WAIT_S, until, wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
@@ -81,7 +82,7 @@ def test_without_the_package_a_line_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(browsers, "find_spec", lambda name: None)
     assert stepscope(monkeypatch, "top", "--web", "0") == 1
-    assert "--web needs it: pip install 'stepscope[web]'" in capsys.readouterr().err
+    assert "--web needs textual-serve: pip install 'stepscope[web]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
@@ -89,26 +90,26 @@ def test_only_an_operators_key_lets_browsers_steer_and_then_they_need_one_too(
     role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    assert not browsers.may_steer(is_readonly=False)
+    assert browsers.browsers_of("8080", readonly=False) == (Address("127.0.0.1", 8080), False)
     monkeypatch.setenv(KEY_VARIABLE, key_file(tmp_path, role))
-    steers = browsers.may_steer(is_readonly=False)
-    assert steers == (role == "operator")
-    assert not browsers.may_steer(is_readonly=True)
-    if steers:
-        with pytest.raises(browsers.WrongUsage, match="on this machine could steer"):
-            browsers.web_address("8080", steers=True)
+    if role == "operator":
+        with pytest.raises(browsers.WrongUsage, match="users of this machine could steer"):
+            browsers.browsers_of("8080", readonly=False)
         monkeypatch.setenv("STEPSCOPE_WEB_KEY", "secret")
-    assert browsers.web_address("8080", steers=steers).is_loopback
+    for readonly in (False, True):
+        found = browsers.browsers_of("8080", readonly=readonly)
+        assert found is not None
+        assert found.steers == (role == "operator" and not readonly)
 
 
 # Who may open the page
 
 
 async def test_without_a_key_only_pages_of_this_machine_may_connect() -> None:
-    async with TestClient(TestServer(WebServer("exit", "").app())) as client:
+    async with TestClient(TestServer(web_app("exit", ""))) as client:
         page = await client.get("/")
         assert page.status == 200
-        assert "http" not in re.sub(r"/\^http/|location.origin", "", await page.text())
+        assert not re.search(r"https?:|//\w", await page.text())  # it needs no other site
         assert (await client.get("/static/js/textual.js")).status == 200
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             assert (await client.get("/", headers=headers)).status == 403
@@ -117,7 +118,7 @@ async def test_without_a_key_only_pages_of_this_machine_may_connect() -> None:
 
 
 async def test_with_a_key_a_browser_must_know_it_once() -> None:
-    async with TestClient(TestServer(WebServer("exit", "secret").app())) as client:
+    async with TestClient(TestServer(web_app("exit", "secret"))) as client:
         for given in ("", "Basic ?", basic("me:guess"), basic("secret:"), basic("secret")):
             headers = {"Authorization": given, "Host": "gpu-7", "Cookie": "stepscope=é"}
             refused = await client.get("/", headers=headers)

@@ -163,7 +163,7 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("freeze", None), "nothing to compare freeze with: give B, or --mark"),
+        (("freeze", None), "nothing to compare freeze with: give B, --client, or --mark"),
         (("freeze", "chunked", "--mark"), "give either B or --mark"),
         (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
         (("freeze", "http://127.0.0.1:8000"), "its /metrics have no steps"),

@@ -49,7 +49,7 @@ def page_of(app: Dashboard) -> ComparePage:
 
 
 def shown_page(app: Dashboard) -> list[str]:
-    return app.main.text_of("page")
+    return app.main.canvas.text_of("page")
 
 
 async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:

@@ -268,8 +268,7 @@ class TrialGpu:
 def engine(request: dict[str, Any]) -> dict[str, Any]:
     """A model started and run on a GPU, and its tokens for the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
-    from stepscope.engine.execution.gpu_start import prepare
-    from stepscope.engine.execution.loading import load_runner
+    from stepscope.engine.execution.loading import load_runner, prepare
 
     config = EngineConfig(
         model=request["folder"],

@@ -29,9 +29,8 @@ from stepscope.tui.settings.actions import (
     remapped,
 )
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.config_file import ConfigFileError, changed
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
-from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.preferences import ConfigFileError, Preferences, changed
 from stepscope.tui.settings.settings import (
     DashboardSettings,
     config_path,

@@ -138,7 +138,7 @@ async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_
     async with app.run_test(size=(120, 40)) as pilot:
 
         def notice() -> list[str]:
-            return app.main.text_of("notice")
+            return app.main.canvas.text_of("notice")
 
         await pilot.press("K")
         assert refused in notice()[0]

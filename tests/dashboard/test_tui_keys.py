@@ -359,7 +359,7 @@ async def test_even_rarely_drawn_views_show_the_last_step_soon_if_no_other_follo
         app.main.draw_if_changed()
         now[0] = 10.8
         app.main.draw_if_changed()
-        assert f"step {step}" in app.main.text_of("page")[0]
+        assert f"step {step}" in app.main.canvas.text_of("page")[0]
 
 
 async def test_a_connection_error_stays_on_the_screen(source: Any) -> None:

@@ -242,8 +242,8 @@ async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
     source = still_source(60)
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
     async with app.run_test(size=(160, 45)) as pilot:
-        handlers = dict(app.main._handlers)
-        app.main._handlers = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
+        handlers = dict(app.main.by_action)
+        app.main.by_action = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
         await pilot.press("t")
         assert "Axis failed, see the log: ZeroDivisionError" in screen_text(app)
         app.main.navigator.of_column = lambda x: 1 / 0  # type: ignore[assignment,method-assign,return-value]

@@ -39,6 +39,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 
 BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
@@ -204,8 +205,8 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
         assert history.record(first - 1) is None
         assert all(event.step >= first for event in history.events(limit=10_000))
         assert history.latency(window_s=None).step.num_samples == history.num_steps
-        assert not any(Cell.UNKNOWN in lane.cells for lane in history.lanes(first - 50, 1199))
-        assert history.lanes(first, 1199) == whole_session().lanes(first, 1199)
+        assert not any(Cell.UNKNOWN in lane.cells for lane in lanes_of(history, first - 50, 1199))
+        assert lanes_of(history, first, 1199) == lanes_of(whole_session(), first, 1199)
 
 
 def sign_of_life(state: SessionState) -> EngineStatus:
@@ -241,13 +242,13 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
         assert history.latency(window_s=None) == expected.latency(window_s=None)
         assert history.knob_changes == expected.knob_changes
         assert history.last_stall() == expected.last_stall()
-        assert history.lanes(number - 99, number) == expected.lanes(number - 99, number)
+        assert lanes_of(history, number - 99, number) == lanes_of(expected, number - 99, number)
     for sequence, message in MESSAGES[sequence_of()[299] + 1 :]:
         history.append(sequence, message)
     expected = whole_session()
     assert history.state == expected.state
     assert history.summaries(0, 1199) == expected.summaries(0, 1199)
-    assert history.lanes(0, 1199) == expected.lanes(0, 1199)
+    assert lanes_of(history, 0, 1199) == lanes_of(expected, 0, 1199)
     assert not history.rewind(5000)
 
 
@@ -268,7 +269,7 @@ def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
     assert after is not None
     assert after.after_gap
     assert [e.kind for e in history.events(102, 1, frozenset({"gap"}))] == ["gap"]
-    for lane in history.lanes(100, 102):
+    for lane in lanes_of(history, 100, 102):
         assert set(lane.cells) <= {Cell.UNKNOWN, Cell.ABSENT}
     assert history.state_at(101) == history.state_at(99)
 
@@ -477,13 +478,13 @@ def test_lanes_show_what_each_request_did_in_every_step() -> None:
     ]
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
-    lanes = {lane.request_id: lane for lane in history.lanes(0, 10)}
+    lanes = {lane.request_id: lane for lane in lanes_of(history, 0, 10)}
     assert lanes[1].client_id == "chat-1"
     assert lanes[1].cells == cells("#%=-=-o    ")
     assert lanes[2].cells == cells(" ..:XR=??= ")
     assert lanes[3].cells == cells("   ..0     ")
-    assert [lane.request_id for lane in history.lanes(0, 2)] == [1, 2]
-    assert history.lanes(20, 30) == []
+    assert [lane.request_id for lane in lanes_of(history, 0, 2)] == [1, 2]
+    assert lanes_of(history, 20, 30) == []
 
 
 def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
@@ -491,15 +492,15 @@ def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
     for sequence, message in MESSAGES:
         growing.append(sequence, message)
         if isinstance(message, StepRecord) and message.step % 7 == 0:
-            growing.lanes(max(0, message.step - 120), message.step)
+            lanes_of(growing, max(0, message.step - 120), message.step)
     at_once = whole_session()
-    assert growing.lanes(1080, 1199) == at_once.lanes(1080, 1199)
+    assert lanes_of(growing, 1080, 1199) == lanes_of(at_once, 1080, 1199)
     for first in (900, 300, 301, 600, 0):
-        assert growing.lanes(first, first + 80) == whole_session().lanes(first, first + 80)
+        assert lanes_of(growing, first, first + 80) == lanes_of(whole_session(), first, first + 80)
 
 
 def test_lanes_match_the_step_records(history: History) -> None:
-    lanes = {lane.request_id: lane.cells for lane in history.lanes(400, 599)}
+    lanes = {lane.request_id: lane.cells for lane in lanes_of(history, 400, 599)}
     for number in range(400, 600):
         record = history.record(number)
         assert record is not None
@@ -531,7 +532,7 @@ def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: i
             first = rng.randrange(1200)
             last = first + rng.choice([0, 1, 30, 400])
             shown = history.lane_ids(first, last)
-            assert history.lane_names(shown) == [lane[:2] for lane in history.lanes(first, last)]
+            assert [name.request_id for name in history.lane_names(shown)] == shown
             cells = dict(
                 zip(sorted(ids), history.lane_cells(sorted(ids), first, last), strict=True)
             )
@@ -599,7 +600,7 @@ def test_valid_but_senseless_messages_never_break_the_history(
         return
     assert history.state_at(last) == history.state
     history.summaries(max(0, last - 50), last)
-    history.lanes(max(0, last - 50), last)
+    lanes_of(history, max(0, last - 50), last)
     history.latency(window_s=None)
     history.rates(window_s=None)
     history.last_stall()
@@ -628,7 +629,7 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
             assert history.state_at(number).step >= first
             record = history.record(number)
             assert record is None or record.step == number
-            history.lanes(last - 50, last)
+            lanes_of(history, last - 50, last)
             history.latency()
             history.rates()
             history.events(limit=20)

@@ -38,7 +38,7 @@ def messages(num_steps: int = 300) -> Iterator[tuple[int, Telemetry]]:
 
 def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:
     """All values that the shown views give for one kind of figure."""
-    said = "\n".join(app.main.text_of(*names))
+    said = "\n".join(app.main.canvas.text_of(*names))
     return {
         "step": set(re.findall(r"\bstep ([\d,]+)(?=  | \(follows)", said)),
         "run": set(re.findall(r"RUN (\d+)/|(\d+) run \d+ wait", said)),
@@ -99,7 +99,7 @@ async def test_header_and_scrub_bar_mark_an_engine_as_silent_in_the_same_frame(
             source.status = status
             now_s += FRAME_S
             app.main.draw_if_changed()
-            header, scrub = app.main.text_of("header", "scrub")
+            header, scrub = app.main.canvas.text_of("header", "scrub")
             assert f"▐{status.upper()}▌" in header
             assert f" {status.upper()} " in scrub
 

@@ -168,7 +168,7 @@ def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(
         assert 0 < frame.window_s < 60
         told = line_of(frame)
         seconds = f"/{frame.window_s:.0f}s"
-        for name in ("TTFT p95", "ITL p99", "SLO ttft", "SLO itl"):
+        for name in ("TTFT p95", "ITL p99", "LIMIT"):
             assert f"{name}{seconds} " in told
         assert re.search(rf"PREEMPT \d+{seconds}", told)
         assert re.search(r"hit [\d—].* out \d", told)  # these figures cover ten seconds

@@ -22,6 +22,7 @@ from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, state_at, window_start, windows
 from stepscope.recordings.state.session import SessionState
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
@@ -303,12 +304,12 @@ def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is
         payloads = history._timeline.ring.segments[-1].payloads
         assert isinstance(payloads, OpenPayloads)
         assert payloads.is_packed
-        at_once = history.state, history.lanes(step - WINDOW_STEPS + 1, step)
+        at_once = history.state, lanes_of(history, step - WINDOW_STEPS + 1, step)
         go_on.set()
         assert source.wait()
         assert not history.is_short
         assert history.num_steps > 1_000
-        assert (history.state, history.lanes(step - WINDOW_STEPS + 1, step)) == at_once
+        assert (history.state, lanes_of(history, step - WINDOW_STEPS + 1, step)) == at_once
         assert history.record(step) == record
     finally:
         go_on.set()

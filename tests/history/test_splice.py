@@ -11,6 +11,7 @@ from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.copied import copied
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 
 _SLO = SLO(ttft_ms=700, itl_ms=70)
@@ -67,7 +68,7 @@ def assert_like(history: History, whole: History, steps: range | None = None) ->
     first, last = steps[0], steps[-1]
     assert steps_of(history) == steps
     assert history.summaries(first, last) == whole.summaries(first, last)
-    assert history.lanes(first, last) == whole.lanes(first, last)
+    assert lanes_of(history, first, last) == lanes_of(whole, first, last)
     assert history.latency(None, None) == whole.latency(None, None)
     assert history.rates(None, None) == whole.rates(None, None)
     assert history.knob_changes == whole.knob_changes
@@ -136,7 +137,7 @@ def test_after_prepending_a_full_memory_forgets_its_oldest_steps_first() -> None
     first, last = steps_of(later)[0], steps_of(later)[-1]
     assert first > steps_of(whole)[0]
     assert later.num_steps <= 300 + 128
-    assert later.lanes(first, last) == whole.lanes(first, last)
+    assert lanes_of(later, first, last) == lanes_of(whole, first, last)
     assert later.state_at(first).requests == whole.state_at(first).requests
     assert later.latency(None, 1.0) == whole.latency(None, 1.0)
 
@@ -179,7 +180,7 @@ def test_a_request_aborted_before_the_first_step_in_memory_has_a_lane_that_shows
                 history.append(number, message)
     assert later.prepend(from_message(100, cut + 1))
     steps = steps_of(whole)
-    assert later.lanes(steps[0], steps[-1]) == whole.lanes(steps[0], steps[-1])
+    assert lanes_of(later, steps[0], steps[-1]) == lanes_of(whole, steps[0], steps[-1])
 
 
 def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(

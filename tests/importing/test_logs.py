@@ -77,7 +77,9 @@ def test_records_of_a_log_never_overlap() -> None:
 
 def test_one_rank_of_several_is_read_and_the_others_are_named() -> None:
     assert session(SAMPLES / "vllm.log").note == (
-        "vllm.log is the log of 2 ranks: engine 0 is read, not engine 1; "
+        "vllm.log: stamps before that of the line above, which counts instead: 1; "
+        "90 days without a line lie in it; "
+        "it is the log of 2 ranks: engine 0 is read, not engine 1; "
         "'stepscope top - < vllm.log' shows all side by side"
     )
     assert "TP0 is read, not DP6 TP6 EP6" in (session(SAMPLES / "sglang.log").note or "")

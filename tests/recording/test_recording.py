@@ -33,6 +33,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 
 BUSY = SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150, document_tokens=900)
@@ -131,7 +132,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
     """Everything the main screen draws at `step`: state, lanes, figures, latencies, stalls."""
     assert replayed.last_step == step
     assert replayed.state == live.state_at(step)
-    assert replayed.lanes(step - 200, step) == live.lanes(step - 200, step)
+    assert lanes_of(replayed, step - 200, step) == lanes_of(live, step - 200, step)
     first = max(0, step - 200)
     assert replayed.summaries(first, step) == live.summaries(first, step)
     summary = live.summary(step)

@@ -40,7 +40,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
-from stepscope.recordings.check.block_ledger import BlockLedger
+from stepscope.recordings.check.ledgers import BlockLedger
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
 from tests.support.engines.simulated_run import simulated_info

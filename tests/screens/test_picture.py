@@ -82,6 +82,8 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert code == 0, said
         assert words in Path("b.txt").read_text("utf-8")
+    assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
+    assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
         last = Path("last.txt").read_text("utf-8")
@@ -170,11 +172,11 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
     async with app.run_test(size=(120, 40)) as pilot:
         gone.rmdir()
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of(["notice"])
+        (notice,) = app.main.canvas.text_of("notice")
         assert "no screenshot: " in notice
         os.chdir(tmp_path)
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of(["notice"])
+        (notice,) = app.main.canvas.text_of("notice")
         assert f"{tmp_path.name}/stepscope-still-" in notice
 
 

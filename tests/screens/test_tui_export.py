@@ -50,7 +50,7 @@ def dashboard(source: Any, **options: Any) -> Dashboard:
 
 
 def notice(app: Dashboard) -> str:
-    (line,) = app.main.canvas.text_of(["notice"])
+    (line,) = app.main.canvas.text_of("notice")
     return line
 
 

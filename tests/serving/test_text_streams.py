@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stepscope.engine.models.cache.gguf_tokenizer import write_tokenizer
+from stepscope.engine.models.cache.gguf_checkpoint import write_tokenizer
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

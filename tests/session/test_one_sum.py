@@ -19,9 +19,11 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Totals,
 )
+from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.feed import Feed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
@@ -241,7 +243,14 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
             history.append(sequence, payload)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, StepRange())
         assert figures_of_side(feed) == history.figures(None, None)
-        assert FileRun(recording, LEVELS).figures() == history.figures(None, None)
+        run = FileRun(recording, LEVELS)
+        assert run.figures() == history.figures(None, None)
+        if name != "vllm":  # it is longer than the minute that is judged in memory
+            minute = RecentRun(history, history.state)
+            limited = {each: sums for each, sums in run.limited.items() if sums.num_records}
+            assert minute.limited == limited
+            assert minute.share_late_beside_prefill == run.share_late_beside_prefill
+            assert advice(minute) == advice(run)
 
 
 # Not per time: a window on the screen begins with the last step before it, a run with its first.

@@ -27,6 +27,7 @@ from stepscope.tui.views import format as fmt
 from tests.support.engines.fake_engine import FakeEngine, info, step
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import main_text
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.waiting import until, wait_for
 
 
@@ -90,7 +91,7 @@ def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
         wait_for(lambda: (first.history.last_step or 0) >= last, "the same for the other")
     assert late.history.marks == [mark]
     assert late.history.num_lost == late.num_recovered == 0
-    assert late.history.lanes(0, last) == first.history.lanes(0, last)
+    assert lanes_of(late.history, 0, last) == lanes_of(first.history, 0, last)
     assert (
         late.history.summaries(0, last)[:old_first] == first.history.summaries(0, last)[:old_first]
     )

@@ -30,6 +30,7 @@ from stepscope.recordings.live.snapshot_asking import ask_for_earlier
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, info, step
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.waiting import wait_for
 
 SECOND = 1_000_000_000
@@ -168,7 +169,7 @@ def test_a_late_observer_that_fetches_past_steps_has_the_same_steps_as_an_early_
         ends = [source.history.first_step for source in (first, late, from_now)]
         assert ends[0] == ends[1] == 0
         assert (ends[2] or 0) > 300
-        assert late.history.lanes(0, last) == first.history.lanes(0, last)
+        assert lanes_of(late.history, 0, last) == lanes_of(first.history, 0, last)
         changes = [event.text for event in first.history.events(kinds=frozenset({"knobs"}))]
         assert changes
         assert changes == [event.text for event in late.history.events(kinds=frozenset({"knobs"}))]

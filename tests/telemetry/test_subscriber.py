@@ -19,6 +19,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, Session, info, step
 from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
@@ -57,8 +58,8 @@ def test_a_late_joiner_has_the_same_state_as_a_subscriber_from_the_start(tmp_pat
     assert subscriber.history.state == whole.state
     last_step = whole.last_step
     assert last_step is not None
-    assert subscriber.history.lanes(last_step - 50, last_step) == whole.lanes(
-        last_step - 50, last_step
+    assert lanes_of(subscriber.history, last_step - 50, last_step) == lanes_of(
+        whole, last_step - 50, last_step
     )
 
 

@@ -22,9 +22,9 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.tui.screens.drawing.textual_theme import use_colours
 from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
-from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
@@ -115,7 +115,7 @@ class Dashboard(App[None], inherit_bindings=False):
             fleet.open(source)
         self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
         self._sides = SideScreens(self._sessions, self._switch_to)
-        self.main.session.compare.open = self._open_side
+        self.main.session.compare.open = lambda *what: self._sides.open(self.main, *what)
         self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
 
     # Several engines
@@ -168,9 +168,6 @@ class Dashboard(App[None], inherit_bindings=False):
         state.align = align
         self.main.view.show("compare")
 
-    def _open_side(self, origin: Origin, step: int | None, request_id: int | None) -> None:
-        self._sides.open(self.main, origin, step, request_id)
-
     def get_default_screen(self) -> MainScreen:
         return self.main
 
@@ -180,11 +177,8 @@ class Dashboard(App[None], inherit_bindings=False):
         self.set_interval(LOOK_S, self._look_at_engines)
         self.set_interval(_NEWCOMERS_S, self._fleet_view.fleet.take_in)
         asyncio.get_running_loop().set_exception_handler(self._note_loop_error)
-        self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
-
-    def draw_all(self) -> None:
-        """Write every cell of the screen again: another program may have drawn on the terminal."""
-        self.screen.refresh(layout=True)
+        # Another program may have drawn on the terminal: write every cell again.
+        self.app_resume_signal.subscribe(self, lambda _: self.screen.refresh(layout=True))
 
     def _look_at_engines(self) -> None:
         """Refresh the figures of all engines: their list measures for how long one stands out."""

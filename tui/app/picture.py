@@ -16,8 +16,8 @@ from stepscope.recordings.export.output import writing
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.drawing.session_screen import DEFAULT_FPS
 from stepscope.tui.screens.handlers.svg_picture import svg
-from stepscope.tui.screens.main import DEFAULT_FPS
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines
@@ -105,7 +105,7 @@ async def _picture(
                 await asyncio.sleep(_LOOK_S)
             for _ in range(round(_SETTLED_S / _LOOK_S)):
                 screen.draw()
-                if not screen.is_busy:
+                if not screen.frames.is_busy:
                     break
                 await asyncio.sleep(_LOOK_S)
             frame = screen.new_frame()

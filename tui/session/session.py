@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.transport.data_parallel import siblings_of
-from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.endpoints import Endpoint, siblings_of
 from stepscope.recordings.alerts.judge import Judge, RuleChange
 from stepscope.recordings.alerts.meter import Meter
 from stepscope.recordings.alerts.rule import Rule

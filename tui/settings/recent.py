@@ -21,16 +21,11 @@ log = logging.getLogger("stepscope.tui")
 MAX_FILES = 20
 
 
-def recent_path() -> Path:
-    """Return the path of the file with this user's list."""
-    return platformdirs.user_state_path("stepscope") / "recent.json"
-
-
 class RecentFiles:
     """The list of recent recordings, the newest first; by default in the file of this user."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or recent_path()
+        self.path = path or platformdirs.user_state_path("stepscope") / "recent.json"
 
     def files(self) -> list[tuple[Path, float]]:
         """Return (path, last use in Unix time) of each file, even if it is gone by now."""

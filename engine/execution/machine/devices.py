@@ -97,13 +97,7 @@ def give_back_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def memory_for(what: str, remedy: str) -> Iterator[None]:
-    """Turn an out-of-memory error in the `with` block into a one-line ConfigError.
-
-    Args:
-        remedy: what the user can do, for the message.
-
-    Raises ConfigError: the GPU's memory is too small for `what`.
-    """
+    """Turn an out-of-memory error in the `with` block into a one-line ConfigError with `remedy`."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -153,13 +153,10 @@ def penalise(logits: Floats, counts: TokenCounts, sampling: SamplingParams) -> N
 
 @np.errstate(over="ignore")
 def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
-    """Return the logprobs of `token_id` and of the `num_top` likeliest tokens.
+    """Return the logprobs of `token_id` and of the `num_top` likeliest tokens, before penalties.
 
     Of equally likely tokens, the first counts as better. A NaN logit counts as impossible, so no
     result is NaN.
-
-    Args:
-        logits: the model's logits [vocab_size], before penalties and temperature.
     """
     logits = _finite(logits)
     peak = logits.max()
@@ -208,11 +205,8 @@ def _finite(logits: Floats) -> Floats:
 def _floor(logits: Floats, sampling: SamplingParams) -> float:
     """Return the smallest logit that can be drawn, after min-p, then top-k, then top-p.
 
-    Tokens as likely as the last kept one are kept too, so that the sort order of equal tokens never
-    matters.
-
-    Args:
-        logits: divided by the temperature, with a maximum of 0.
+    The logits are divided by the temperature, with a maximum of 0. Tokens as likely as the last
+    kept one are kept too, so that the sort order of equal tokens never matters.
     """
     floor = -np.inf
     if sampling.min_p > 0:

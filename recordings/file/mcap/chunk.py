@@ -48,8 +48,7 @@ class RawMessage(NamedTuple):
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
     """Read the intact records of a chunk: all, or up to its last good checkpoint.
 
-    Raises:
-        OSError: the file cannot be read.
+    Raises OSError: the file cannot be read.
     """
     body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
@@ -74,8 +73,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
     """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short.
 
-    Raises:
-        OSError: the file cannot be read.
+    Raises OSError: the file cannot be read.
     """
     compressed = memoryview(read_chunk_bytes(stream, place))[CHUNK_HEAD.size :]
     records, is_sound = _decompressed(compressed)

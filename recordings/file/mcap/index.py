@@ -29,10 +29,7 @@ from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, COMPRESSION, MAGIC, 
 
 _SEARCH_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 26
-_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {
-    Opcode.DATA_END: 4,
-    Opcode.FOOTER: 20,
-}
+_MAX_LENGTH = dict.fromkeys(Opcode, _MAX_RECORD_BYTES) | {Opcode.DATA_END: 4, Opcode.FOOTER: 20}
 # The name of the compression, with its length, in the head of a chunk; and its place there.
 _NAME_BYTES = struct.pack("<I", len(COMPRESSION)) + COMPRESSION.encode()
 _NAME = slice(37, 37 + len(_NAME_BYTES))
@@ -46,9 +43,6 @@ def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | 
     """Opcode and length of the record at `position`; None if no record can be there.
 
     A chunk may reach beyond the end of the file, if it was not finished or the file was cut.
-
-    Args:
-        size: size of the file.
     """
     stream.seek(position)
     head = stream.read(CHUNK_HEAD.size)
@@ -115,30 +109,21 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class McapIndex:
-    """The metadata of a file, and where its chunks lie.
-
-    Attributes:
-        metadata: metadata records, by name.
-        why_incomplete: text for people; None for a closed file with an intact summary.
-        is_being_written: whether a recorder was writing it when it was opened, so its end is still
-            to come.
-        was_closed: whether it was written to its end, even if its summary is now damaged or cut
-            off.
-        num_lost_bytes: bytes that belong to no record, in a file that was walked.
-        lost_at: where each stretch of such bytes begins.
-        num_messages, num_steps: from the summary; None without one.
-    """
+    """The metadata of a file, and where its chunks lie."""
 
     profile: str | None = None  # None if the file was cut before it
     library: str = ""
-    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)  # metadata records, by name
     chunks: list[ChunkPlace] = field(default_factory=list)
+    # Text for people; None for a closed file with an intact summary.
     why_incomplete: str | None = None
+    # Whether a recorder was writing it when it was opened, so its end is still to come.
     is_being_written: bool = False
+    # Whether it was written to its end, even if its summary is now damaged or cut off.
     was_closed: bool = True
-    num_lost_bytes: int = 0
-    lost_at: list[int] = field(default_factory=list)
-    num_messages: int | None = None
+    num_lost_bytes: int = 0  # bytes that belong to no record, in a file that was walked
+    lost_at: list[int] = field(default_factory=list)  # where each stretch of such bytes begins
+    num_messages: int | None = None  # from the summary, as `num_steps`; None without one
     num_steps: int | None = None
 
     @property
@@ -290,8 +275,7 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
     """Find all chunks by going from record to record, even behind damaged bytes.
 
-    Returns:
-        Whether the file was written to its end: at most its summary is missing.
+    Returns whether the file was written to its end: at most its summary is missing.
     """
     position = len(MAGIC)
     while position < size:

@@ -58,13 +58,8 @@ _NO_TIME = 0
 class McapSink:
     """Writes one MCAP file.
 
-    Attributes:
-        num_bytes: bytes in the file, without those that the next flush adds.
-        num_chunk_bytes: uncompressed bytes of the open chunk; 0 without an open chunk.
-
     Args:
         stream: seekable, at its start; the caller closes it.
-        library: name of the writer, for the header.
         topics: topics of the channels, whose ids are 1, 2, ... in this order.
     """
 
@@ -83,7 +78,7 @@ class McapSink:
         self._attachments: list[AttachmentIndex] = []
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
         # Of the open chunk:
-        self.num_chunk_bytes = 0
+        self.num_chunk_bytes = 0  # uncompressed bytes of the open chunk; 0 without an open chunk
         self._frame: zstandard.ZstdCompressionObj | None = None
         self._begin = 0
         self._num_compressed = 0
@@ -92,7 +87,7 @@ class McapSink:
         self._next_checkpoint = 0
         self._start_ns = self._end_ns = _NO_TIME
         stream.write(MAGIC + _encoded(Header(profile=profile, library=library)))
-        self.num_bytes = stream.tell()
+        self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
     @property
     def num_messages(self) -> int:
@@ -135,8 +130,7 @@ class McapSink:
     def flush(self) -> None:
         """Write all messages so far to the disk, so that they survive a crash of the machine.
 
-        Raises:
-            OSError: the file cannot be written.
+        Raises OSError: the file cannot be written.
         """
         self._put_checkpoint()
         self._stream.flush()

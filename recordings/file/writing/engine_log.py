@@ -34,18 +34,13 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 class EngineLog:
     """Writes the messages of one engine, from its first to its last.
 
-    Attributes:
-        engine_id: "" before it is known.
-        num_steps, first_step, last_step: the steps written so far.
-
     Args:
-        file: the file to write into, until `go_on_in` changes it.
         metadata: metadata for each file, besides the description of the engine.
     """
 
     def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:
-        self.engine_id = ""
-        self.num_steps = 0
+        self.engine_id = ""  # empty before it is known
+        self.num_steps = 0  # written so far, as are the next two
         self.first_step: int | None = None
         self.last_step: int | None = None
         self._file = file
@@ -90,8 +85,7 @@ class EngineLog:
     def take(self, message: Telemetry, frame: _Frame) -> None:
         """Write the next message, given decoded and as received.
 
-        Raises:
-            OSError: the file cannot be written.
+        Raises OSError: the file cannot be written.
         """
         topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, frame):
@@ -149,8 +143,7 @@ class EngineLog:
         A snapshot contains all of these. Without a snapshot, the file begins with an empty
         keyframe, as soon as the engine has published its description and a time.
 
-        Returns:
-            Whether the caller must still write `message`.
+        Returns whether the caller must still write `message`.
         """
         if isinstance(message, Snapshot):
             self._early.clear()  # the snapshot contains them

@@ -148,11 +148,7 @@ class RecordingFile:
         self._open_sink().replace_metadata(PROFILE, self._said)
 
     def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
-        """Append a message to the open chunk, or to a new one.
-
-        Args:
-            log_ns: wall time, never earlier than that of the message before it.
-        """
+        """Append a message to the open chunk, or to a new one. `log_ns` must never go back."""
         sink = self._open_sink()
         if self._start_ns is None:
             self._start_ns = log_ns
@@ -211,8 +207,7 @@ class RecordingFile:
     def close(self) -> None:
         """Finish the file and rename it from `PATH.part` to `PATH`.
 
-        Raises:
-            OSError: the file cannot be written; `part_path` contains what was written.
+        Raises OSError: the file cannot be written; `part_path` contains what was written.
         """
         with self._stream:
             self.end_chunk()

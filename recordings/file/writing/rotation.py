@@ -43,8 +43,7 @@ class SeriesLimits(NamedTuple):
     def parse(cls, text: str) -> "SeriesLimits":
         """Parse `1GB`, `48h` or `500MB,1h`.
 
-        Raises:
-            ValueError: the text is invalid; the message tells what was expected.
+        Raises ValueError: the text is invalid; the message tells what was expected.
         """
         num_bytes: int | None = None
         age_s: float | None = None
@@ -106,8 +105,7 @@ class FileSeries:
     def open_next(self) -> RecordingFile:
         """Create the next file. Existing files are not touched.
 
-        Raises:
-            RecordingError: the file cannot be created.
+        Raises RecordingError: the file cannot be created.
         """
         # If the clock is set back, a later file must still sort after an earlier one.
         stamp = max(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._last_stamp)

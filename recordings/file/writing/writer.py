@@ -40,31 +40,28 @@ class RecordingWriter:
 
     If it writes a series, it continues with the restarted engine in a new file.
 
-    Attributes:
-        path: path of the file that is being written, or was written last.
-        state, error: `failed` if the file cannot be written (full disk), and why in one line.
-        num_bytes, num_steps, num_files: written so far, in all files.
-        num_safe_steps: steps that would survive a crash of the process or the machine.
-        num_queued_bytes: bytes handed over and not written yet.
-        last_step: the last recorded step of the current or last engine.
-
     Args:
         target: a file, replaced if it exists, or a series of files.
         levels: returns the service levels for the file; called once a second, from the writing
             thread.
 
-    Raises:
-        RecordingError: the file cannot be created.
+    Raises RecordingError: the file cannot be created.
+
+    Attributes:
+        path: path of the file that is being written, or was written last.
+        num_bytes, num_steps, num_files: written so far, in all files.
+        num_safe_steps: steps that would survive a crash of the process or the machine.
     """
 
     def __init__(
         self, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
     ) -> None:
+        # With `error`: `failed` if the file cannot be written (full disk), and why in one line.
         self.state: RecordingState = "recording"
         self.error: str | None = None
         self.note: str | None = None  # why it ended by itself, set when its file is finished
         self.num_steps = self.num_safe_steps = 0
-        self.last_step: int | None = None
+        self.last_step: int | None = None  # the last recorded step of the current or last engine
         self._series = target if isinstance(target, FileSeries) else None
         self._levels = levels
         self._written_levels = as_metadata(levels())  # those in the file
@@ -76,7 +73,7 @@ class RecordingWriter:
         self._num_bytes_before = 0  # in the files before the current one
         self._snapshot: Snapshot | None = None
         self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
-        self.num_queued_bytes = 0
+        self.num_queued_bytes = 0  # bytes handed over and not written yet
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         # Used by the writing thread only:

@@ -31,35 +31,23 @@ _LAST_CHUNK = int(RowFlag.LAST_CHUNK)
 
 
 class _Going:
-    """A request that goes on: it got one token in each step after `row`.
-
-    Attributes:
-        row: its last full row.
-        since: number of the step of `row`, counted from the first step applied.
-    """
+    """A request that goes on: it got one token in each step after `row`."""
 
     __slots__ = ("in_lane", "row", "since")
 
     def __init__(self, row: BatchRow, since: int) -> None:
-        self.row = row
-        self.since = since
+        self.row = row  # its last full row
+        self.since = since  # number of the step of `row`, counted from the first step applied
         self.in_lane = False  # its lane is extended when it stops
 
 
 class FastForward:
-    """Applies messages in order, like `SessionState.apply`. Call `settle` before reading `state`.
-
-    Args:
-        state: the initial state, which is changed in place.
-
-    Attributes:
-        num_rows: number of rows of the last step.
-        lanes: the lanes to extend with every packed step, if any; correct only after `settle`.
-    """
+    """Applies messages in order to `state`, in place. Call `settle` before reading it."""
 
     def __init__(self, state: SessionState) -> None:
         self.state = state
-        self.num_rows = 0
+        self.num_rows = 0  # number of rows of the last step
+        # The lanes to extend with every packed step, if any; correct only after `settle`.
         self.lanes: LaneBoard | None = None
         self._before: list[_Going] = []  # the batch of the last step
         self._by_id: dict[int, _Going] = {}  # the same, by request id
@@ -100,8 +88,7 @@ class FastForward:
     def advance(self, record: PackedRecord) -> Outcome:
         """Apply a packed step. Returns its outcome.
 
-        Raises:
-            ValueError: the step does not fit the steps before it.
+        Raises ValueError: the step does not fit the steps before it.
         """
         before, items, by_id = self._before, record.batch, self._by_id
         if (
@@ -230,11 +217,7 @@ class FastForward:
         return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
 
     def _draw(
-        self,
-        lanes: LaneBoard,
-        record: PackedRecord,
-        dropped: list[_Going],
-        spelled: list[BatchRow],
+        self, lanes: LaneBoard, record: PackedRecord, dropped: list[_Going], spelled: list[BatchRow]
     ) -> None:
         """Extend the lanes by a step.
 

@@ -8,15 +8,11 @@ SPREAD_RANKS = (50, 90, 95, 99)  # of a `LatencySpread`; also the maximum, as ra
 
 
 class LatencySpread(NamedTuple):
-    """Percentiles of one latency.
-
-    Attributes:
-        at_ns: rank -> nearest-rank percentile; empty without samples.
-        within_slo: share of samples within the service level; None without a level or samples.
-    """
+    """Percentiles of one latency."""
 
     num_samples: int = 0
-    at_ns: Mapping[int, int] = {}
+    at_ns: Mapping[int, int] = {}  # rank -> nearest-rank percentile; empty without samples
+    # Share of samples within the service level; None without a level or samples.
     within_slo: float | None = None
 
     def at(self, rank: int) -> int | None:
@@ -74,11 +70,7 @@ class Distribution:
             self._round_all()
 
     def percentiles(self, *ranks: float) -> list[int]:
-        """Nearest-rank percentiles; an empty list if there are no samples.
-
-        Args:
-            ranks: percentages, ascending, each in (0, 100].
-        """
+        """Nearest-rank percentiles of ascending `ranks` in (0, 100]; empty without samples."""
         if not self.count:
             return []
         return percentiles(sorted(self._counts.items()), self.count, ranks)

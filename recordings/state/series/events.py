@@ -1,7 +1,4 @@
-"""Events of a session: their log lines, gaps of lost messages, and the log, ordered by step.
-
-`EventNotes`: writes lines into the event log of a session.
-"""
+"""Events of a session: their log lines, gaps of lost messages, and the log, ordered by step."""
 
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
@@ -9,18 +6,14 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.engine.protocol.wire import (
     Aborted,
     Audited,
-    EngineStatus,
     Finished,
     KnobsChanged,
     Mark,
     Preempted,
     Rejected,
     RequestEvent,
-    StepInFlight,
-    StepRecord,
 )
 from stepscope.recordings.state.audit_text import change_text, value_text, who_text
-from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState, request_name
 
@@ -70,7 +63,9 @@ class EventLog:
     def __init__(self) -> None:
         self._events: list[SessionEvent] = []
 
-    def add(self, event: SessionEvent) -> None:
+    def add(self, event: SessionEvent | None) -> None:
+        if event is None:
+            return
         events = self._events
         # A mark may be set at an earlier step, and a knob change may name a later one.
         if events and event.step < events[-1].step:
@@ -142,11 +137,7 @@ def _step(event: SessionEvent) -> int:
 def request_event(
     event: RequestEvent, state: SessionState, step: int, time_ns: int
 ) -> SessionEvent | None:
-    """The log line for a request event; None if the event is not logged.
-
-    Args:
-        state: the state after the message that contains the event.
-    """
+    """The log line for a request event; None if the event is not logged."""
     name = request_name(event.request_id)
     if isinstance(event, Preempted):
         text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
@@ -224,55 +215,3 @@ def breach_event(
         value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
     text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
     return SessionEvent(step, time_ns, "slo", text, request_id)
-
-
-class EventNotes:
-    """Writes the event log of one timeline (the data kept of one engine)."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-
-    def requests(self, message: StepRecord | EngineStatus, state: SessionState, step: int) -> None:
-        """Log the request events in a message, such as arrivals and preemptions.
-
-        Args:
-            state: the state right after `message`.
-            step: the step in or after which they happened.
-        """
-        time_ns = message.tokens_ns if isinstance(message, StepRecord) else message.time_ns
-        for event in message.events:
-            line = request_event(event, state, step, time_ns)
-            if line is not None:
-                self._log.add(line)
-
-    def audited(self, entry: Audited, step: int) -> None:
-        line = audit_event(entry, step)
-        if line is not None:
-            self._log.add(line)
-
-    def knobs(self, change: KnobsChanged) -> bool:
-        """Log a change of knobs. Returns whether any value changed."""
-        line = knobs_event(change)
-        if line is not None:
-            self._log.add(line)
-        return line is not None
-
-    def gap(self, gap: Gap, time_ns: int) -> None:
-        self._log.add(gap_event(gap.num_messages, gap.after_step, time_ns))
-
-    def in_flight(self, message: StepInFlight, before: StepInFlight | None, step: int) -> None:
-        """Log that a step in flight takes long, once per step.
-
-        Args:
-            before: the previous message about a step in flight.
-            step: the last step that has ended.
-        """
-        if before is None or before.step != message.step:
-            self._log.add(SessionEvent(step, message.time_ns, "engine", in_flight_text(message)))
-
-    def pause(self, step: int, since_ns: int) -> None:
-        self._log.add(SessionEvent(step, since_ns, "engine", "the engine was paused"))
-
-    def end_of_pause(self, step: int, since_ns: int, now_ns: int) -> None:
-        text = f"the engine goes on after {(now_ns - since_ns) / 1e9:.1f} s of pause"
-        self._log.add(SessionEvent(step, now_ns, "engine", text))

@@ -96,13 +96,10 @@ class RequestWatch:
     """Records the TTFT and the longest gap between tokens of each request until it ends.
 
     Whether a request met its service levels is decided later, by `FinishedRequests`.
-
-    Args:
-        itl_ms: gaps up to this length are not recorded.
     """
 
     def __init__(self, itl_ms: float) -> None:
-        self._floor_ns = round(itl_ms * 1e6)
+        self._floor_ns = round(itl_ms * 1e6)  # gaps up to it are not recorded
         self._ttft_ns: dict[int, int] = {}  # of requests that were observed from their arrival
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
@@ -137,11 +134,9 @@ class RequestWatch:
         state.table.late_ns = floor_ns
 
     def take(self, outcome: Outcome, state: SessionState, now_ns: int) -> None:
-        """Process a step. Adds to `outcome` the requests that finished in it, and longest gaps.
+        """Add to `outcome` the requests that finished in its step, and longest gaps.
 
-        Args:
-            outcome: the outcome of the step, with the operator's pauses left out.
-            now_ns: when the tokens of the step were known.
+        The operator's pauses must be left out of it. The tokens of the step were known at `now_ns`.
         """
         for request_id, ns in outcome.ttft_ns:
             self._ttft_ns[request_id] = ns

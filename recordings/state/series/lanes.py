@@ -96,14 +96,6 @@ _DECODE = int(Cell.DECODE)
 _DECODING = bytes((_DECODE,))
 
 
-class Lane(NamedTuple):
-    """One request over a range of steps. `cells` has one `Cell` per step, for `bytes.translate`."""
-
-    request_id: int
-    client_id: str
-    cells: bytes
-
-
 class LaneName(NamedTuple):
     """The request that a lane belongs to, and its client."""
 
@@ -149,18 +141,10 @@ class LaneBoard:
                 track = self._open.pop(request_id)
                 track.fill_to(self.end, track.filler)  # it was live as far as known
 
-    def view(self, first: int, last: int) -> list[Lane]:
-        """Lanes with anything to show in the steps [first, last], in order of request ids."""
-        request_ids = self.ids(first, last)
-        cells = self.cells(request_ids, first, last)
-        names = self.names(request_ids)
-        return [Lane(*name, each) for name, each in zip(names, cells, strict=True)]
-
     def ids(self, first: int, last: int) -> list[int]:
         """Ids of the requests whose lanes show anything in the steps [first, last], in order.
 
-        This takes a twentieth of the time of `view`. A screen has room for few lanes, so it fetches
-        the cells of those few only.
+        A screen has room for few lanes, so it fetches the cells of those few only.
         """
         begin, end = max(first, self.first), min(last + 1, self.end)
         opened = self._open
@@ -186,7 +170,7 @@ class LaneBoard:
         ]
 
     def cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """What each of these requests did in the steps [first, last], one `Cell` per step."""
+        """What each request did in the steps [first, last]: a `Cell` each, for `translate`."""
         width = last + 1 - first
         found = []
         for request_id in request_ids:

@@ -167,9 +167,11 @@ class Latencies:
         return whole
 
     def forget_before(self, time_ns: int) -> None:
-        for samples in (*self.of.values(), self.finished):
+        self.finished.forget_before(time_ns)
+        for samples in self.of.values():
             samples.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        for samples in (*self.of.values(), self.finished):
+        self.finished.forget_after(time_ns)
+        for samples in self.of.values():
             samples.forget_after(time_ns)

@@ -13,11 +13,7 @@ def bounded(value: int) -> int:
 
 
 class Ranked:
-    """Some samples in order of their values. At least one.
-
-    Args:
-        values, weights: of each sample, in any order.
-    """
+    """Some samples in order of their values. At least one."""
 
     def __init__(self, values: "array[int]", weights: "array[int]") -> None:
         import numpy as np  # not at the start of the program: the import takes 80 ms
@@ -34,13 +30,10 @@ class Ranked:
         return int(self._upto[place - 1]) if place else 0
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles, in the order of `ranks`.
+        """Nearest-rank percentiles; `ranks` are percentages, ascending, each in (0, 100].
 
         A percentile is the smallest sample whose cumulative weight reaches that share of all
         samples.
-
-        Args:
-            ranks: percentages, ascending, each in (0, 100].
         """
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]
@@ -105,9 +98,14 @@ class Samples:
         part = self.cut(start_ns, end_ns).ranked()
         return 0 if part is None else part.count - part.num_up_to(value)
 
-    def ranked(self) -> Ranked | None:
-        """The samples ranked by value; None if there are none."""
-        return Ranked(self._values, self._weights) if self._values else None
+    def num_until(self, time_ns: int) -> int:
+        """Number of entries up to and including a time."""
+        return bisect_right(self._times, time_ns)
+
+    def ranked(self, first: int = 0, last: int | None = None) -> Ranked | None:
+        """The samples in the places [first, last), ranked by value; None if there are none."""
+        values, weights = self._values[first:last], self._weights[first:last]
+        return Ranked(values, weights) if values else None
 
     def worst(self, start_ns: int, end_ns: int, slices: int) -> list[int | None]:
         """The largest sample of each slice of (start_ns, end_ns], oldest first.

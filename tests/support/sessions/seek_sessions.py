@@ -11,6 +11,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.seek import state_at
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.lanes_of import lanes_of
 
 
 def busy(seed: int, num_steps: int) -> list[Telemetry]:
@@ -62,7 +63,7 @@ def assert_the_same(history: History, expected: History) -> None:
     assert (history.state, history.last_sequence) == (expected.state, expected.last_sequence)
     assert history.record(last) == expected.record(last)  # before any is unpacked
     assert history.summaries(first, last) == expected.summaries(first, last)
-    assert history.lanes(first - 3, last + 3) == expected.lanes(first - 3, last + 3)
+    assert lanes_of(history, first - 3, last + 3) == lanes_of(expected, first - 3, last + 3)
     assert history.latency(None, None) == expected.latency(None, None)
     for kind in ("itl", "ttft", "tpot", "step"):
         samples = [each.windows.samples(kind, None, None) for each in (history, expected)]

@@ -16,7 +16,7 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.dashboards.browsers import Web, serve_browsers, web_address
+from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.dashboards.demo_engine import (
     KNOBS,
@@ -76,7 +76,7 @@ def demo(
     ),
     speed: float = option("NUMBER", "with --simulate: 10 is ten times as fast", default=1.0),
     *,
-    web: Web = None,
+    web: str | None = WEB,
     flags: dict[str, Any],
 ) -> None:
     """Start a real engine and watch it at work, or simulate one.
@@ -90,11 +90,11 @@ def demo(
     workload = workload_of(rate, model, simulated)
     settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
     check_seconds(seconds)
-    address = None if web is None else web_address(web)
-    if address is not None and headless:
+    browsers = browsers_of(web)
+    if browsers is not None and headless:
         raise WrongUsage("--web: the demo is --headless already where browsers show it")
     if not headless:
-        if address is None:
+        if browsers is None:
             need_terminal("add --headless, or --web PORT")
         if seconds is not None or screenshot is not None:
             raise WrongUsage("--seconds and --screenshot go with --headless")
@@ -132,11 +132,11 @@ def demo(
                     stage.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
-                elif address is not None:
+                elif browsers is not None:
                     progress.close()
                     say(*about)
                     stage.start()
-                    serve_browsers(address, [engine.endpoint.control], flags)
+                    browsers.serve([engine.endpoint.control], flags)
                 else:
                     progress.close()
                     say(*about)

@@ -9,7 +9,7 @@ from stepscope.engine.adapters.metrics.fetch import MetricsAddress
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
-from stepscope.tui.cli.dashboards.browsers import Web, may_steer, serve_browsers, web_address
+from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
@@ -62,7 +62,7 @@ def top(
     ),
     name: As = None,
     wait: Wait = True,
-    web: Web = None,
+    web: str | None = WEB,
     flags: dict[str, Any],
 ) -> None:
     """Watch and steer running engines."""
@@ -75,14 +75,13 @@ def top(
     call_me(name)
     check_past(past)
     settings = resolve(DashboardSettings, "dashboard", flags)
-    steers = web is not None and may_steer(settings.readonly)
-    address = None if web is None else web_address(web, steers=steers)
+    browsers = browsers_of(web, readonly=settings.readonly)
     is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
-    waits = wait and (is_drawn or web is not None)
-    q_ends = web is None and not in_browser()
+    waits = wait and (is_drawn or browsers is not None)
+    q_ends = browsers is None and not in_browser()
     chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=q_ends)
-    if address is not None:
-        serve_browsers(address, endpoints or (), {**flags, "past": past}, steers=steers)
+    if browsers is not None:
+        browsers.serve(endpoints or (), {**flags, "past": past})
         return
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):

@@ -1,7 +1,6 @@
-"""The web server of `--web`: who may open the page, and which sites may use its connection.
+"""The web server of `--web`: who may open the page, and whose pages may connect.
 
-textual-serve runs a process for each connection. Its own page loads a font from elsewhere, and its
-server lets any page that somebody opens connect to it: both are ours.
+textual-serve runs a process for each connection, but lets the pages of any site connect.
 """
 
 import base64
@@ -11,6 +10,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -18,101 +18,67 @@ from textual_serve.server import Server
 
 from stepscope.engine.http.settings import Address
 
-_MOST_SESSIONS = 16  # each is a process of some 100 MB
-_COOKIE = "stepscope"
-_END_S = 5.0  # for the processes to end
-_PAGE = """<!DOCTYPE html>
-<title>stepscope</title>
-<link rel="stylesheet" href="static/css/xterm.css">
-<style>
-@font-face { font-family: "Roboto Mono";
-             src: url("static/fonts/RobotoMono-VariableFont_wght.ttf"); }
-html, body, #terminal { margin: 0; height: 100%; background: #111; color: #ccc; overflow: hidden }
-p { font: 16px monospace; position: absolute; margin: 1em; z-index: 1 }
-.-first-byte #opening, body:not(.-closed) #closed { display: none }
-</style>
-<body>
-<p id="opening">opening the dashboard; an engine that does not answer is waited for …</p>
-<p id="closed">the dashboard has ended; reload the page to open it again</p>
-<div id="terminal" class="textual-terminal" data-font-size="16"></div>
-<script>
-document.querySelector("#terminal").dataset.sessionWebsocketUrl =
-  location.origin.replace(/^http/, "ws") + "/ws";
-</script>
-<script src="static/js/textual.js"></script>
-"""
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' ws: wss:; frame-ancestors 'none'"
-}
-
+_COOKIE = "stepscope"  # not every browser sends its key with a WebSocket
+_END_S = 0.5  # how long browsers may go on after Ctrl-C
+_PAGE = Path(__file__).with_name("page.html")
+_ASK = {"WWW-Authenticate": 'Basic realm="stepscope: any name, and the web key"'}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class WebServer:
-    """Checks who asks, and hands connections to textual-serve.
+def web_app(command: str, key: str) -> web.Application:
+    """Return the application.
 
     Args:
         command: what runs for each browser, for a shell.
         key: what browsers must know; empty: only those on this machine may come.
     """
-
-    def __init__(self, command: str, key: str) -> None:
-        self._key = key.encode()
-        self._cookie = secrets.token_hex()  # not every browser sends a key with a WebSocket
-        self._sessions = Server(command)
-        self._num_sessions = 0
-
-    def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._guarded])
-        app.router.add_get("/", self._page)
-        app.router.add_get("/ws", self._session)
-        app.router.add_static("/static", self._sessions.statics_path)
-        return app
+    known = secrets.token_hex()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             raise web.HTTPForbidden(text=f"not for pages of {origin}")
-        if not self._key:
-            # A stranger's name may be made to lead here, and so pass for the same origin.
-            host = urlsplit(f"//{request.host}").hostname or ""
-            if not Address(host, 0).is_loopback:
-                raise web.HTTPForbidden(text=f"{host} is no name of this machine's loopback")
-            return await handler(request)
-        cookie = request.cookies.get(_COOKIE, "")
-        is_known = hmac.compare_digest(cookie.encode(), self._cookie.encode())
-        if not is_known and not self._has_key(request.headers.get("Authorization", "")):
-            ask = {"WWW-Authenticate": 'Basic realm="stepscope: any name, and the web key"'}
-            raise web.HTTPUnauthorized(text="this dashboard asks for its key", headers=ask)
+        # A stranger's name may be made to lead here, and so pass for the same origin.
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if not key and not Address(host, 0).is_loopback:
+            raise web.HTTPForbidden(text=f"{host} is no name of this machine's loopback")
+        cookie = request.cookies.get(_COOKIE, "").encode()
+        password = _password(request.headers.get("Authorization", ""))
+        if key and not (_is_same(cookie, known) or _is_same(password, key)):
+            raise web.HTTPUnauthorized(text="this dashboard asks for its key", headers=_ASK)
         response = await handler(request)
         if not response.prepared:
-            response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
+            response.headers["X-Frame-Options"] = "DENY"
+            if key:
+                response.set_cookie(_COOKIE, known, httponly=True, samesite="Strict")
         return response
 
-    def _has_key(self, authorization: str) -> bool:
-        try:
-            given = base64.b64decode(authorization.removeprefix("Basic "))
-        except ValueError:
-            return False
-        return hmac.compare_digest(given.partition(b":")[2], self._key)
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(_PAGE)
 
-    async def _page(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS)
+    server = Server(command)
+    app = web.Application(middlewares=[guarded])
+    app.router.add_get("/", page)
+    app.router.add_get("/ws", server.handle_websocket)
+    app.router.add_static("/static", server.statics_path)
+    return app
 
-    async def _session(self, request: web.Request) -> web.StreamResponse:
-        if self._num_sessions >= _MOST_SESSIONS:
-            raise web.HTTPServiceUnavailable(text=f"{_MOST_SESSIONS} browsers are connected")
-        self._num_sessions += 1
-        try:
-            return await self._sessions.handle_websocket(request)
-        finally:
-            self._num_sessions -= 1
+
+def _is_same(given: bytes, secret: str) -> bool:
+    return hmac.compare_digest(given, secret.encode())
+
+
+def _password(authorization: str) -> bytes:
+    try:
+        return base64.b64decode(authorization.removeprefix("Basic ")).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def serve(listener: socket.socket, command: str, key: str) -> None:
     """Serve browsers until SIGINT or SIGTERM; what runs for them ends then, too."""
     logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser that goes is no error
     os.environ["TERM"] = "xterm-256color"
-    app = WebServer(command, key).app()
+    app = web_app(command, key)
     web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)

@@ -8,8 +8,7 @@ from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-from stepscope.engine.transport.data_parallel import ranks_of
-from stepscope.engine.transport.endpoints import Endpoint, find_local
+from stepscope.engine.transport.endpoints import Endpoint, find_local, ranks_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.knob_words import knob_texts

@@ -8,9 +8,8 @@ from stepscope.recordings.attribution.explained import Bound, Explanation, expla
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
-from stepscope.recordings.state.origin import model_text
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.session import request_name
+from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
 from stepscope.tui.cli.shared.connect import is_recording

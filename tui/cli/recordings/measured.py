@@ -50,8 +50,8 @@ class MeasuredSession(NamedTuple):
     @property
     def text(self) -> str:
         steps, seconds = self.figures["steps"], self.figures["seconds"] or 0.0
-        many = "an unknown number of" if steps is None else f"{steps:,.0f}"
-        return f"{self.name}: {many} steps in {seconds:,.1f} s"
+        what = "records of unknown steps" if steps is None else f"{steps:,.0f} steps"
+        return f"{self.name}: {what} in {seconds:,.1f} s"
 
     def document(self) -> dict[str, Any]:
         return {"name": self.name, "slo": self.slo._asdict(), "figures": dict(self.figures)}

@@ -10,7 +10,7 @@ from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.recordings.state.origin import model_text
+from stepscope.recordings.state.session import model_text
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,

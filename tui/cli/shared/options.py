@@ -79,7 +79,11 @@ class CliCommand:
     def parameters(self) -> list[inspect.Parameter]:
         own = inspect.signature(self.body).parameters.values()
         old = [
-            _parameter(_OLD + field.name, str, typer.Option(_old_flag(field.name), hidden=True))
+            _parameter(
+                _OLD + field.name,
+                str,
+                typer.Option("--" + field.name.replace("_", "-"), hidden=True),
+            )
             for field in self._fields
             if field.name in DURATIONS
         ]
@@ -199,18 +203,14 @@ def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
     )
 
 
-def _old_flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def as_options(values: Mapping[str, Any]) -> list[str]:
     """Return options for another process of ours, from their values by field name."""
     found: list[str] = []
     for name, value in values.items():
         if isinstance(value, bool):
-            found.append(_old_flag(name if value else f"no_{name}"))
-        else:
-            found += [_old_flag(name), str(value)]
+            name, value = (name if value else f"no_{name}"), None
+        found.append("--" + name.replace("_", "-"))
+        found += [] if value is None else [str(value)]
     return found
 
 

@@ -22,6 +22,12 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
     if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
         if foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
             return _as_recording(path, path.stat().st_mtime_ns)
+        if not foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
+            from stepscope.recordings.importing.imported import foreign_session
+
+            if (session := foreign_session(path)) is not None:
+                kind = session.info.imported
+                raise CommandFailed(f"{file} is {kind}: only recordings can be verified")
         return path  # `Recording` opens the unfinished file if there is no finished one
     if (sample := sample_named(file)) is not None:
         return sample

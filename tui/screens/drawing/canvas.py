@@ -6,7 +6,7 @@ second a widget for each view would cost half as much again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, ParamSpec
 
 from textual.geometry import Region, Size
@@ -264,7 +264,7 @@ class Canvas(Lines):
         lines = self._drawn.get(name, [])
         return lines[y] if 0 <= y < len(lines) else ()
 
-    def text_of(self, names: Iterable[str]) -> list[str]:
+    def text_of(self, *names: str) -> list[str]:
         """Return the text that these views show, line by line."""
         shown = self.plain_text()
         return [

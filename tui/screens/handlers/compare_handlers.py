@@ -11,7 +11,7 @@ from pathlib import Path
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
-from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare.state import EVENTS
 from stepscope.tui.session.compare.what_if_run import WhatIfRun
@@ -23,7 +23,7 @@ from stepscope.tui.views.notices import Notices
 class CompareHandlers:
     """The handlers of the compare page of one screen; `show` opens a page."""
 
-    def __init__(self, screen: HandledScreen, show: Callable[[Page], None]) -> None:
+    def __init__(self, screen: SessionScreen, show: Callable[[Page], None]) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
         self._show = show
@@ -55,7 +55,7 @@ class CompareHandlers:
 
     def choose(self) -> None:
         """Open the compare page with a list of what this session can be compared with."""
-        self._session.compare.choose(self._session.source)
+        self._session.compare.chooser.open(self._session.source)
         self._show("compare")
 
     def go_home(self) -> None:

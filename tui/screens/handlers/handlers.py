@@ -10,8 +10,8 @@ from functools import partial
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
-from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.screens.handlers.page_handlers import ListHandlers, PageHandlers
 from stepscope.tui.screens.handlers.svg_picture import new_picture, svg
@@ -26,7 +26,7 @@ from stepscope.tui.views.theme import Skin, ThemeName
 class LookHandlers:
     """The handlers of one screen that change how it looks."""
 
-    def __init__(self, screen: HandledScreen) -> None:
+    def __init__(self, screen: SessionScreen) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
 
@@ -64,7 +64,7 @@ class LookHandlers:
             *(each.history for each in session.fleet_view.fleet.sources),
         }:
             history.set_slo(slo)
-        self._screen.forget()
+        self._screen.frames.forget()
         session.prefer("slo_ttft_ms", slo.ttft_ms)
         session.prefer("slo_itl_ms", slo.itl_ms)
         self._screen.draw()
@@ -73,7 +73,7 @@ class LookHandlers:
 class SessionHandlers:
     """The handlers of one screen that concern the session as a whole."""
 
-    def __init__(self, screen: HandledScreen) -> None:
+    def __init__(self, screen: SessionScreen) -> None:
         self._screen = screen
         self._session, self._operator, self._view = screen.session, screen.operator, screen.view
         self._notices = screen.notices
@@ -156,7 +156,7 @@ _PREEMPTIONS = ("preempt",)
 class Handlers:
     """All handlers of one screen, in groups."""
 
-    def __init__(self, screen: HandledScreen) -> None:
+    def __init__(self, screen: SessionScreen) -> None:
         self._screen = screen
         self._session, self._view = screen.session, screen.view
         self._looks = LookHandlers(screen)
@@ -229,7 +229,7 @@ class Handlers:
             "glyphs": self._looks.glyphs,
             "inspect": self.pages.inspect,
             "budget": self.opening.budget,
-            "knobs": self.opening.knobs,
+            "knobs": partial(self.opening.edit_knob, None),
             "undo": operator.undo,
             "autopilot": self._sessions.autopilot,
             "pause_engine": operator.pause_or_resume,

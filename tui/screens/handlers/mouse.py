@@ -5,7 +5,7 @@ from typing import cast
 
 from textual import events
 
-from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.charts import scrub_bar
@@ -28,7 +28,7 @@ _DETAILS: Mapping[str, Page] = {
 class Mouse:
     """The mouse handlers of one screen."""
 
-    def __init__(self, screen: HandledScreen, pages: PageHandlers) -> None:
+    def __init__(self, screen: SessionScreen, pages: PageHandlers) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
         self._canvas = screen.canvas

@@ -6,7 +6,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.recordings.history.source import NO_ENGINE, add_mark
 from stepscope.recordings.state.audit_text import known_changes
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.screens.handlers.handled_screen import HandledScreen
+from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
@@ -25,7 +25,7 @@ from stepscope.tui.views.frame.lane_rows import lane_filter
 class Opening:
     """Opens the overlays above one screen; `use_levels` gets the service levels that are typed."""
 
-    def __init__(self, screen: HandledScreen, use_levels: Callable[[SLO], None]) -> None:
+    def __init__(self, screen: SessionScreen, use_levels: Callable[[SLO], None]) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
         self._operator, self._notices = screen.operator, screen.notices
@@ -140,9 +140,6 @@ class Opening:
             self.edit_knob(BUDGET, is_alone=True)
         elif self._has_engine():
             self._notices.say("this engine has no token budget to change", "caution")
-
-    def knobs(self) -> None:
-        self.edit_knob(None)
 
     def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
         """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""

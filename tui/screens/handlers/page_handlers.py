@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
-from stepscope.tui.screens.handlers.handled_screen import HandledScreen
 from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.frame import Frame
@@ -18,7 +18,7 @@ _ROWS = 10  # how far the "screen" keys move in a list
 class PageHandlers:
     """The handlers of one screen for pages and rows; `edit_knob` opens the editor at a knob."""
 
-    def __init__(self, screen: HandledScreen, edit_knob: Callable[[str], None]) -> None:
+    def __init__(self, screen: SessionScreen, edit_knob: Callable[[str], None]) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
         self._notices = screen.notices
@@ -126,15 +126,13 @@ class PageHandlers:
 
     def copy(self) -> None:
         """Copy the screen's text to the terminal's clipboard."""
-        if self._view.page == "live":
-            text = "\n".join(line.rstrip() for line in self._screen.text_of("header", "figures"))
-            if self._screen.frame is not None:
-                text += _stalls(self._screen.frame)
-            what = "the key figures"
-        else:
-            text = "\n".join(line.rstrip() for line in self._screen.text_of("page"))
-            what = "this screen"
+        is_live = self._view.page == "live"
+        names = ("header", "figures") if is_live else ("page",)
+        text = "\n".join(line.rstrip() for line in self._screen.canvas.text_of(*names))
+        if is_live and self._screen.frame is not None:
+            text += _stalls(self._screen.frame)
         self._screen.app.copy_to_clipboard(text.strip())
+        what = "the key figures" if is_live else "this screen"
         self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
 
 
@@ -153,7 +151,7 @@ class ListHandlers:
     """The handlers of one screen for moving through lanes and lists."""
 
     def __init__(
-        self, screen: HandledScreen, pages: PageHandlers, comparing: CompareHandlers
+        self, screen: SessionScreen, pages: PageHandlers, comparing: CompareHandlers
     ) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator

@@ -19,9 +19,9 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
+from stepscope.tui.screens.drawing.textual_theme import use_colours
 from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.textual_theme import use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.log_file import log_path, see_log
@@ -235,7 +235,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "inspect": self._choose_selected,
             "endpoint": partial(self.choose, StartChoice("ask")),
             "theme": self._other_theme,
-            "glyphs": self._other_glyphs,
+            "glyphs": lambda: self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only)),
             "redraw": lambda: self.screen.refresh(layout=True),
             "help": self._help,
             "palette": self._palette,
@@ -247,9 +247,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if self.skin.mode in ("dark", "light"):
             mode: ThemeName = "light" if self.skin.mode == "dark" else "dark"
             self.set_skin(Skin(mode, self.skin.ascii_only))
-
-    def _other_glyphs(self) -> None:
-        self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only))
 
     def _help(self) -> None:
         from stepscope.tui.screens.overlays.help import (

@@ -1,20 +1,78 @@
 """`CompareState`: which two runs are compared, and which part of them the screen shows.
 
-One object serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own.
+One object serves all screens of a dashboard. A `Comparer` reads the runs on a thread of its own. A
+`CompareChooser` has the list of runs that a session can be compared with.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
-from stepscope.tui.session.compare.chooser import CompareChooser
 from stepscope.tui.settings.page_names import Page
-from stepscope.tui.views.frame.compare_choices import Origin
+from stepscope.tui.settings.terminal import in_browser
+from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
 from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
+
+
+@dataclass(slots=True)
+class CompareChooser:
+    """The rows of the list (None: closed) and the selected one; for the screen's thread."""
+
+    choices: list[CompareChoice] | None = None
+    selected: int = 0
+    _source: Source | None = None
+    _search: LandmarkSearch | None = None
+    _num_recorded: int = -1  # landmarks of the recording among the choices; -1: not listed yet
+
+    def open(self, source: Source) -> None:
+        """Open the list of runs that the session of this source can be compared with."""
+        recording = getattr(source, "recording", None)
+        if recording is not None and (self._search is None or self._search.path != recording.path):
+            self._search = LandmarkSearch(recording.path)
+        self._source = source
+        self._num_recorded = -1
+        self.selected = 0
+        self.choices = []
+        self.refresh()
+
+    def close(self) -> None:
+        self.choices = self._source = None
+
+    def select(self, direction: int) -> None:
+        self.selected = max(0, min(self.selected + direction, len(self.choices or ()) - 1))
+
+    @property
+    def chosen(self) -> CompareChoice | None:
+        """The selected row; None if the list is empty or closed."""
+        found = self.choices or []
+        return found[min(self.selected, len(found) - 1)] if found else None
+
+    @property
+    def key(self) -> object:
+        """A value that differs from the last one whenever the list must be drawn again."""
+        is_searched = self._search is not None and self._search.found is not None
+        return self.choices is not None, self.selected, is_searched
+
+    def refresh(self) -> None:
+        """Make the list again if the recording has more; the choice stays selected."""
+        source, search = self._source, self._search
+        found = () if search is None else search.found or ()
+        if source is None or len(found) == self._num_recorded:
+            return
+        self._num_recorded = len(found)
+        chosen = self.chosen if self.selected else None
+        folders = [] if search is None else [search.path.absolute().parent]
+        if not in_browser():  # the recordings of this folder are not for everybody who watches
+            folders.insert(0, Path.cwd())
+        self.choices = choices(source, folders, found)
+        if chosen in self.choices:
+            self.selected = self.choices.index(chosen)
+
 
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
 _MAX_CACHED = 8192
@@ -54,8 +112,8 @@ class CompareState:
         self.comparer = Comparer(first, second)
         self.origins = (a, b)
         self.chooser.close()
-        self.selected, self._zoom, self._cursor, self._left = 0, 0, 0, 0
-        self._forget()
+        self.selected = 0
+        self._show_all()
         self.comparer.start()
 
     def end(self) -> None:
@@ -63,10 +121,6 @@ class CompareState:
         if self.comparer is not None:
             self.comparer.stop()
         self.comparer = self.origins = None
-
-    def choose(self, source: Source) -> None:
-        """Open the list of runs that the session of this source can be compared with."""
-        self.chooser.open(source)
 
     def back(self) -> bool:
         """Close the list of choices or stop reading the runs; return false without."""
@@ -84,7 +138,7 @@ class CompareState:
         if self.comparer is not None:
             self.comparer.watch(is_watched)
         if is_watched and self.comparer is None and self.chooser.choices is None:
-            self.choose(source)
+            self.chooser.open(source)
 
     @property
     def key(self) -> object:
@@ -101,8 +155,7 @@ class CompareState:
 
     def next_align(self) -> None:
         self.align = ALIGNMENTS[(ALIGNMENTS.index(self.align) + 1) % len(ALIGNMENTS)]
-        self._zoom, self._cursor, self._left = 0, 0, 0
-        self._forget()
+        self._show_all()
 
     def other_side(self) -> None:
         self.focus = "b" if self.focus == "a" else "a"
@@ -113,8 +166,7 @@ class CompareState:
             self.chooser.select(direction)
             return
         self.selected = max(0, min(self.selected + direction, len(self.pairs) - 1))
-        self._zoom, self._cursor, self._left = 0, 0, 0
-        self._forget()
+        self._show_all()
 
     def select_row(self, row: int) -> None:
         """Select a choice of what to compare, or a request, by which both runs are then aligned."""
@@ -216,9 +268,7 @@ class CompareState:
 
     def _pair(self) -> Pair | None:
         pairs = self.pairs
-        if not pairs:
-            return None
-        return pairs[min(self.selected, len(pairs) - 1)]
+        return pairs[min(self.selected, len(pairs) - 1)] if pairs else None
 
     def _axis(self) -> Axis | None:
         sides = None if self.comparer is None else self.comparer.sides
@@ -266,7 +316,8 @@ class CompareState:
                 columns.append(known[1])
         return columns
 
-    def _forget(self) -> None:
+    def _show_all(self) -> None:
+        self._zoom, self._cursor, self._left = 0, 0, 0
         self._cache.clear()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.events import SessionEvent
+from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
@@ -47,7 +48,7 @@ def passed_over(history: History, file: "ReplaySource | None", at: int, step: in
     if file is None or not number:
         return ""
     yet = "" if file.file_index.is_done else "yet "
-    return f"; {_steps(number)} between not {yet}searched"
+    return f"; {fmt.plural(number, 'step')} between not {yet}searched"
 
 
 def nothing(
@@ -64,9 +65,9 @@ def nothing(
     beyond = end + direction
     number = _num_unsearched(history, file, at, beyond)
     if number and not file.file_index.is_done:
-        return f"no {kind} {where} so far; {_steps(number)} not yet searched"
+        return f"no {kind} {where} so far; {fmt.plural(number, 'step')} not yet searched"
     if number:
-        return f"no other {kind} {where}; {_steps(number)} could not be searched"
+        return f"no other {kind} {where}; {fmt.plural(number, 'step')} could not be searched"
     return f"no {kind} {where} in all of the file"
 
 
@@ -88,7 +89,3 @@ def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
         number += max(0, min(first, end) - begin)
         begin = max(begin, last + 1)
     return number + max(0, end - begin)
-
-
-def _steps(number: int) -> str:
-    return f"{number:,} step{'' if number == 1 else 's'}"

@@ -127,6 +127,8 @@ def _decodes(frame: Frame, room: int) -> str:
 
 
 def _legend(frame: Frame) -> Line:
+    if frame.imported is not None:
+        return _IMPORTED_LEGEND
     chunks = "▓▒" if frame.view.zoom == 1 else "▓"  # a column of several steps joins them
     return ((chunks, "prefill"), ("prefill ", "muted"), *_LEGEND)
 
@@ -140,6 +142,9 @@ _LEGEND: Line = (
     ("!", "breach"), ("late ", "muted"),
     ("●", "finished"), ("end", "muted"),
 )  # fmt: skip
+# A file of another tool tells how many tokens there were, not what was done for them.
+_IMPORTED_LEGEND: Line = (("▓", "prefill"), ("prompt ", "muted"), ("━", "decode"),
+                          ("output ", "muted"), *_LEGEND[-4:])  # fmt: skip
 
 
 def _title(frame: Frame) -> Line:

@@ -36,10 +36,7 @@ _Cell = tuple[str, str]
 
 
 def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
-    """Return the budget charts and the wait charts of both runs.
-
-    Without room, only the budget charts.
-    """
+    """Return the budget charts and, if there is room, the wait charts of both runs."""
     if height < MIN_HEIGHT:
         return []
     wait_rows = 0 if height < 10 else max(1, (height - 4) // 5)
@@ -92,11 +89,7 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
-    """Return the row of cells that shows one request from its arrival to its end.
-
-    A column with an event (`happened`) shows that event; any other column shows whether the request
-    still waited for its first token or decoded.
-    """
+    """Return the row of one request from arrival to end: events, else whether it waited or not."""
     first_ns = run.ttft_ns
     end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []
@@ -169,10 +162,7 @@ def _bars(
 
 
 def _axis(page: ComparePage) -> Line:
-    """Return the line of the axis: ticks, each labelled with its offset.
-
-    Offset 0 is where both runs are aligned: their start, or the arrival of the selected request.
-    """
+    """Return the line of the axis: ticks, each labelled with its offset from where runs align."""
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):

@@ -3,8 +3,6 @@
 Latencies form a matrix of kinds and percentiles; the other figures are listed in columns below.
 """
 
-from collections.abc import Sequence
-
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.figures.table import KINDS
@@ -14,13 +12,7 @@ from stepscope.tui.views.lines import Line, Run, clean
 
 _LABEL = 7
 _BLOCK = 22  # cells of a percentile, with the vertical line before it
-_RANKS: tuple[tuple[int | None, str], ...] = (
-    (50, "p50"),
-    (95, "p95"),
-    (99, "p99"),
-    (100, "max"),
-    (None, "in SLO"),
-)
+_RANKS = {50: "p50", 95: "p95", 99: "p99", 100: "max", None: "in SLO"}
 _PARTS = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
 _BY_NEED = (99, 50, 100, None, 95)  # without room, the last of these is left out first
 MARKS: dict[Verdict, tuple[str, str]] = {
@@ -47,17 +39,13 @@ def key(found: Comparison) -> Line:
 
 
 def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
-    """Return the table of latencies: a line per kind (TTFT, ITL, ...), a column per percentile.
+    """Return the table of latencies: a line per kind, a column for each percentile that fits.
 
-    Percentiles that do not fit into `width` are left out.
-
-    Args:
-        with_parts: add two lines below ITL, for gaps between tokens without a prefill beside them
-            and with one.
+    With parts, two lines below ITL are for gaps without a prefill beside them and with one.
     """
     num = max(1, (width - _LABEL) // _BLOCK)
     kept = set(_BY_NEED[:num])
-    ranks = [(rank, name) for rank, name in _RANKS if rank in kept]
+    ranks = [(rank, name) for rank, name in _RANKS.items() if rank in kept]
     head: list[Run] = [(f"{'ms':>{_LABEL - 1}} ", "muted")]
     for _, name in ranks:
         head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
@@ -110,8 +98,10 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
     """Return the figures that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
     room = width // num
+    # First those with a better run, last those without values in both runs.
+    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     figures = [each for each in found.figures if each.kind is None]
-    figures = _by_need(figures)
+    figures.sort(key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
     figures = figures[: num * height]
     lines: list[Line] = []
     for first in range(0, len(figures), num):
@@ -120,12 +110,6 @@ def others(found: Comparison, width: int, height: int) -> list[Line]:
             line += _entry(figure, room)
         lines.append(tuple(line))
     return lines
-
-
-def _by_need(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
-    """Sort figures: first those with a better run, last those without values in both runs."""
-    rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
-    return sorted(figures, key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
 
 
 def _entry(figure: ComparedFigure, room: int) -> Line:

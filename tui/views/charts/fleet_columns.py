@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import FleetFigure
-from stepscope.recordings.state.origin import model_text
+from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
 from stepscope.tui.views.lines import Line, Run, clean
@@ -19,10 +19,7 @@ UNKNOWN = "-"
 
 
 class FleetColumn(NamedTuple):
-    """One column of the fleet table. `draw` returns the text and style of an engine's cell.
-
-    `narrow` and `wide` are its widths on a narrow and a wide screen.
-    """
+    """One column of the fleet table, with its widths on a narrow and a wide screen."""
 
     key: ColumnKey
     short: str
@@ -303,10 +300,7 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
 def row(
     places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
 ) -> Line:
-    """Return the table line of one engine.
-
-    A value that differs much from those of the other engines gets ▲ (or ▼) before it.
-    """
+    """Return the line of one engine; ▲ or ▼ before a value that differs much from others."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]

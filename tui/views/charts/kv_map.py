@@ -9,15 +9,9 @@ from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, Run, clean, framed
-from stepscope.tui.views.theme import (
-    KV_CACHED,
-    KV_EMPTY,
-    KV_GLYPHS,
-    KV_SHARED,
-    KV_STYLES,
-    KV_USED,
-)
+from stepscope.tui.views.framed_panels import beside
+from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
+from stepscope.tui.views.theme import KV_CACHED, KV_EMPTY, KV_GLYPHS, KV_SHARED, KV_STYLES, KV_USED
 
 _NAMES = ("free", "cached", "used", "shared")
 _SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
@@ -34,11 +28,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     rows = height - 3
     body = state_map(frame, map_width, rows)
     if with_owners:
-        owners = _owners(frame, rows)
-        body = [
-            (*line, (" " * (map_width + 3 - sum(len(text) for text, _ in line)), "text"), *owner)
-            for line, owner in zip(body, owners, strict=True)
-        ]
+        body = beside([fitted(line, map_width + 3) for line in body], _owners(frame, rows))
     body = [((" ", "text"), *line) for line in body]
     body.append(((" ", "text"), *key(frame, inner + 1)))
     return framed(body, width, height, _title(frame, width - 6))
@@ -86,10 +76,7 @@ def key(frame: Frame, width: int) -> Line:
 
 
 def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list[Line]:
-    """Return the states of all KV blocks as `rows` lines of at most `width` cells.
-
-    Each block takes `block_width` cells. If the blocks do not fit, several share a cell.
-    """
+    """Return `rows` lines of blocks, `block_width` cells each, or several blocks in a cell."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
@@ -123,11 +110,7 @@ def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
 
 
 def merged(states: bytes, num_cells: int) -> bytes:
-    """Return `num_cells` states: the most frequent state of each group of neighbouring blocks.
-
-    If two states are equally frequent, shared goes before used, used before cached, cached before
-    free.
-    """
+    """Return the most frequent state of each group of neighbours; shared before used, and so on."""
     most = _of_few if len(states) <= _FEW * num_cells else _of_many
     return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
 
@@ -163,10 +146,7 @@ def state_runs(cells: bytes) -> Line:
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Return lines that name the requests with most KV blocks.
-
-    One more line tells the share of slots in held blocks that no token fills.
-    """
+    """Return lines that name the requests with most KV blocks, and the share they do not fill."""
     state = frame.state
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
@@ -185,10 +165,7 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
 
 
 def unfilled_share(frame: Frame) -> float | None:
-    """Return the share of token slots, in blocks that requests hold, that no token fills.
-
-    None if it is unknown.
-    """
+    """Return the share of token slots in held blocks that no token fills; None if unknown."""
     info = frame.state.info
     holders = [view for view in frame.state.requests.values() if view.num_blocks]
     if info is None or not info.block_size or not holders:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from itertools import pairwise
 
+from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
@@ -31,7 +32,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     Args:
         gutter: cells left of the columns, for the request's name and status.
     """
-    glyphs = _glyphs(frame.view.axis, frame.view.zoom > 1)
+    glyphs = _glyphs(frame.view.axis, frame.view.zoom > 1, frame.imported is not None)
     edges = _late_edges(frame)
     body = [
         (
@@ -61,14 +62,20 @@ def _late_edges(frame: Frame) -> list[int]:
 
 
 @cache
-def _glyphs(axis: Axis, is_merged: bool) -> tuple[Mapping[int, str], Mapping[int, str]]:
+def _glyphs(
+    axis: Axis, is_merged: bool, of_client: bool
+) -> tuple[Mapping[int, str], Mapping[int, str]]:
     """Return the glyphs of the cells in a usual column, and those in a late one.
 
-    A column of several steps does not tell chunks apart.
+    A column of several steps does not tell chunks apart. A client knows when tokens came, not what
+    the engine did for them or in between.
     """
     usual = [("▓" if glyph == "▒" and is_merged else glyph) for glyph in LANE_GLYPHS]
     # "─": the token does not come yet. On the time axis, a late token is at the end of that.
     marked = "━═─" if axis == "step" else "─"
+    if of_client:
+        usual[Cell.PREFILL] = usual[Cell.PREFILL_ALT] = "━"
+        usual[Cell.IDLE], marked = "─", ""
     late = [LATE if glyph in marked else glyph for glyph in usual]
     return dict(enumerate(usual)), dict(enumerate(late))
 

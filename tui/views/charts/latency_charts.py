@@ -18,13 +18,9 @@ DENSITY_KEY: Line = (("·░▒▓█", "decode"), (" few to many ", "muted"), (
 
 
 class Counted(NamedTuple):
-    """Numbers of latency samples, by latency band and by time slice.
+    """Numbers of latency samples, by latency band (above its edge in ms) and by time slice."""
 
-    A band holds the samples above its lower edge (in `edges`, in ms) and up to the next edge. The
-    service level is one of the edges, so each band is either late as a whole or not late at all.
-    """
-
-    edges: list[float]
+    edges: list[float]  # the service level is one: a band is late as a whole, or not at all
     num_late: int  # the last so many bands are late
     cells: list[list[int]]  # by band, then by slice
 
@@ -38,15 +34,9 @@ def count(
     window_s: float,
     num_slices: int,
     most_bands: int,
-    bound_ms: float | None,
+    bound_ms: float | None,  # the service level
 ) -> Counted:
-    """Count latency samples by band and time slice.
-
-    Args:
-        samples: the samples of the window, in nanoseconds; not empty.
-        end_ns: the end of the window.
-        bound_ms: the service level, if there is one.
-    """
+    """Count the samples of a window, which are some, by band and time slice."""
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
 
     ranked = samples.ranked()

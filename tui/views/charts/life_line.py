@@ -4,6 +4,7 @@ A cause says what a stretch of time went to, such as "queued" or "preempted". A 
 stretch with its cause.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import RequestView
@@ -30,17 +31,19 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     line: Line = (
         (f" {'life':<{GUTTER - 1}}", "muted"),
         *_cells(pieces, begin_ns, end_ns, room),
-        (f" {with_unit((end_ns - begin_ns) / 1e6)}", "text"),
+        (f" {fmt.with_ms((end_ns - begin_ns) / 1e6)}", "text"),
     )
-    totals = _exact(pieces)
+    totals: Counter[Cause] = Counter()
+    for piece in pieces:
+        totals[piece.cause] += piece.ns
     total = max(1, sum(totals.values()))
     entries = [
         (
             f"{CAUSE_GLYPHS[cause][0]} {SHORT_CAUSE_NAMES[cause]}",
-            f"{ns / total:.0%} {with_unit(ns / 1e6)}",
+            f"{ns / total:.0%} {fmt.with_ms(ns / 1e6)}",
             "text",
         )
-        for cause, ns in sorted(totals.items(), key=lambda item: -item[1])
+        for cause, ns in totals.most_common()
     ]
     spent = [_coloured(each) for each in pairs(entries, width - GUTTER)]
     shown = [((" " * GUTTER, "text"), *each) for each in spent[: max(0, height - 1)]]
@@ -62,19 +65,8 @@ def _coloured(line: Line) -> Line:
     return tuple(runs)
 
 
-def _exact(pieces: Sequence[Piece]) -> dict[Cause, int]:
-    totals: dict[Cause, int] = {}
-    for piece in pieces:
-        totals[piece.cause] = totals.get(piece.cause, 0) + piece.ns
-    return totals
-
-
 def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
-    """Return the pieces (time with one cause) up to the cursor.
-
-    A request that waits at the cursor gets a last piece up to the cursor. Its cause is only
-    "queued" or "preempted", because the exact cause is unknown until the token comes.
-    """
+    """Return the pieces up to the cursor; a wait is "queued" or "preempted" until its token."""
     if life is None:
         return []
     now_ns = frame.state.time_ns
@@ -90,10 +82,7 @@ def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
 
 
 def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
-    """Return the time line.
-
-    A cell shows the worst cause in it: the last of them in `CAUSE_GLYPHS`.
-    """
+    """Return the time line; a cell shows its worst cause, the last in `CAUSE_GLYPHS`."""
     rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
     cells = [-1] * width
     extent = max(1, end_ns - begin_ns)
@@ -104,9 +93,3 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
             cells[x] = max(cells[x], rank[piece.cause])
     glyphs = list(CAUSE_GLYPHS.values())
     return joined((" ", "text") if cell < 0 else glyphs[cell] for cell in cells)
-
-
-def with_unit(value: float | None) -> str:
-    """Return milliseconds in a readable form with their unit: 18.2 ms, 12.3s."""
-    text = fmt.milliseconds(value)
-    return text if value is None or text.endswith("s") else f"{text} ms"

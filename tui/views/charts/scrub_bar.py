@@ -52,11 +52,12 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
             runs.append(("█", "strong"))
         else:
             runs.append((glyph, _STYLES.get(glyph, "frame")))
+    unit = "record" if frame.is_summed_up else "step"
     runs += [
         ("┤", "frame"),
         (f" {end:<8} ", "muted"),
         _state(frame),
-        (f"{fmt.plural(frame.history.num_steps, 'step')} in memory", "muted"),
+        (f"{fmt.plural(frame.history.num_steps, unit)} in memory", "muted"),
     ]
     return [tuple(runs)]
 

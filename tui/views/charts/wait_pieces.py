@@ -11,22 +11,14 @@ _NARROW = 100
 
 
 def height_for(late: Late | None, room: int) -> int:
-    """Return the height of the panel for this wait, in lines; 0 means that it is not shown.
-
-    Args:
-        late: the wait, if one is selected.
-        room: rows for this panel and the list of late tokens, which needs some of them.
-    """
+    """Return the height of the panel for this wait; 0 without room beside the list, or a wait."""
     if late is None or room < 10:
         return 0
     return min(len(late.pieces) + 2, room - 6)
 
 
 def draw(late: Late, width: int, height: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame.
-
-    Pieces that do not fit are summed up in the last line.
-    """
+    """Return the panel with its frame; its last line sums up the pieces that do not fit."""
     room = height - 2
     pieces = late.pieces if len(late.pieces) <= room else late.pieces[: room - 1]
     body = [_line(late, number, width - 2) for number in range(len(pieces))]

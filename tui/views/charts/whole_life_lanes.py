@@ -1,11 +1,10 @@
 """Lanes of requests that prefill on one engine and decode on another, on one time axis."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from stepscope.recordings.fleets.whole_lives import WholeLife
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.views.lines import Line, Run, clean, fitted
+from stepscope.tui.views.lines import Line, Run, clean, fitted, joined
 
 CELL_NS = 100_000_000
 _LABEL = 24
@@ -17,15 +16,9 @@ _DECODE: Run = ("━", "decode")
 _END: Run = ("●", "finished")
 _NOTHING: Run = (" ", "text")
 LEGEND: Line = (
-    _PREFILL,
-    (" prefill  ", "muted"),
-    _WAIT,
-    (" waits  ", "muted"),
-    _WAY,
-    (" handed over  ", "muted"),
-    _DECODE,
-    (" decode", "muted"),
-)
+    _PREFILL, (" prefill  ", "muted"), _WAIT, (" waits  ", "muted"),
+    _WAY, (" handed over  ", "muted"), _DECODE, (" decode", "muted"),
+)  # fmt: skip
 
 
 def draw(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
@@ -50,20 +43,11 @@ def _label(life: WholeLife) -> Line:
 
 
 def _lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
-    runs = (_cell(life, begin_ns + place * CELL_NS, now_ns) for place in range(cells))
-    return tuple(_merged(runs))
-
-
-def _merged(runs: Iterator[Run]) -> Iterator[Run]:
-    for style, alike in groupby(runs, key=lambda run: run[1]):
-        yield "".join(text for text, _ in alike), style
+    return joined(_cell(life, begin_ns + place * CELL_NS, now_ns) for place in range(cells))
 
 
 def _cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
-    """Return the glyph for what the request did in the `CELL_NS` from `start_ns` on.
-
-    The transfer between the engines always gets a cell, however short it was.
-    """
+    """Return what the request did from `start_ns` on; a transfer gets a cell, however short."""
     end_ns = start_ns + CELL_NS
     gone_ns = now_ns if life.end_ns is None else life.end_ns
     if end_ns <= life.arrival_ns or start_ns >= gone_ns:

@@ -5,8 +5,8 @@ A "side" is one of the two runs, A or B.
 
 from typing import Literal
 
-from stepscope.recordings.compare.comparison import ComparedCause, Comparison, SideWork
-from stepscope.recordings.state.origin import SIMULATED
+from stepscope.recordings.compare.comparison import Comparison, SideWork
+from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
@@ -32,8 +32,9 @@ def sizes(found: Comparison, width: int) -> str:
 
 def work_text(work: SideWork) -> str:
     how = "" if work.simulated is None else f"{SIMULATED}, "
+    unit = "records" if work.sums_up else "steps"
     return (
-        f"{how}{work.num_steps:,} steps in {fmt.span(work.seconds)}, "
+        f"{how}{work.num_steps:,} {unit} in {fmt.span(work.seconds)}, "
         f"{_requests(work)}, "
         f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
     )
@@ -71,18 +72,12 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
         return "none" if known == 1 else "of unknown cause"
     mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
     parts = [
-        cause_text(share, side, total_ns)
+        f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
         for share in mine[:limit]
-        if (share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
+        if (spent_ns := share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
     ]
     late = f"{number:,} late, {total_ns / 1e9:,.1f} s of waiting"
     return f"{late}: {', '.join(parts)}" if parts else late
-
-
-def cause_text(share: ComparedCause, side: Literal["a", "b"], total_ns: int) -> str:
-    """Return the name of a cause, and its share of the run's total late waiting time."""
-    spent_ns = share.a_ns if side == "a" else share.b_ns
-    return f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
 
 
 def bound_of(found: Comparison, kind: str) -> float:

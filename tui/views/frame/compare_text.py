@@ -267,9 +267,9 @@ def _unsure(figure: ComparedFigure, has_values: bool) -> str:
 
 
 def paired(found: Comparison) -> list[str]:
-    """Return a phrase for each latency: for how many requests it was shorter in A, and in B.
+    """Return for how many requests of both runs each latency was shorter in A, and in B.
 
-    Only requests that both runs served are compared. What `outcome` says is not said again.
+    What `outcome` says is not said again.
     """
     number = len(found.requests.pairs)
     return [

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight, StepRecord
 from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.compare.side.advice import Advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
@@ -57,6 +59,7 @@ class Frame:
     worst: Stalls  # the longest stalls in memory, wherever the cursor is
     waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
     verdict: Verdict  # on the seconds up to the cursor
+    advice: Sequence[Advice] = ()  # which knob to change; only on the knobs screen
     output_trend: tuple[float | None, ...] = ()  # tokens in each of the last seconds
     figures_age_s: float = 0.0  # from the step that latencies, rates and verdict are up to
     age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard
@@ -69,6 +72,7 @@ class Frame:
     is_replay: bool = False
     status: SourceStatus = "live"  # of the source when the picture was made
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # only on the latency screen
+    speculation: Speculation | None = None  # only there, and only if there were drafts
     fleet: FleetPage | None = None  # only on the fleet screen
     compare: ComparePage | None = None  # only on the compare screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions without their default key

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.compare.side.advice import Advice, advice
+from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
@@ -41,6 +44,7 @@ _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 _MOST_REFRESH_S = 5.0  # of figures that cost very much
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
+_ASKING = ("knobs", "latency")  # pages with figures of their own
 
 
 class _Figures(NamedTuple):
@@ -55,6 +59,8 @@ class _Figures(NamedTuple):
     waiting_trend: int
     verdict: Verdict
     output_trend: tuple[float | None, ...]
+    advice: Sequence[Advice]
+    speculation: Speculation | None
     time_ns: int  # of the step that they are up to
 
 
@@ -200,6 +206,7 @@ class FrameBuilder:
             waiting_trend=figures.waiting_trend,
             verdict=figures.verdict,
             output_trend=figures.output_trend,
+            advice=figures.advice,
             figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
             age_s=self._age_s(),
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
@@ -211,6 +218,7 @@ class FrameBuilder:
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
             windows=windows,
+            speculation=figures.speculation,
             keys=self._keys,
         )
 
@@ -238,7 +246,8 @@ class FrameBuilder:
         # While earlier steps are being loaded, a report of the last minute would be incomplete.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
         reach = None if view.live else history.first_step
-        mode = (view.live, None if info is None else info.engine_id, history.is_short, reach)
+        engine_id, page = None if info is None else info.engine_id, view.page
+        mode = (view.live, engine_id, history.is_short, reach, page if page in _ASKING else None)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
@@ -256,6 +265,8 @@ class FrameBuilder:
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
+                advice(RecentRun(history, state)) if page == "knobs" else (),
+                history.speculation(end_ns, window_s) if page == "latency" else None,
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor

@@ -1,5 +1,6 @@
 """The notes of the fleet page: errors, engines whose figures stand out, settings that differ."""
 
+import textwrap
 from collections.abc import Sequence
 
 from stepscope.recordings.fleets.fleet import FleetPicture
@@ -119,7 +120,8 @@ def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
             line, is_empty = [(" " * indent, "text")], True
         if not is_empty:
             line.append((" · ", "muted"))
-        first, *rest = _broken(text, max(8, width - length_of(line)))
+        room = max(8, width - length_of(line))
+        first, *rest = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
         line.append((first, style))
         is_empty = False
         for part in rest:
@@ -127,14 +129,3 @@ def _wrapped(begin: Line, pieces: Sequence[Run], width: int) -> list[Line]:
             line = [(" " * indent, "text"), (part, style)]
     lines.append(tuple(line))
     return lines
-
-
-def _broken(text: str, width: int) -> list[str]:
-    """Break a text at blanks into parts of at most `width` cells."""
-    parts: list[str] = []
-    while len(text) > width:
-        at = text.rfind(" ", 0, width + 1)
-        at = at if at > 0 else width
-        parts.append(text[:at])
-        text = text[at:].lstrip()
-    return [*parts, text]

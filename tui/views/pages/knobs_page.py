@@ -41,7 +41,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     ahead, trail = _ahead(frame, known), _trail(frame, past)
     entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
+    helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
+    advised = [
+        ((f" {clean(each, width - 4)}", "mark"),)
+        for each in _wrapped(f"what would help: {helps}" if helps else "", width)
+    ]
     num_about = max([1, *(len(_wrapped(_about(each), width)) for each in specs.values())])
+    num_about += len(advised)
     body_height = max(4 + num_about, min(len(names) + 3 + num_about, height - log_height))
     shown = max(0, body_height - 3 - num_about)
     title: Line = (
@@ -69,7 +75,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         at = min(selected, len(entries) - 1)
         about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
     lines_about = [((f" {clean(each, width - 4)}", "muted"),) for each in _wrapped(about, width)]
-    body = [*body[: body_height - 2 - num_about], *lines_about[:num_about]]
+    body = [*body[: body_height - 2 - num_about], *advised, *lines_about][: body_height - 2]
     lines = framed(body, width, body_height, title, hint)
     rest = height - body_height
 
@@ -97,12 +103,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         log = [((text, "muted"),)]
     count = f" ({len(trail)})" if trail or names else ""
     order = ", newest first"
-    if _is_longer(frame):
+    if frame.state.audit and frame.state.audit[0].number > 1:
         count, order = f" ({len(trail)}; earlier: snapshot --audit)", ""
     heading: Line = (
         (f"audit{count}", "title"),
         (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
-        (_num_ahead(frame, ahead), "text"),
+        (f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
         (_refused(frame), "caution"),
     )
     hint = ((f"{frame.key('inspect')} goes there", "muted"),)
@@ -199,22 +205,11 @@ def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
     return sorted([*past, *others], key=lambda entry: -entry.time_ns)
 
 
-def _is_longer(frame: Frame) -> bool:
-    """Whether the engine's audit trail has earlier entries that the dashboard does not have."""
-    audit = frame.state.audit
-    return bool(audit) and audit[0].number > 1
-
-
 def _step(frame: Frame, entry: Entry) -> int | None:
     """Return the step at which an entry took effect; of a refused one, the step before."""
     if entry.effective_step is not None:
         return entry.effective_step
     return frame.history.step_at(entry.time_ns)
-
-
-def _num_ahead(frame: Frame, ahead: Sequence[_Ahead]) -> str:
-    """Return a text: how many entries come after the cursor, and the key that goes there."""
-    return f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else ""
 
 
 def _refused(frame: Frame) -> str:

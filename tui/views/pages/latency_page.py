@@ -27,6 +27,7 @@ from stepscope.tui.views.framed_panels import (
 )
 from stepscope.tui.views.lines import Line, Run, clean, framed, spot
 from stepscope.tui.views.pages import breach_list
+from stepscope.tui.views.panels import speculation_panel
 
 NARROW = 100  # below this width no histogram beside the heat map
 # Most to read for one picture: nanoseconds of waits explained one by one, and rows of steps
@@ -67,6 +68,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if (window_s := frame.window_s) is not None:
         hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
     lines = framed(rows, width, len(rows) + 2, title, hint)
+    if frame.speculation is not None and height - len(lines) >= speculation_panel.HEIGHT + 8:
+        lines += speculation_panel.draw(frame.speculation, width)
     left = height - len(lines)
     chart_height = 0 if left < 14 else min(16, left // 2)
     if chart_height:

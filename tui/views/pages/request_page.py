@@ -15,7 +15,6 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 from stepscope.tui.views.charts import life_line, wait_pieces
-from stepscope.tui.views.charts.life_line import with_unit
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import (
@@ -217,7 +216,7 @@ def _rank(ordered: Sequence[int], rank: int) -> float | None:
 
 def _late(value: float | None, bound: float | None) -> tuple[str, str]:
     is_late = value is not None and bound is not None and value > bound
-    return f"{with_unit(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
+    return f"{fmt.with_ms(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
 
 
 # Gaps between tokens

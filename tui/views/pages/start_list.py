@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.state.origin import model_text
+from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:  # the first picture has neither, and does not wait for them

@@ -1,11 +1,9 @@
 """The key figures at the top of the screen: the figures that an operator reads first, in groups."""
 
 from stepscope.recordings.history.rates import MINUTE_S
-from stepscope.recordings.state.series.latency import Series
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.views.lines import Line, Run, length_of
-from stepscope.tui.views.panels.latency_panel import GOOD_SHARE
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
@@ -22,10 +20,8 @@ _ACTIONS = (
     "screen_latency",
     "previous_preemption",
     "screen_latency",
-    "screen_latency",
-    "screen_latency",
-    "previous_preemption",
     "screen_live",
+    "previous_preemption",
 )
 
 
@@ -77,7 +73,6 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
     about = "≈" if frame.is_summed_up and not frame.imported else ""
-    own = "own " if frame.history.own_levels else ""
     return [
         _budget(frame, bar_width),
         (
@@ -104,10 +99,8 @@ def _groups(frame: Frame, bar_width: int) -> list[Line]:
             ("  in ", "muted"),
             (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
         ),
-        (*_named(f"{own}SLO {about}ttft", cut), *_kept(latency.ttft, slo.ttft_ms)),
-        (*_named(f"{own}SLO {about}itl", cut), *_kept(latency.itl, slo.itl_ms)),
-        _recompute(frame),
         _limited(frame, cut),
+        _recompute(frame),
     ]
 
 
@@ -123,8 +116,8 @@ def _limited(frame: Frame, cut: str) -> Line:
     if not limits:
         return (*_named("LIMIT ", cut), ("—", "muted"))
     limit = max(limits, key=lambda each: limits[each])
-    style = "text" if limit == "work" else "caution"
-    return (*_named("LIMIT ", cut), (f"{limit} {limits[limit]:.0%}", style))
+    name, style = ("none", "text") if limit == "work" else (limit, "caution")
+    return (*_named("LIMIT ", cut), (f"{name} {limits[limit]:.0%}", style))
 
 
 def _cut(frame: Frame, window_s: float) -> str:
@@ -160,14 +153,6 @@ def _trend(frame: Frame) -> int:
 
 def _limit_text(frame: Frame) -> str:
     return "" if frame.is_summed_up else f"/{fmt.short(_limit(frame))}"
-
-
-def _kept(series: Series, bound: float) -> Line:
-    text = f"<{bound:g} "
-    if series.within_slo is None:
-        return ((text + "—", "muted"),)
-    share = min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0)
-    return ((text, "muted"), (f"{share:.1%}", "good" if share >= GOOD_SHARE else "breach"))
 
 
 _TREND = {1: " ▲", 0: "  ", -1: " ▼"}

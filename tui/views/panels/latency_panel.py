@@ -9,7 +9,7 @@ from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
 from stepscope.tui.views.lines import Line, Run, framed, length_of, spot
 from stepscope.tui.views.theme import LEVELS
 
-GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
+_GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
@@ -102,7 +102,7 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
     else:
         # Never round up to 100 %: that would hide a breach.
         kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
-        good = values.within_slo >= GOOD_SHARE
+        good = values.within_slo >= _GOOD_SHARE
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
     line.append((sparkline(values.trend_ms, trend_width), "decode"))
     return tuple(line)
@@ -154,7 +154,7 @@ def _goodput(frame: Frame) -> Line:
     share, rate = frame.goodput.share, frame.goodput.per_s
     if share is None or rate is None:
         return ()
-    style = "good" if share >= GOOD_SHARE else "breach"
+    style = "good" if share >= _GOOD_SHARE else "breach"
     return (("goodput ", "muted"), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
 
@@ -166,7 +166,7 @@ def _stall(frame: Frame, width: int) -> list[Line]:
 
 def _worst(frame: Frame, width: int) -> list[Line]:
     """Return a line on the longest stall in memory; no line if that is also the last stall."""
-    stall, number = other_worst(frame), frame.worst.number
+    stall = other_worst(frame)
     if stall is None:
         return []
     kind = "" if stall.kind == "ITL" else f"{stall.kind} "
@@ -175,12 +175,11 @@ def _worst(frame: Frame, width: int) -> list[Line]:
     who = f", {request_name(stall.request_id)}"
     if stall.kind == "ITL":
         who = f", {fmt.plural(stall.num_tokens, 'stream')}"
-    key, name = frame.key("worst"), "worst" if number == 1 else f"worst of {number:,}"
+    key = frame.key("worst")
     forms = [
-        (f" {name} in memory: ", f"{when}{who}, step {stall.step:,}", f" ({key} goes there)"),
-        (f" {name} in memory: ", f"{when}{who}", f" ({key} goes there)"),
-        (f" {name}: ", f"{when}{who}", f" ({key} goes there)"),
-        (f" {name}: ", f"{when}{who}", f" ({key})"),
+        (" worst in memory: ", f"{when}{who}, step {stall.step:,}", f" ({key} goes there)"),
+        (" worst in memory: ", f"{when}{who}", f" ({key} goes there)"),
+        (" worst: ", f"{when}{who}", f" ({key} goes there)"),
         (" worst: ", f"{when}{who}", f" ({key})"),
         (" worst: ", "", f" ({key})"),
     ]
@@ -207,7 +206,7 @@ def _last_stall(frame: Frame, width: int, *, is_short: bool) -> list[Line]:
     if frame.stall is None:
         return [((" last stall: none above the ITL bound", "muted"),)]
     label, where = " last stall: ", spot("step", frame.stall.step)
-    rank = f"the worst of {frame.worst.number:,} in memory" if frame.worst.number > 1 else ""
+    rank = "the worst in memory" if frame.worst.number > 1 else ""
     room = width + 1 - len(label)
     if is_short or len(frame.stall.text) <= room:
         stall = late_text.of_stall(frame.stall, room)

@@ -28,7 +28,9 @@ def height(frame: Frame, room: int) -> int:
 
 def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
     """Return the panel, with the first request of the queue on top."""
-    preempted_ns = _preempted_ns(frame)
+    events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
+    # When each was last preempted, as far as memory reaches back.
+    preempted_ns = {each.request_id: each.time_ns for each in events if each.request_id is not None}
     queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
 
     def row(place: int) -> list[Cell]:
@@ -58,12 +60,6 @@ def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[L
 def _waiting(frame: Frame) -> list[RequestView]:
     views = frame.state.requests.values()
     return [view for view in views if view.status in ("waiting", "preempted")]
-
-
-def _preempted_ns(frame: Frame) -> dict[int, int | None]:
-    """Return request id -> when it was last preempted, as far as memory reaches back."""
-    events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
-    return {each.request_id: each.time_ns for each in events if each.request_id is not None}
 
 
 def _reason(frame: Frame, record: StepRecord, queue: list[RequestView], place: int) -> str:

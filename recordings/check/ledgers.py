@@ -1,4 +1,6 @@
-"""`BlockLedger`: checks an engine's KV block counts against the block moves it published.
+"""Checks what an engine counts against the rows, events and block moves that it published.
+
+`BlockLedger`: KV block counts against block moves.
 
 Every block is either referenced by requests, cached, or empty. These three counts must add up to
 the number of blocks. The references must equal the blocks that requests hold.
@@ -6,6 +8,11 @@ the number of blocks. The references must equal the blocks that requests hold.
 The batch rows of a request tell how many blocks it holds. A request admitted without a row (a
 member of a static batch whose prompt begins in a later step) holds an unknown number until its
 first row. Until then, the references must only be at least the blocks of all other requests.
+
+`TokenLedger`: checks a request's rows against each other, and against its output at the end.
+
+A row begins where the one before it ended. The tokens that a request computed, and one more, are
+its prompt and its output: so output is what was accepted, however many drafts a step checked.
 """
 
 from stepscope.engine.protocol.wire import (
@@ -13,6 +20,7 @@ from stepscope.engine.protocol.wire import (
     EMPTY,
     Aborted,
     Admitted,
+    Arrived,
     BatchRow,
     BlockMove,
     Finished,
@@ -22,6 +30,55 @@ from stepscope.engine.protocol.wire import (
     Snapshot,
 )
 from stepscope.recordings.state.blocks import BlockMap
+
+
+class TokenLedger:
+    """How far each request is computed. Each problem is one line of text."""
+
+    def __init__(self) -> None:
+        self._num_prompt: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # position after the last row; missing if unknown
+        self.num_checked = 0  # requests whose output was compared
+
+    def forget(self) -> None:
+        """Forget all requests, because messages are missing."""
+        self._num_prompt.clear()
+        self._ends.clear()
+
+    def open(self, snapshot: Snapshot) -> None:
+        """Take over the prompts of requests that arrived before."""
+        for view in snapshot.requests:
+            if view.max_tokens and not view.is_partial:
+                self._num_prompt.setdefault(view.request_id, view.num_prompt_tokens)
+
+    def take(self, batch: list[BatchRow] | None, events: list[RequestEvent]) -> list[str]:
+        """Apply a step, or what happened between two steps."""
+        for event in events:
+            if isinstance(event, Arrived) and event.max_tokens:  # else it has no output
+                self._num_prompt[event.request_id] = event.num_prompt_tokens
+            elif isinstance(event, Admitted | Preempted):
+                self._ends.pop(event.request_id, None)
+        problems = [problem for row in batch or () if (problem := self._take_row(row))]
+        for event in events:
+            if isinstance(event, Finished):
+                end = self._ends.pop(event.request_id, None)
+                num_prompt = self._num_prompt.pop(event.request_id, None)
+                if end is None or num_prompt is None or event.handed_to is not None:
+                    continue
+                self.num_checked += 1
+                if (num_output := end + 1 - num_prompt) != event.num_output_tokens:
+                    problems.append(
+                        f"request {event.request_id} ended with {event.num_output_tokens:,} output "
+                        f"tokens; by its rows {num_output:,}"
+                    )
+        return problems
+
+    def _take_row(self, row: BatchRow) -> str | None:
+        end = self._ends.get(row.request_id)
+        self._ends[row.request_id] = row.start + row.num_tokens
+        if end is None or end == row.start:
+            return None
+        return f"request {row.request_id} goes on at token {row.start:,}; its rows ended at {end:,}"
 
 
 class BlockLedger:
@@ -79,10 +136,7 @@ class BlockLedger:
         return problems
 
     def take(
-        self,
-        moves: list[BlockMove],
-        batch: list[BatchRow] | None,
-        events: list[RequestEvent],
+        self, moves: list[BlockMove], batch: list[BatchRow] | None, events: list[RequestEvent]
     ) -> list[str]:
         """Apply the block moves and events of a step, or of a status between two steps.
 

@@ -1,0 +1,177 @@
+"""`Speculation`: how many drafts were accepted, and what it bought, by the number of requests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.session.sums import per
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NUM_SLICES = 16
+_MIN_STEPS = 30  # of decodes alone, to fit what drafts cost
+_SURE = 0.2  # of a step: beyond twice the standard error, its part for drafts is unknown
+_LONG = 3  # a step of so many medians was held up by something else
+_NAMES = ("num_decode_rows", "num_drafted_tokens", "num_accepted_tokens", "num_prefill_tokens")
+
+
+class DraftCount(NamedTuple):
+    """Drafts that were checked, and those of them that were accepted."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def share(self) -> float | None:
+        return per(self.accepted, self.drafted)
+
+
+class SpeculationGroup(NamedTuple):
+    """The steps in which `low` to `high` requests decoded, and nothing else was computed.
+
+    Attributes:
+        tokens_per_decode: what a request got in a step, on average.
+        extra: the time for the drafts, as a share of the step without them; None if unknown.
+        gain: tokens a second, divided by those without drafts; None if unknown.
+    """
+
+    low: int
+    high: int
+    num_steps: int
+    tokens_per_decode: float
+    extra: float | None
+    gain: float | None
+
+
+class Speculation(NamedTuple):
+    """The drafts of a stretch of a session.
+
+    Attributes:
+        trend: the share that was accepted, in equal parts of that time; None where none was.
+        positions: of the first, second... draft of a request in a step; of the last steps alone.
+        requests: by request id, of these steps.
+    """
+
+    total: DraftCount
+    groups: list[SpeculationGroup]
+    trend: list[float | None]
+    positions: Sequence[DraftCount] = ()
+    requests: Mapping[int, DraftCount] = MappingProxyType({})
+
+    @property
+    def pays_up_to(self) -> int | None:
+        """Most requests at once of a group that gains; 0 if none does, None if unknown."""
+        known = [each for each in self.groups if each.gain is not None]
+        gaining = (each.high for each in known if (each.gain or 0.0) >= 1)
+        return max(gaining, default=0) if known else None
+
+
+def speculation_in(table: StepTable, first: int, last: int) -> Speculation | None:
+    """What drafts did in the steps in the places [first, last); None if there were none."""
+    import numpy as np
+
+    chosen = slice(first, last)
+    rows, drafted, accepted, prefill = (
+        np.maximum(np.frombuffer(table.column(name), dtype=np.int64)[chosen], 0) for name in _NAMES
+    )
+    if not drafted.any():
+        return None
+    starts, ends = (
+        np.frombuffer(table.column(name), dtype=np.int64)[chosen]
+        for name in ("schedule_start_ns", "tokens_ns")
+    )
+    parts = np.searchsorted(np.linspace(starts[0], ends[-1], _NUM_SLICES + 1)[1:-1], ends)
+    trend = [
+        per(int(accepted[parts == part].sum()), int(drafted[parts == part].sum()))
+        for part in range(_NUM_SLICES)
+    ]
+    alone = (prefill == 0) & (rows > 0)
+    columns = [each[alone] for each in (rows, drafted, accepted, ends - starts)]
+    total = DraftCount(int(drafted.sum()), int(accepted.sum()))
+    return Speculation(total, _groups(*columns) if alone.any() else [], trend)
+
+
+def _groups(
+    rows: "NDArray[np.int64]",
+    drafted: "NDArray[np.int64]",
+    accepted: "NDArray[np.int64]",
+    ns: "NDArray[np.int64]",
+) -> list[SpeculationGroup]:
+    """Group steps of decodes alone by powers of two of their requests."""
+    costs, found = DraftCosts.fit(rows, drafted, ns), []
+    for power in range(int(rows.max()).bit_length() + 1):
+        low, high = (1 << power) // 2 + 1, 1 << power
+        steps = (rows >= low) & (rows <= high)
+        if not steps.any():
+            continue
+        tokens = 1 + float(accepted[steps].sum() / rows[steps].sum())
+        extra = None if costs is None else costs.share(drafted[steps], ns[steps])
+        gain = None if extra is None else tokens / (1 + extra)
+        found.append(SpeculationGroup(low, high, int(steps.sum()), tokens, extra, gain))
+    return found
+
+
+class DraftCosts(NamedTuple):
+    """What drafts add to the time of a step, by least squares over steps with and without.
+
+    Attributes:
+        ns: for each draft, and for a step that has any.
+        variances: of these two, and how they vary together.
+    """
+
+    ns: "NDArray[np.float64]"
+    variances: "NDArray[np.float64]"
+
+    @classmethod
+    def fit(
+        cls, rows: "NDArray[np.int64]", drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]"
+    ) -> Self | None:
+        """Fit steps of decodes alone; None if they cannot tell drafts from requests."""
+        import numpy as np
+
+        usual = ns <= _LONG * np.median(ns)
+        rows, drafted, ns = rows[usual], drafted[usual], ns[usual]
+        work = np.stack([np.ones(len(ns)), rows, drafted, drafted > 0], axis=1).astype(float)
+        num_known = work.shape[1]
+        found, _, rank, _ = np.linalg.lstsq(work, ns.astype(float), rcond=None)
+        if rank < num_known or len(ns) < _MIN_STEPS:
+            return None
+        error = float(np.sum((ns - work @ found) ** 2)) / (len(ns) - num_known)
+        return cls(found[2:], np.linalg.inv(work.T @ work)[2:, 2:] * error)
+
+    def share(self, drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]") -> float | None:
+        """The time for the drafts of these steps, as a share of the steps without them.
+
+        None if it is not known to a fifth of the steps.
+        """
+        import numpy as np
+
+        mean_ns = float(ns.mean())
+        number = np.array([drafted.mean(), (drafted > 0).mean()])
+        if 2 * float(number @ self.variances @ number) ** 0.5 > _SURE * mean_ns:
+            return None
+        for_drafts_ns = max(0.0, float(number @ self.ns))
+        return for_drafts_ns / max(1.0, mean_ns - for_drafts_ns)
+
+
+def with_records(found: Speculation, records: Iterable[StepRecord]) -> Speculation:
+    """Return `found` with the drafts of `records` counted by position and by request."""
+    positions: list[DraftCount] = []
+    requests: dict[int, DraftCount] = {}
+    for record in records:
+        for row in record.drafts or ():
+            before = requests.get(row.request_id, DraftCount(0, 0))
+            requests[row.request_id] = DraftCount(
+                before.drafted + row.num_drafted, before.accepted + row.num_accepted
+            )
+            for place in range(row.num_drafted):
+                if place == len(positions):
+                    positions.append(DraftCount(0, 0))
+                drafted, accepted = positions[place]
+                is_right = place < row.num_accepted
+                positions[place] = DraftCount(drafted + 1, accepted + is_right)
+    return found._replace(positions=positions, requests=requests)

@@ -1,0 +1,279 @@
+"""`SessionScreen`: the screen of one engine or recording, drawn a few times a second.
+
+Actions change its `View` (page, cursor, selection). The main screen gives them keys and mouse.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.timer import Timer
+
+from stepscope.recordings.history.history import History
+from stepscope.tui.screens.drawing import status
+from stepscope.tui.screens.drawing.canvas import Canvas
+from stepscope.tui.screens.drawing.failures import Failures
+from stepscope.tui.screens.drawing.frame_maker import FrameMaker
+from stepscope.tui.screens.drawing.seeking import Seeking
+from stepscope.tui.screens.drawing.status import DrawnPicture
+from stepscope.tui.screens.drawing.textual_theme import use_colours
+from stepscope.tui.screens.drawing.tour_watch import TourWatch
+from stepscope.tui.session.control.operator import Operator
+from stepscope.tui.session.session import Session
+from stepscope.tui.session.time.navigator import Navigator, replay_of
+from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.theme import Skin
+from stepscope.tui.views.view import View
+
+log = logging.getLogger("stepscope.tui")
+
+DEFAULT_FPS, SSH_FPS = 10.0, 5.0
+MIN_FPS, MAX_FPS = 1.0, 60.0
+
+_T = TypeVar("_T")
+
+# The only actions allowed on a too small screen: the effect of any other would be invisible.
+_UNSEEN = frozenset({"help", "redraw", "suspend", "quit"})
+
+
+class SessionScreen(Screen[None], inherit_bindings=False):
+    """The screen of one engine or recording; without `fps` 10 a second, or 5 over SSH."""
+
+    DEFAULT_CSS = "SessionScreen { layout: vertical; overflow: hidden; }"
+    BLANK = True  # the canvas covers the screen itself
+
+    def __init__(self, session: Session, skin: Skin, fps: float | None) -> None:
+        super().__init__()
+        self.session = session
+        self.skin = skin
+        session.abilities = session.abilities.written(skin.ascii_only)
+        self.fps = fps or (SSH_FPS if os.environ.get("SSH_CONNECTION") else DEFAULT_FPS)
+        self.view = View()
+        self.notices = Notices(session.clock)
+        self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
+        self.failures = Failures(self.notices)
+        self.frame: Frame | None = None
+        self.navigator = Navigator(
+            self.view, session.history, session.source, self.notices, self._key
+        )
+        self.operator = Operator(
+            session.history, session.link, self.notices, self._key, session.autopilot
+        )
+        self.canvas = Canvas(session, skin)
+        self._replay = replay_of(session.source)
+        self.frames = FrameMaker(session, self.view, self.canvas)
+        self._tour = TourWatch(session, self.view)
+        self._timer: Timer | None = None
+        self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
+        self._drawn = DrawnPicture(session.clock)
+        self.is_shown = True  # False while the screen of another engine is shown
+        self._failure: str | None = None
+        self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
+
+    # Life
+
+    def compose(self) -> ComposeResult:
+        yield self.canvas
+
+    def on_mount(self) -> None:
+        self.set_fps(self.fps)
+
+    def set_fps(self, fps: float) -> None:
+        self.fps = max(MIN_FPS, min(MAX_FPS, fps))
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_interval(1 / self.fps, self.draw_if_changed)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.canvas.place(event.size, self.view.page)
+        self.draw()
+
+    def look_at(self, history: History) -> None:
+        """Show another history of this source, such as the one from before a restart."""
+        self.notices.leave_place()
+        self.frames.look_at(history)
+        self.navigator.look_at(history)
+        self.view.follow()
+        self.view.selected = self.view.followed = None
+        if history is not self.session.history:
+            self.view.pause(history.last_step)
+
+    @property
+    def history(self) -> History:
+        """The steps that the screen shows: those of the session, or those from before a restart."""
+        return self.frames.history
+
+    def _key(self, action_id: str) -> str:
+        return self.session.abilities.key(action_id)
+
+    def set_skin(self, skin: Skin) -> None:
+        if skin.ascii_only != self.skin.ascii_only:
+            self.session.abilities = self.session.abilities.written(skin.ascii_only)
+            self.frames.forget()
+        self.skin = skin
+        self.canvas.skin = skin
+        use_colours(self.app, skin.mode)
+        self.draw()
+
+    # Drawing
+
+    def draw_if_changed(self) -> None:
+        """Draw a frame if something has changed since the last one. The timer calls this."""
+        with self.failures.shown("the dashboard"):
+            self._look()
+
+    def _look(self) -> None:
+        if not self.is_shown:
+            return
+        if self._seeking.is_about_to_end:
+            return
+        session = self.session
+        seen = status.seen(session, self.operator, self.view)
+        self.operator.receive_answers()
+        pilot = None if session.autopilot is None else session.autopilot.news()
+        for news in (session.preferences.news(), session.exports.news(), pilot):
+            if news is not None:
+                self.notices.say(*news)
+        if (fetched := self.navigator.news()) is not None:
+            self.notices.say_after_place(*fetched)
+        if (said := self.news()) is not None:
+            self.notices.say_later(said)
+        self._look_at_alerts()
+        self._show_notice()
+        is_busy = self.operator.pending or self.frames.is_busy or self.frames.is_behind
+        if is_busy or not self._drawn.is_like(seen):
+            is_moved = self.frame is None or self.frame.status != session.source.status
+            is_first = self.frame is not None and self.frame.last_step is None
+            is_moved |= is_first and self.history.last_step is not None
+            is_whole = self.view.page in ("fleet", "compare")
+            self.draw(everything=self._drawn.is_due or is_moved or is_whole)
+        else:
+            self.canvas.write()
+
+    def _look_at_alerts(self) -> None:
+        for change in self.session.alerts.news():
+            if change.is_firing:
+                self.app.bell()  # the notice line shows the alert as long as it fires
+            else:
+                self.notices.say_later(change.text, "good")
+
+    def draw(self, everything: bool = True) -> None:
+        """Draw a frame now, with `everything` or at a stopped step also the slow views."""
+        failed_before, self._failure = self._failure, None
+        self._drawn.note(status.seen(self.session, self.operator, self.view))
+        try:
+            self._draw(everything or not self.view.live)
+        except Exception as error:  # any error: it is shown, and the next frame tries again
+            if failed_before is None:
+                log.exception("drawing failed")
+            self._failure = f"drawing failed, {see_log(error)}"
+        self._show_notice()
+        self.canvas.write()
+        self._seeking.has_begun()
+
+    def draw_next(self) -> None:
+        """Draw a frame now; if a replay is seeking a step, draw once that step is found."""
+        if not self._seeking.has_begun():
+            self.draw()
+        elif not self._seeking.is_about_to_end:
+            self._show_notice()
+            self.canvas.write()
+
+    def _draw(self, everything: bool) -> None:
+        canvas = self.canvas
+        if not canvas.places:
+            return
+        self._tour.look(self.session.history)
+        if canvas.page != self.view.page:
+            canvas.place(self.size, self.view.page)
+            self.notices.leave_place()
+            everything = True
+        # A page is drawn only with everything; until then the header keeps the page's frame.
+        shown = self.frame
+        frame = shown if self.view.page != "live" and not everything else None
+        if frame is None:
+            frame = self.new_frame()
+            if canvas.fit(frame):
+                frame = self.new_frame()
+            # New latency figures: draw all, so that the header and the slow panels agree.
+            everything |= shown is None or frame.latency is not shown.latency
+        self._drawn.note_views(everything)
+        connection = status.connection(self.session, self.history, self.fps)
+        pending = self.operator.pending
+        canvas.draw(frame, connection, pending, self.following, everything)
+        self._failure = canvas.failure
+
+    def new_frame(self) -> Frame:
+        """Return a new frame: the data of the picture as of now."""
+        if self.view.live and self.history is not self.session.history:
+            self.look_at(self.session.history)
+        self.frame = self.navigator.frame = self.frames.frame()
+        return self.frame
+
+    def _show_notice(self) -> None:
+        standing = status.standing(self.session, self.operator, self.view, self._failure)
+        if (progress := self.navigator.progress) is not None:
+            standing.insert(0, (progress, "text"))
+        self.canvas.notice(self.notices.line(standing, self.size.width))
+
+    @property
+    def following(self) -> bool:
+        """Whether the picture moves by itself, as it shows the newest step."""
+        return self.view.live and (self._replay is None or self._replay.status == "playing")
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of requests that could have a lane, including those without room on the screen."""
+        return 0 if self.frame is None else self.frame.num_lanes
+
+    def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
+        """Show an overlay above the screen. If it closes with a result, `use` gets that."""
+
+        def closed(result: _T | None) -> None:
+            if result is not None:
+                use(result)
+                self.draw_next()
+
+        self.app.push_screen(overlay, closed)
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "do" and parameters:
+            return self.session.abilities.allows(BY_ID[str(parameters[0])])
+        return True
+
+    def action_do(self, action_id: str) -> None:
+        """Run the handler of an action and draw; if it does not work here, say why."""
+        abilities = self.session.abilities
+        action = abilities.action(action_id)
+        if not abilities.allows(action):
+            return
+        if self.canvas.is_too_small and action_id not in _UNSEEN:
+            help_key, quit_key = self._key("help"), self._key("quit")
+            said = f"{action.key} needs a larger screen"
+            self.notices.refuse(f"{said} ({help_key} and {quit_key} work)", (said,))
+            self.draw_next()
+            return
+        self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
+        if self.view.page in action.pages:
+            with self.failures.shown(action.label):
+                self.by_action[action_id]()
+        else:
+            self.notices.refuse(abilities.where_else(action, self.view.page))
+        self.draw_next()
+
+    def explain(self, key: str) -> None:
+        """If `key` belongs to an action that is disabled here, show why; ignore any other key."""
+        abilities = self.session.abilities
+        for action in abilities.actions:
+            if key in action.keys and not abilities.allows(action):
+                self.notices.refuse(abilities.why_not(action))
+                self.draw()
