@@ -68,7 +68,8 @@ class NewRows:
 
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
-        tables, known = self.tables(), {}
+        tables = self.tables()
+        known: dict[tuple[str, str], NDArray[np.int64]] = {}
         for table, columns in tables.items():
             known |= {(table, name): column for name, column in columns.items()}
         numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
