@@ -144,14 +144,9 @@ class _MeasuredRun:
         self._next_tick_ns = 0
 
     def start(self) -> None:
-        if self._warmup:
-            self._begin(self._warmup, first_step=self.core.next_step, is_warmup=True)
-        else:
-            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
+        self._begin(self._warmup or self._measured, is_warmup=bool(self._warmup))
 
-    def _begin(
-        self, prepared: list[tuple[Submit, list[int]]], *, first_step: int, is_warmup: bool
-    ) -> None:
+    def _begin(self, prepared: list[tuple[Submit, list[int]]], *, is_warmup: bool) -> None:
         self._is_warmup = is_warmup
         self._num_open = len(prepared)
         self._num_finished = self._num_output_tokens = 0
@@ -161,7 +156,7 @@ class _MeasuredRun:
         if not is_warmup:
             self.core.inbox.put(Call(ResetPrefixCache(), SilentClient()))
         if self._meter is not None:
-            self._meter.reset(first_step)
+            self._meter.reset(self.core.next_step)
         self._start_ns = self._end_ns = self.core.runner.clock()
         for (submit, token_ids), follower in zip(prepared, self._followers, strict=True):
             self.core.inbox.put(Call(submit, follower, token_ids))
@@ -198,7 +193,7 @@ class _MeasuredRun:
         if self._num_open:
             return
         if self._is_warmup and not self._failures:
-            self._begin(self._measured, first_step=self.core.next_step, is_warmup=False)
+            self._begin(self._measured, is_warmup=False)
         else:
             self.core.stop()
 

@@ -63,8 +63,6 @@ def payload_of(command: Command) -> bytes:
 
 
 class ControlClient:
-    """A client of one engine's control socket (DEALER)."""
-
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 3.0) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.timeout_s = timeout_s
@@ -134,10 +132,9 @@ class ControlClient:
         several times. The change also has the engine's id, so that a restarted engine does not
         apply it.
 
-        Args:
-            again_s: send the command again after so many seconds without an answer, because
-                messages in transit are lost with a connection. Only for commands that change
-                nothing, and for changes, whose default is one second.
+        `again_s`: send the command again after so many seconds without an answer, because messages
+        in transit are lost with a connection. Only for commands that change nothing, and for
+        changes, whose default is one second.
 
         Raises:
             EngineUnreachable: no answer in time (`EngineSilent`, or `NoAnswer` for a change, which

@@ -76,7 +76,6 @@ def _put_back(
     changes: Mapping[str, KnobValue],
     who: str,
 ) -> None:
-    """Restore the old values on the engines that have applied the changes."""
     for client, state, ack in zip(clients, before, acks, strict=False):
         old = {name: state.knobs[name] for name in changes}
         # Skip an engine that is gone, or that another client has changed since.

@@ -109,8 +109,6 @@ class ReorderBuffer:
 
 
 class TelemetryReader:
-    """Counts messages and gaps. It has no thread."""
-
     def __init__(self, address: str) -> None:
         self.num_received = 0
         self.num_gaps = 0

@@ -84,8 +84,6 @@ class AnswerBook(Generic[_C]):
 
 
 class Changes:
-    """Handles changes of clients that may change the engine."""
-
     def __init__(
         self,
         inbox: Inbox,

@@ -46,7 +46,6 @@ class Intake:
 
     Args:
         codec: the model's tokenizer. None if prompts must be token ids.
-        with_tokens: whether prompts are published to subscribers.
     """
 
     def __init__(

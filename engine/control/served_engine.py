@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Inbox, Settled
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change

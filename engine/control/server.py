@@ -57,8 +57,7 @@ class _Flood:
 class ControlServer:
     """Serves a ROUTER socket on its own thread.
 
-    Args:
-        gate: decides which clients may connect. None: every client is an operator.
+    `gate`: decides which clients may connect. None: every client is an operator.
 
     Raises ConfigError: the address cannot be bound.
     """

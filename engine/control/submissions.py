@@ -52,9 +52,8 @@ class LongPrompts:
 
     Any thread may call `add`, `withdraw` and `forget`.
 
-    Args:
-        prepare: tokenises a prompt on one of the two threads, and returns a function that delivers
-            the result. That function is called only if the client still waits. It must not block.
+    `prepare`: tokenises a prompt on one of the two threads, and returns a function that delivers
+    the result. That function is called only if the client still waits. It must not block.
     """
 
     def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
@@ -162,9 +161,8 @@ _TURN_CHARS = 64  # a turn of a conversation counts as its text and this many ch
 class Submissions:
     """Accepts prompts (`Submit` commands) of all clients.
 
-    Args:
-        charge_text: called with the client and the number of characters that were tokenised on the
-            control thread, for the client's rate limit.
+    `charge_text`: called with the client and the number of characters that were tokenised on the
+    control thread, for the client's rate limit.
     """
 
     def __init__(

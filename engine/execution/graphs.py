@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.execution.input_batch import InputBatch
+from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_device
 
 
@@ -109,8 +110,6 @@ class StepBuffers:
         self._tables[:count, :width].copy_(self._staged_tables[:used].view(count, width))
 
 
-Progress = Callable[[str, float], None]
-
 # Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512
 # Memory of a graph of some hundred kernels beside its tensors (an estimate, to be measured).
@@ -185,9 +184,7 @@ class DecodeGraphs:
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
         """Copy the inputs of a step to the device.
 
-        Args:
-            fed: tokens for the positions `batch.fed_at`, on the device. The step before samples
-                them.
+        `fed`: tokens for the positions `batch.fed_at`, on the device. The step before samples them.
         """
         self._buffers.fill(batch, size, fed)
 

@@ -28,6 +28,7 @@ from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
+from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.engine")
 
-Progress = Callable[[str, float], None]
 
 # Memory is reserved for a step of this size, unless `token_capacity` says otherwise. If an operator
 # allows larger steps later, a step that does not fit runs in halves.
@@ -105,8 +105,7 @@ def prepare(
 ) -> None:
     """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
-    Args:
-        gpu: None for the runner's own device. Tests pass another.
+    `gpu`: None for the runner's own device. Tests pass another.
 
     Raises ConfigError: there is too little memory. The message says what to lower.
     """
@@ -183,9 +182,8 @@ def load_runner(
 ) -> ModelRunner:
     """Find, load and warm up the model that `config` names, and return its runner.
 
-    Args:
-        check_length: called before the weights are loaded, with the model's longest request in
-            tokens. It raises an error if that length does not fit other settings.
+    `check_length`: called before the weights are loaded, with the model's longest request in
+    tokens. It raises an error if that length does not fit other settings.
 
     Raises ConfigError: the model, the device or the memory does not fit the configuration.
     """
@@ -245,7 +243,6 @@ def load_runner(
 
 
 def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    """Return what chooses the number of CPU threads for each step."""
     most = num_threads(config)
     if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
         return None

@@ -6,7 +6,6 @@ It owns every tensor of the engine.
 import hashlib
 import random
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.execution.smaller_steps import Halving
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.execution.step_in_flight import LaunchedStep
+from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.request import Request
@@ -30,8 +30,6 @@ from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.text.tokenizer import Tokenizer
 from stepscope.kernels.fp8 import FP8, KVScales, scales_of
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
-
-Progress = Callable[[str, float], None]
 
 WARM_UP_TOKENS = 64  # of the warm-up chunk
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed

@@ -92,9 +92,8 @@ def _typical_ms(*kinds: tuple[Callable[[], int], int]) -> list[float]:
     During the first half, the number of threads and the caches settle. The kinds take turns, so
     that a short disturbance slows down all of them, not one.
 
-    Args:
-        kinds: for each kind, a function that runs a step and returns its time, and the total time
-            after which to stop, both in nanoseconds.
+    `kinds`: for each kind, a function that runs a step and returns its time, and the total time
+    after which to stop, both in nanoseconds.
     """
     times_ns = [[run()] for run, _ in kinds]
     is_going = True

@@ -15,8 +15,7 @@ from stepscope.kernels.paged_attention import to_device
 class LaunchedStep:
     """A step that was launched as a whole (not in halves), and may still be running.
 
-    Args:
-        sampling_rows: indices of the rows that sample. A row with drafts occurs several times.
+    `sampling_rows`: indices of the rows that sample. A row with drafts occurs several times.
     """
 
     is_whole = True

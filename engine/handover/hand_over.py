@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stepscope.engine.handover.away_request import AwayRequest
-from stepscope.engine.handover.decode_link import DecodeLink
+from stepscope.engine.handover.decode_link import AwayRequest, DecodeLink
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Task
 from stepscope.engine.protocol.commands import HandedOver, KVTicket

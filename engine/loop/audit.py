@@ -9,6 +9,8 @@ Some entries are folded (several events become one entry, with their count):
   one entry every `REFUSED_FOLD_NS`.
 
 Refusals are kept in a list of their own, so that many refusals never push a change out.
+
+`ControlTally`: counts what the control socket refuses.
 """
 
 from bisect import bisect_right
@@ -22,7 +24,25 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
 from stepscope.engine.protocol.replies import AuditPage
-from stepscope.engine.protocol.wire import Audited, KnobValue
+from stepscope.engine.protocol.wire import Audited, ControlCounts, KnobValue
+from stepscope.engine.transport.gate import Gate
+
+
+class ControlTally:
+    """Counts of refused messages. The control thread counts; any thread may read."""
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.num_bad_messages = 0  # messages that were no command
+        self.num_limited = 0  # messages over the rate limit
+        self.num_denied = 0  # commands that need an operator's key but came with a viewer's
+        self._gate = gate
+
+    def counts(self) -> ControlCounts | None:
+        """Return all counts; None if nothing was refused."""
+        num_keyless = 0 if self._gate is None else self._gate.num_refused
+        found = (self.num_bad_messages, self.num_limited, self.num_denied, num_keyless)
+        return ControlCounts(*found) if any(found) else None
+
 
 MAX_ENTRIES = 10_000  # changes that are kept
 MAX_REFUSALS = 2_000  # entries of refusals that are kept

@@ -62,8 +62,7 @@ def settled(
 
     From any thread. A command that is refused here would be refused on the engine's thread, too.
 
-    Args:
-        is_alone: no other change is queued, so nothing changes before this command's turn.
+    `is_alone`: no other change is queued, so nothing changes before this command's turn.
 
     Returns None if only the engine's thread can decide.
     """
@@ -251,16 +250,15 @@ def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> Chang
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _pause(core: "EngineCore", _: commands.Pause, __: Asker) -> ChangeEffect:
+def _pause_or_resume(
+    core: "EngineCore", command: commands.Pause | commands.Resume, _: Asker
+) -> ChangeEffect:
     old = core.state
-    core.pause()
-    return _state_effect(core, old)
-
-
-def _resume(core: "EngineCore", _: commands.Resume, __: Asker) -> ChangeEffect:
-    old = core.state
-    core.resume()
-    return _state_effect(core, old)
+    if isinstance(command, commands.Pause):
+        core.pause()
+    else:
+        core.resume()
+    return ChangeEffect({"state": old}, {"state": core.state})
 
 
 def _step(core: "EngineCore", command: commands.StepOnce, _: Asker) -> ChangeEffect:
@@ -328,14 +326,10 @@ def _shutdown(core: "EngineCore", _: commands.Shutdown, __: Asker) -> ChangeEffe
     return ChangeEffect({"state": old}, {"state": "stopped"})
 
 
-def _state_effect(core: "EngineCore", old: str) -> ChangeEffect:
-    return ChangeEffect({"state": old}, {"state": core.state})
-
-
 _REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
 _CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
-    commands.Pause: _pause,
-    commands.Resume: _resume,
+    commands.Pause: _pause_or_resume,
+    commands.Resume: _pause_or_resume,
     commands.StepOnce: _step,
     commands.ResetPrefixCache: _reset_prefix_cache,
     commands.Abort: _abort,

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from stepscope.engine.loop import changes, dispatch
-from stepscope.engine.loop.audit import AuditTrail
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import AuditTrail, ControlTally
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.inbox import Denial, Departure, Inbox, Item, Refusal, Settled, Task, Turn
 from stepscope.engine.loop.knob_lease import KnobLease

@@ -20,9 +20,8 @@ class EndedLease(NamedTuple):
 class KnobLease:
     """The lease of some knobs, held by one client at a time. Belongs to the engine's thread.
 
-    Args:
-        clock: nanoseconds of real time, even if the engine's time is simulated: the client that
-            renews the lease lives in real time.
+    `clock`: nanoseconds of real time, even if the engine's time is simulated: the client that
+    renews the lease lives in real time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:

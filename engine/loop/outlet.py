@@ -10,7 +10,7 @@ command that was answered before.
 from collections.abc import Callable
 from typing import Protocol
 
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.protocol import wire

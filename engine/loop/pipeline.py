@@ -32,8 +32,6 @@ log = logging.getLogger("stepscope.engine")
 
 
 class Pipeline:
-    """Schedules, launches and finishes steps. Belongs to the engine's thread."""
-
     def __init__(
         self, runner: Runner, scheduler: Scheduler, delivery: Delivery, *, overlap: bool
     ) -> None:
@@ -140,7 +138,6 @@ class Pipeline:
     # Execute
 
     def execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step; None if the step failed and its requests were ended."""
         self._under_way = step.scheduled
         try:
             result = step.handle.collect()

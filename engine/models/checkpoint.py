@@ -29,9 +29,8 @@ TOKENIZER_FILES = (
 def locate(model: str, progress: Progress) -> Path:
     """Find the folder of the checkpoint that `model` names, and check its files.
 
-    Args:
-        model: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or
-            the name of a model in the local Hugging Face cache.
+    `model`: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or the
+    name of a model in the local Hugging Face cache.
 
     Raises ConfigError: there is no such checkpoint here, or it is incomplete.
     """

@@ -35,8 +35,7 @@ class Linear:
 
     Owns the weight: a caller that keeps it, too, may hold it in memory twice.
 
-    Args:
-        memory: where a weight in our own packed layout goes; None: ordinary memory.
+    `memory`: where a weight in our own packed layout goes; None: ordinary memory.
     """
 
     def __init__(

@@ -15,10 +15,15 @@ from stepscope.engine.models.decoder import Decoder
 from stepscope.engine.models.decoder_config import misfit
 from stepscope.engine.models.model import Model
 from stepscope.engine.models.random_model import is_random
-from stepscope.engine.models.random_weights import RandomWeights
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
-from stepscope.engine.models.weights import Weights, WeightSource, check_tensors, refuse_unused
+from stepscope.engine.models.weights import (
+    RandomWeights,
+    Weights,
+    WeightSource,
+    check_tensors,
+    refuse_unused,
+)
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer

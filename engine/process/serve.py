@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint
@@ -72,8 +72,7 @@ def serve(
 ) -> None:
     """Load the model and serve it until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        http_endpoint: HOST:PORT where the caller serves HTTP; published for observers.
+    `http_endpoint`: HOST:PORT where the caller serves HTTP; published for observers.
 
     Raises ConfigError: the reason why the engine cannot start, in one line.
     """

@@ -13,7 +13,7 @@ import msgspec
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.loop.pending_step import Unlaunched
@@ -91,8 +91,7 @@ def serve_simulated(
 ) -> None:
     """Serve a simulated engine until Shutdown, SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        speed: virtual seconds for each second of real time.
+    `speed`: virtual seconds for each second of real time.
 
     Raises ConfigError: the address is not available, or the knobs do not go together.
     """

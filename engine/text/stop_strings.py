@@ -69,8 +69,7 @@ class StopText:
     the longest. So the end of the text does not depend on how it is cut into tokens. Text that may
     begin a stop string is held back until it is known whether it does.
 
-    Args:
-        include_stop: whether the text ends after the stop string, not before it.
+    `include_stop`: whether the text ends after the stop string, not before it.
     """
 
     def __init__(self, stream: TextStream, stops: Sequence[str], include_stop: bool) -> None:

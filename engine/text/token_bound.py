@@ -28,8 +28,6 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_LETTERS)))
 
 
 class TokenBound:
-    """The lower bound for one tokenizer."""
-
     def __init__(self, backend: Any) -> None:
         self._longest = 0  # characters of the longest token; 0: unknown
         self._most_letters = 1  # ASCII letters and digits in a token, at most

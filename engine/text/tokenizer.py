@@ -24,8 +24,7 @@ def render(
 ) -> str:
     """Return the prompt of a conversation.
 
-    Args:
-        messages: turns with `role` and `content`: a text, or the texts of its parts.
+    `messages`: turns with `role` and `content`: a text, or the texts of its parts.
 
     Raises ConfigError: the template refuses the conversation, or leaves out the text of a message
     that is not the model's own (`bad_messages`).

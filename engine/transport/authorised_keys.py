@@ -46,8 +46,6 @@ def default_folder() -> Path:
 
 
 class KeyFolder:
-    """Reads and changes one folder of keys."""
-
     def __init__(self, path: Path | None = None) -> None:
         self.path = default_folder() if path is None else path
 
@@ -98,8 +96,7 @@ class KeyFolder:
     def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
         """Return the holders of all authorised keys, by public key, in the order of their names.
 
-        Args:
-            broken: gets a line for each file that is no valid key; None: such a file is an error.
+        `broken`: gets a line for each file that is no valid key; None: such a file is an error.
 
         Raises ConfigError: a file is no valid key, and `broken` is None.
         """

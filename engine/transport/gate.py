@@ -175,8 +175,7 @@ class Gate:
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
     """Make the gate of an endpoint; None if the endpoint is private and no folder is given.
 
-    Args:
-        folder: the folder of authorised keys; "" for the default one, if a gate is needed at all.
+    `folder`: the folder of authorised keys; "" for the default one, if a gate is needed at all.
 
     Raises ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
     cannot be used.

@@ -153,7 +153,6 @@ def sweep() -> None:
 
 
 def _sweep(lock: Path) -> None:
-    """Remove what a dead engine left at one address."""
     fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)

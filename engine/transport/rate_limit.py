@@ -67,8 +67,6 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """Rate limits of one control socket."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_limited = 0
         self._clock = clock

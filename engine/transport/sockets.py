@@ -76,8 +76,7 @@ def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
 def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
     """Make a socket to connect to an address of `endpoint`; the caller sets all other options.
 
-    Args:
-        endpoint: gives the key to use; None for an engine in this process, which asks for none.
+    `endpoint`: gives the key to use; None for an engine in this process, which asks for none.
 
     Raises ConfigError: the key for the endpoint cannot be used.
     """

@@ -74,7 +74,7 @@ def queue_age_s(state: SessionState) -> float:
 def waiting_figures(state: SessionState) -> dict[str, float | None]:
     """How many requests wait for what, by the figure's name; None if the engine does not say."""
     reasons = state.waiting_reasons
-    names = [f"waiting_{reason}" for reason in (*WAITING_FOR, "priority", "blocks")]
+    names = [f"waiting_{reason}" for reason in (*WAITING_FOR, "blocks")]
     if reasons is None:
         return dict.fromkeys(names)
     counts = {f"waiting_{reason}": count for reason, count in reasons.items()}

@@ -3,21 +3,16 @@
 import re
 from typing import NamedTuple
 
+from stepscope.recordings.attribution.causes import QUEUE_REASONS
 from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.table import FIGURES, FigureSpec
 
-# Figures of how many requests wait for what, by the reason in `StepRecord.waiting_reasons`. Those
-# behind one that lacks blocks or encoder budget count with it.
-WAITING_FOR: dict[str, str] = {
-    "seats": "a seat (`max_num_seqs`)",
-    "budget": "token budget",
-    "kv_blocks": "KV blocks",
-    "cadence": "a step that takes prefills (`prefill_schedule_interval`)",
-    "encoder": "encoder budget",
-    "lora": "a LoRA slot (`max_loras`)",
-    "grammar": "their grammar to be compiled",
-    "remote_kv": "their keys and values from elsewhere",
-}
+# Reasons in `StepRecord.waiting_reasons` whose requests are counted; those behind one that lacks
+# blocks or encoder budget count with it. The last is in no `waiting_reasons`, but in `HeldRow`.
+WAITING_FOR = (
+    "seats", "budget", "kv_blocks", "cadence",
+    "encoder", "lora", "grammar", "remote_kv", "priority",
+)  # fmt: skip
 
 # Figures of the present moment, besides those of a window.
 OF_NOW: dict[str, FigureSpec] = {
@@ -31,11 +26,9 @@ OF_NOW: dict[str, FigureSpec] = {
                    "requests that have waited longer for their next token than the level allows"),
         *(
             FigureSpec(f"waiting_{reason}", f"waiting: {reason}", "", "lower",
-                       f"requests that wait for {meaning}")
-            for reason, meaning in WAITING_FOR.items()
+                       f"requests that wait {QUEUE_REASONS[reason]}")
+            for reason in WAITING_FOR
         ),
-        FigureSpec("waiting_priority", "waiting: priority", "", "lower",
-                   "requests that wait while later ones of higher priority went ahead"),
         FigureSpec("waiting_blocks", "blocks of waiting", "", "lower",
                    "KV blocks that waiting requests hold"),
         FigureSpec("silent", "silent", "s", "lower", "how long the engine gave no sign of life"),

@@ -39,9 +39,8 @@ class Judgement(NamedTuple):
 class Load:
     """The load of an engine, from its steps of the last `WINDOW_S` seconds.
 
-    Args:
-        level_ns: the ITL level. A longer gap between two tokens of a request is late, without the
-            operator's pauses.
+    `level_ns`: the ITL level. A longer gap between two tokens of a request is late, without the
+    operator's pauses.
     """
 
     def __init__(self, level_ns: int) -> None:

@@ -140,8 +140,7 @@ class BlockLedger:
     ) -> list[str]:
         """Apply the block moves and events of a step, or of a status between two steps.
 
-        Args:
-            batch: None if the engine publishes no rows. Then any request may have got more blocks.
+        `batch`: None if the engine publishes no rows. Then any request may have got more blocks.
         """
         if self._blocks is None:
             return []

@@ -11,8 +11,7 @@ import msgspec
 
 from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import losses, write_lock
-from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file import access, losses
 from stepscope.recordings.file.chunk_cache import KEYFRAME, LoadedChunk, step_of
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.chunk import (
@@ -105,7 +104,7 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
         raise RecordingError(f"{output} is there already; name another with -o")
     unfinished = output.with_name(output.name + UNFINISHED_SUFFIX)
     with open(path, "rb") as source:
-        if write_lock.is_held(source):
+        if access.is_held(source):
             raise not_ended(path)
         index = read_index(source)
         if index is None:
@@ -113,7 +112,7 @@ def repair(path: Path, output: Path, progress: Progress) -> RepairReport:
         if not index.chunks:
             raise RecordingError(f"{path} holds no chunk that can be read: nothing to repair")
         try:
-            with open(unfinished, "xb", opener=file_rights.private) as target:
+            with open(unfinished, "xb", opener=access.private) as target:
                 report = _copy(source, index, target, unfinished, progress)
             if not report.num_messages:
                 raise RecordingError(f"{path} holds nothing that can be read: nothing to repair")
@@ -155,7 +154,7 @@ def _copy(
             # Keyframes have a checksum and the metadata of a file have none, so keyframes win.
             metadata = index.metadata.get(PROFILE, {}) | _metadata(chunk)
             if metadata.get("with_tokens") == "false":  # if unknown, only the owner may read it
-                file_rights.share(target, target_path)
+                access.share(target, target_path)
             sink.add_metadata(PROFILE, metadata)
         if not is_damaged:
             report.num_whole += 1
@@ -230,7 +229,6 @@ def _topics(records: bytes) -> tuple[str, ...]:
 
 
 def _metadata(chunk: LoadedChunk) -> dict[str, str]:
-    """The metadata about the engine, from the first keyframe of a chunk."""
     for frame in chunk.frames:
         if frame.topic == KEYFRAME:
             return engine_metadata(decode_keyframe(frame.payload, "the file").info)

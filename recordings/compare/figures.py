@@ -16,7 +16,7 @@ from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
 from stepscope.recordings.session.wait_slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
-from stepscope.recordings.state.series.limits import NAMED_WAITS
+from stepscope.recordings.state.series.limits import LIMITS, NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
 ALMOST = 0.05  # a difference that may be chance is "alike" if smaller, "unclear" if larger
@@ -43,13 +43,7 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
     "mixed_steps": None,
     "budget_used": None,
     "waiting": None,  # the comparison of loads covers it
-    "limit_budget": None,
-    "limit_seats": None,
-    "limit_kv": None,
-    "limit_mode": None,
-    "limit_threshold": None,
-    "limit_paused": None,
-    **dict.fromkeys(f"limit_{limit}" for limit in (*NAMED_WAITS, "cadence")),
+    **dict.fromkeys(f"limit_{limit}" for limit in LIMITS if limit != "work"),
     "draft_acceptance": None,
     "tokens_per_decode": None,
     "kv_used": None,
@@ -61,7 +55,8 @@ _COMPARED: dict[str, tuple[str, str] | None] = {
 }
 
 
-_OF_DRAFTS = ("draft_acceptance", "tokens_per_decode")
+_RARE = {"draft_acceptance", "tokens_per_decode", "limit_cadence"}
+_RARE |= {f"limit_{limit}" for limit in NAMED_WAITS}
 
 
 class ComparedFigure(NamedTuple):
@@ -222,8 +217,7 @@ def _totals(
         # Only shares with a better direction are also compared by the missing part to 100 %.
         is_share = spec.unit == "share" and better is not None
         values = figures_a[name], figures_b[name]
-        is_rare = name in _OF_DRAFTS or name.removeprefix("limit_") in (*NAMED_WAITS, "cadence")
-        if is_rare and not any(value and value != 1 for value in values):
+        if name in _RARE and not any(value and value != 1 for value in values):
             continue  # most engines have none of them
         verdict = judged(*values, better, is_sure, is_share=is_share)
         if load.difference is not None:

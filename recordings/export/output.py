@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import rights as file_rights
+from stepscope.recordings.file import access
 
 UNFINISHED_SUFFIX = ".exporting"
 
@@ -33,7 +33,7 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
     try:
         if is_private:
             unfinished.unlink(missing_ok=True)  # a killed export may have left it with other rights
-        with open(unfinished, "wb", opener=file_rights.private if is_private else None) as stream:
+        with open(unfinished, "wb", opener=access.private if is_private else None) as stream:
             yield stream
         unfinished.replace(path)
     except OSError as error:

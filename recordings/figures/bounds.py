@@ -33,8 +33,6 @@ class BoundError(Exception):
 
 
 class FigureBound(NamedTuple):
-    """A figure, a relation and a value, such as `itl_p99 > 50ms`."""
-
     figure: FigureSpec
     relation: Relation
     value: float  # in the unit of the figure
@@ -62,7 +60,6 @@ def parse_bound(
 
     Args:
         is_whole: whether nothing may follow the bound.
-        figures: the figures that may be named.
 
     Raises BoundError: the text is invalid; the message names the position and what was expected.
     """

@@ -19,8 +19,7 @@ def figures_of(
 
     Values are in the figure's unit; None if unknown or without samples.
 
-    Args:
-        kept: of the requests that finished in the steps, how many kept their levels.
+    `kept`: of the requests that finished in the steps, how many kept their levels.
     """
     if not sums.num_records:
         return dict.fromkeys(FIGURES) | {"steps": 0, "seconds": 0.0}

@@ -11,8 +11,8 @@ Texts for what is missing in a recording, as far as it has been read.
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import IO, NamedTuple, overload
+from collections.abc import Iterator
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -62,7 +62,7 @@ def step_of(payload: bytes) -> int | None:
         return None
 
 
-class Frames(Sequence[MessageFrame]):
+class Frames:
     """The messages of a chunk as a sequence of `MessageFrame`s, each built when it is asked for.
 
     A seek needs few of the thousand messages of a chunk.
@@ -78,15 +78,10 @@ class Frames(Sequence[MessageFrame]):
     def __len__(self) -> int:
         return len(self._begins)
 
-    @overload
-    def __getitem__(self, place: int) -> MessageFrame: ...
+    def __iter__(self) -> Iterator[MessageFrame]:
+        return map(self.__getitem__, range(len(self)))
 
-    @overload
-    def __getitem__(self, place: slice) -> list[MessageFrame]: ...
-
-    def __getitem__(self, place: int | slice) -> MessageFrame | list[MessageFrame]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
+    def __getitem__(self, place: int) -> MessageFrame:
         _, sequence, log_ns, payload = message_at(self._records, self._begins[place])
         return MessageFrame(self.topics[place], sequence, log_ns, payload)
 
@@ -180,8 +175,7 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 class ChunkCache:
     """Reads and caches the chunks of one file.
 
-    Args:
-        stream: seekable; the caller closes it.
+    `stream`: seekable; the caller closes it.
     """
 
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:

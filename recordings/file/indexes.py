@@ -19,8 +19,7 @@ Turn = Callable[[], None]
 def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[int, Index]]:
     """Yield the indexes of all chunks, each with the number of the chunk after it.
 
-    Args:
-        turn: called after every few messages that were decoded; it may raise to end the reading.
+    `turn`: called after every few messages that were decoded; it may raise to end the reading.
 
     Raises RecordingError: no keyframe can be read.
     """
@@ -53,8 +52,7 @@ def stored_index(recording: Recording, number: int) -> Index | None:
 class _Maker:
     """Reads messages into an `Indexer`, from the begin of a chunk on.
 
-    Args:
-        open: the requests that are open there, as the index before tells.
+    `open`: the requests that are open there, as the index before tells.
     """
 
     def __init__(self, recording: Recording, number: int, open: list[Open]) -> None:

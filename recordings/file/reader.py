@@ -8,16 +8,16 @@ A recording of a later major version is refused, with what to install.
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import write_lock
+from stepscope.recordings.file import access
 from stepscope.recordings.file.chunk_cache import (
     KEYFRAME,
     ChunkCache,
@@ -101,10 +101,11 @@ class Recording:
         # The file that was opened; `PATH.part` if the file was never finished.
         self.opened_path = part if not self.path.exists() and part.exists() else self.path
         try:
-            self._stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
+            # Use it only while no other thread reads the recording.
+            self.stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
             # Check this before reading, so that a file finished in between is read as whole.
-            is_being_written = write_lock.is_held(self._stream)
-            index = read_index(self._stream, is_being_written=is_being_written)
+            is_being_written = access.is_held(self.stream)
+            index = read_index(self.stream, is_being_written=is_being_written)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
         try:
@@ -119,8 +120,8 @@ class Recording:
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             check_metadata(self.metadata, self.path)
-            self._chunks = ChunkCache(self._stream, index.chunks)
-            self._index = index
+            self._chunks = ChunkCache(self.stream, index.chunks)
+            self.index: McapIndex = index
             if not index.is_complete:
                 mend_times(self._chunks)
             self.info = self._find_info()  # the engine that was recorded
@@ -131,7 +132,7 @@ class Recording:
             # Wall time of the first and last message.
             self.start_ns, self.end_ns = end_times(self._chunks)
         except RecordingError:
-            self._stream.close()
+            self.stream.close()
             raise
 
     def __enter__(self) -> Self:
@@ -141,7 +142,7 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()
 
     @property
     def duration_s(self) -> float:
@@ -149,23 +150,13 @@ class Recording:
 
     @property
     def truncated(self) -> bool:
-        return not self._index.is_complete or bool(self._chunks.damaged)
+        return not self.index.is_complete or bool(self._chunks.damaged)
 
     @property
     def message(self) -> str | None:
         """What is missing, in one line; None if nothing. Damage is known only once it was read."""
-        missing = missing_text(self._index, self._chunks, self.last_step)
+        missing = missing_text(self.index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
-
-    @property
-    def index(self) -> McapIndex:
-        """The MCAP index of the file."""
-        return self._index
-
-    @property
-    def stream(self) -> IO[bytes]:
-        """The open file. Use it only while no other thread reads the recording."""
-        return self._stream
 
     @property
     def num_chunks(self) -> int:
@@ -174,15 +165,11 @@ class Recording:
     @property
     def size(self) -> int:
         """File size in bytes."""
-        return os.fstat(self._stream.fileno()).st_size
+        return os.fstat(self.stream.fileno()).st_size
 
     def chunk(self, number: int) -> LoadedChunk:
         """The readable messages of a chunk."""
         return self._chunks.load(number)
-
-    def chunk_frames(self, number: int) -> Sequence[MessageFrame]:
-        """The readable messages of a chunk, as stored: steps may be packed."""
-        return self._chunks.load(number).frames
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
         """The first and last readable step of a chunk."""
@@ -204,7 +191,7 @@ class Recording:
         if not (place := self._chunks.places[number]).is_cut:
             return number not in self._chunks.damaged
         is_last = number == len(self._chunks) - 1
-        return is_last and self._index.is_being_written and not was_overwritten(self._stream, place)
+        return is_last and self.index.is_being_written and not was_overwritten(self.stream, place)
 
     # Finding
 
@@ -273,9 +260,8 @@ class Recording:
     ) -> Iterator[tuple[MessageFrame, Position]]:
         """Yield messages in order from a position (None: all), each with the position after it.
 
-        Args:
-            sequence: number of the message before the first one. It is needed because the file
-                stores only the lower 32 bits of sequence numbers.
+        `sequence`: number of the message before the first one. It is needed because the file stores
+        only the lower 32 bits of sequence numbers.
         """
         first, skipped = position or Position(0, 0)
         for number in range(first, len(self._chunks)):
@@ -294,7 +280,7 @@ class Recording:
         found = self._first_keyframe()
         if found is None and self._chunks.damaged:
             raise RecordingError(f"{self.path}: {nothing_left(self._chunks)}")
-        if found is None and self._index.is_being_written:
+        if found is None and self.index.is_being_written:
             raise self._nothing_yet()
         if found is None:
             raise RecordingError(

@@ -81,8 +81,7 @@ def measure(history: History) -> SlowFigures:
 def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
     """Return the current figures of one engine.
 
-    Args:
-        measured: the engine's slow figures, as last computed; None if they were never computed.
+    `measured`: the engine's slow figures, as last computed; None if they were never computed.
     """
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):

@@ -95,9 +95,8 @@ class _FleetMember:
 class Fleet:
     """The engines that a dashboard watches.
 
-    Args:
-        newcomers: returns a source, not yet started, for each engine that has appeared since it was
-            called last.
+    `newcomers`: returns a source, not yet started, for each engine that has appeared since it was
+    called last.
     """
 
     def __init__(

@@ -113,9 +113,8 @@ def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Outli
 
     Engines that only prefill, or only decode, are compared among themselves.
 
-    Args:
-        share: share of the difference between median and bound that a value must reach; 1 is the
-            bound.
+    `share`: share of the difference between median and bound that a value must reach; 1 is the
+    bound.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []

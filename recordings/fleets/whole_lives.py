@@ -43,7 +43,7 @@ class WholeLives:
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], WholeLife] = {}
         self._seen: set[tuple[str, int]] = set()  # in the states of the last look
-        self._now_ns = 0
+        self.now_ns = 0  # engine time of the newest message of all engines
 
     def look(
         self, engines: Sequence[EngineFigures], states: Sequence[SessionState]
@@ -58,29 +58,24 @@ class WholeLives:
             return ()
         self._seen.clear()
         pairs = list(zip(engines, states, strict=True))
-        self._now_ns = max((state.time_ns for state in states), default=0)
+        self.now_ns = max((state.time_ns for state in states), default=0)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "prefill":
-                self._take_prefills(engine.info.name, state)
+                self._add_prefills(engine.info.name, state)
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "decode":
-                self._take_decodes(engine.info.name, state)
+                self._add_decodes(engine.info.name, state)
         for key in self._lives.keys() - self._seen:
             if self._lives[key].end_ns is None:  # its engine was killed, and no engine took it back
-                self._lives[key] = self._lives[key]._replace(end_ns=self._now_ns)
+                self._lives[key] = self._lives[key]._replace(end_ns=self.now_ns)
         self._lives = {
             key: life
             for key, life in self._lives.items()
-            if life.end_ns is None or self._now_ns - life.end_ns < KEPT_NS
+            if life.end_ns is None or self.now_ns - life.end_ns < KEPT_NS
         }
         return tuple(sorted(self._lives.values(), key=lambda life: life.arrival_ns))
 
-    @property
-    def now_ns(self) -> int:
-        """Engine time of the newest message of all engines."""
-        return self._now_ns
-
-    def _take_prefills(self, name: str, state: SessionState) -> None:
+    def _add_prefills(self, name: str, state: SessionState) -> None:
         for view in state.requests.values():
             self._seen.add((name, view.request_id))
             before = self._lives.get((name, view.request_id))
@@ -99,7 +94,7 @@ class WholeLives:
                 decodes_here=view.num_output_tokens > 1,
             )
 
-    def _take_decodes(self, name: str, state: SessionState) -> None:
+    def _add_decodes(self, name: str, state: SessionState) -> None:
         for view in state.requests.values():
             origin = view.origin
             if origin is None or origin.request_id is None or origin.sent_ns is None:

@@ -23,8 +23,7 @@ class Follower:
 
     Belongs to one thread.
 
-    Args:
-        first: the first step to read; None: the oldest in memory.
+    `first`: the first step to read; None: the oldest in memory.
     """
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:

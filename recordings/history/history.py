@@ -94,8 +94,7 @@ class History(HistoryView):
         Stops before a step that is late, out of order, or preceded by missing messages. Such a step
         needs `append`. Do not read the history until `forward.settle()` was called.
 
-        Args:
-            forward: the result of `forward()`.
+        `forward`: the result of `forward()`.
 
         Returns the number of steps that were added.
 
@@ -245,8 +244,7 @@ class History(HistoryView):
 
         Waits are then explained again. Any thread may call it.
 
-        Args:
-            baseline: must not change any more.
+        `baseline`: must not change any more.
         """
         with self._lock:
             self._file_baseline.baseline = baseline
@@ -352,7 +350,6 @@ class History(HistoryView):
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        """A separate history with the contents of this one."""
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline

@@ -53,10 +53,6 @@ class HistoryView:
 
     Times in nanoseconds are the engine's monotonic clock, unless the name says `wall`. Returned
     objects never change, and callers must not change them.
-
-    Args:
-        slo: service levels for breaches, stalls and attainment.
-        timeline: the initial timeline (the data kept of one engine).
     """
 
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
@@ -69,7 +65,6 @@ class HistoryView:
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
-        """Switch to another timeline."""
         self._timeline = timeline
         self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
         self._drop_caches()

@@ -55,8 +55,6 @@ class _LifeFollower:
 
 
 class LifeKeeper:
-    """Explains the waits of one timeline."""
-
     def __init__(
         self,
         lock: "threading.RLock",
@@ -203,7 +201,6 @@ class LifeKeeper:
             return follower.life
 
     def _explain(self, step: int, request_id: int) -> Late | None:
-        """Explain the wait of a request that ended in `step`."""
         with self._lock:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)

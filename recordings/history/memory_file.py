@@ -53,10 +53,10 @@ def write_memory(
             if change is not None:
                 message = change(message)
                 payload = wire.encode(message)
-            log.take(message, (message.topic, sequence, payload))
+            log.append(message, (message.topic, sequence, payload))
         for mark in history.marks:
             if log.first_step is not None and mark.step >= log.first_step:
-                log.take(mark, (Mark.topic, sequence, wire.encode(mark)))
+                log.append(mark, (Mark.topic, sequence, wire.encode(mark)))
         file.close()
     except BaseException:
         file.abandon()

@@ -19,8 +19,6 @@ _BATCH = 256  # messages taken out of the ring at a time
 
 
 class ReadMemory:
-    """Reads one timeline (the data kept of one engine) while it grows."""
-
     def __init__(self, lock: "threading.RLock", timeline: Timeline, cache: StepCache) -> None:
         self._lock = lock
         self._timeline = timeline
@@ -29,8 +27,7 @@ class ReadMemory:
     def state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
         """The state after the last step before a time, and the number of the next message.
 
-        Args:
-            earliest: index of the first step that may be used; -1: the state before all steps.
+        `earliest`: index of the first step that may be used; -1: the state before all steps.
         """
         with self._lock:
             timeline = self._timeline

@@ -27,13 +27,9 @@ def does_follow(later: Timeline, earlier: Timeline) -> bool:
 def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
     """Insert everything in `earlier` before `later`, whose own steps stay unchanged.
 
-    Followers of `later` continue where they were. Do not use `earlier` afterwards.
-
-    Args:
-        later: must follow `earlier`, see `does_follow`.
-        earlier: must have no gaps.
-        latencies: the joined latencies of both timelines. Joining sorts them and takes long, so do
-            it before taking a lock.
+    `later` must follow `earlier` (see `does_follow`), which must have no gaps; do not use it
+    afterwards. Followers of `later` continue where they were. `latencies` are the joined ones of
+    both: joining sorts them and takes long, so do it before taking a lock.
     """
     if earlier.slo != later.slo:  # changed while `earlier` was filled
         earlier.set_slo(later.slo)

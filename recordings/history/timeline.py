@@ -48,7 +48,6 @@ class Timeline:
     """The data kept of one engine, from an initial state on.
 
     Args:
-        state: the state before the first message.
         last_sequence: number of the message that led to `state`; None if unknown.
         max_steps, max_bytes: how much is kept at most.
     """
@@ -68,7 +67,7 @@ class Timeline:
         self.last_sequence = last_sequence
         self.wall_clock = WallClock()
         if state.info is not None:
-            self.wall_clock.take(state.info)
+            self.wall_clock.add(state.info)
         self.ring = StepRing(state, max_steps, max_bytes, last_sequence)
         self.columns = StepTable()
         self.lanes = LaneBoard(state, state.step + 1)
@@ -126,13 +125,12 @@ class Timeline:
         elif isinstance(message, Audited):
             self.log.add(audit_event(message, at))
         if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
-            self.wall_clock.take(state.info)
+            self.wall_clock.add(state.info)
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
         """Add the next packed steps of a file.
 
-        Args:
-            forward: applies the steps to the state; it must hold `state`.
+        `forward`: applies the steps to the state; it must hold `state`.
 
         Raises ValueError: a step does not fit the steps before it. Do not use this timeline any
         more.

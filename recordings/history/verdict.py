@@ -42,8 +42,6 @@ _BOUND: dict[Limit, str] = {
 
 
 class Verdict(NamedTuple):
-    """One sentence on an engine."""
-
     tone: Tone
     text: str
     look: str = ""  # id of the dashboard's action that leads to the evidence; empty without one
@@ -64,8 +62,7 @@ def verdict_at(
 ) -> Verdict:
     """Judge an engine by its recent steps.
 
-    Args:
-        minute: the latencies of the minute up to that step.
+    `minute`: the latencies of the minute up to that step.
     """
     stalls = _stalls(history, state, step, minute.itl)
     recent_ns = state.time_ns - round(RECENT_S * 1e9)

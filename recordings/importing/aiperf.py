@@ -8,14 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from stepscope.recordings.importing.client_session import client_session
-from stepscope.recordings.importing.source import (
-    ClientRequest,
-    Count,
-    ForeignFile,
-    ForeignSession,
-    Number,
-)
+from stepscope.recordings.importing.client_session import ClientRequest, client_session
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 

@@ -23,7 +23,7 @@ from stepscope.recordings.importing.source import ClientRequest, ForeignSession
 
 # The number of a request of 'vllm bench serve', or a UUID, in the id that a server makes of it.
 _ID = re.compile(r"bench-[0-9a-f]{8}(-\d+)|([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
-_NEAR_NS = 5_000_000_000  # a result may tell its time in whole seconds
+NEAR_NS = 5_000_000_000  # a result may tell its time in whole seconds
 _WIDTHS_NS = (50_000_000, 500_000_000, 5_000_000_000)  # by how much front ends may differ
 _WIDTHS_IN_ORDER = (0, 8, 64)  # places
 _REACH = 20  # widths after the usual delay in which a slow request may come
@@ -103,7 +103,7 @@ class ClientMatch(NamedTuple):
         num_unfit: pairs that contradict the clocks of the others.
         offset_ns: engine time minus client time; None if the client does not tell its times.
         error_ns: by how much it may be wrong; 0: both read one clock.
-        apart_ns: how far apart the wall clocks say that the two runs were, if seconds; else 0.
+        apart_ns: how far it is from where clocks would be that agree.
     """
 
     pairs: list[ClientPair]
@@ -176,7 +176,7 @@ def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     elif low <= nominal[1] <= high:
         offset_ns, error_ns = nominal[1], max(nominal[1] - low, high - nominal[1])
     apart_ns = min(abs(offset_ns - at) for at in nominal)
-    told = num_found - len(fit), offset_ns, error_ns, apart_ns * (apart_ns > _NEAR_NS)
+    told = num_found - len(fit), offset_ns, error_ns, apart_ns
     return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, *told)
 
 
@@ -248,7 +248,7 @@ def _usual_delay(
     if votes.max() * 2 < sum(len(ours) for ours, _ in tried):
         return None
     for at in nominal:  # of runs that were alike, that at the time of the result
-        near = np.abs(found - at) < _NEAR_NS
+        near = np.abs(found - at) < NEAR_NS
         if near.any() and votes[near].max() >= _MOST * votes.max():
             votes = np.where(near, votes, 0)
             break

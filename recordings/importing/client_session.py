@@ -20,7 +20,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.importing.source import ClientRequest, ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import ClientRequest as ClientRequest
+from stepscope.recordings.importing.source import ForeignFile, ForeignSession
 
 _FIRST = int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
 _ANY_MOMENT_S = 1e-3  # records are of moments, not of intervals

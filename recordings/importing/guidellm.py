@@ -2,21 +2,15 @@
 
 A request tells when its first and last token came and how many came, not when the others did: so
 its gaps are unknown. guidellm calls "inter-token latency" the mean of a request, which is our TPOT.
-Form: guidellm 0.8, `guidellm/schemas/base/request_stats.py`.
+Form: guidellm 0.8.1, `guidellm/schemas/base/request_stats.py`.
 """
 
 from typing import Any
 
 from msgspec import Struct
 
-from stepscope.recordings.importing.client_session import client_session
-from stepscope.recordings.importing.source import (
-    ClientRequest,
-    Count,
-    ForeignFile,
-    ForeignSession,
-    Number,
-)
+from stepscope.recordings.importing.client_session import ClientRequest, client_session
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1e9
 _GROUPS = ("successful", "incomplete", "errored")
@@ -59,7 +53,7 @@ def read(file: ForeignFile) -> ForeignSession | None:
                 error = None if name == "successful" else stats.error or name
                 requests.append(_request(stats, error))
     if not requests:
-        expected = "a request (guidellm keeps them, unless --sample-requests is 0)"
+        expected = "a request (guidellm saves them, unless sample_size is 0)"
         raise file.error(f"{line}, benchmarks[-1].requests", expected, "none")
     note = None
     if len(benchmarks) > 1:

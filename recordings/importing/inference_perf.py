@@ -8,14 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from stepscope.recordings.importing.client_session import client_session
-from stepscope.recordings.importing.source import (
-    ClientRequest,
-    Count,
-    ForeignFile,
-    ForeignSession,
-    Number,
-)
+from stepscope.recordings.importing.client_session import ClientRequest, client_session
+from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1e9
 

@@ -17,9 +17,7 @@ KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 class IncidentFolder:
     """The folder of one recorder. Creates it if needed.
 
-    Args:
-        keep_bytes: most bytes of all incidents, beyond which the oldest are deleted. None: keep
-            all.
+    `keep_bytes`: most bytes of all incidents, beyond which the oldest are deleted. None: keep all.
 
     Raises RecordingError: the folder cannot be created.
     """

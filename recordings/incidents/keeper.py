@@ -98,8 +98,6 @@ class KeptIncident(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenIncident:
-    """An incident that is not written yet."""
-
     began_s: float
     wall_ns: int
     engine_id: str | None

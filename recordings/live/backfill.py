@@ -92,8 +92,7 @@ class Backfill:
     def go_on(self, client: ControlClient, check: Callable[[], None]) -> None:
         """If a backfill is under way, ask the engine for its next part.
 
-        Args:
-            check: asks which engine answers; raises `JoinAgain` if it is not the joined one.
+        `check`: asks which engine answers; raises `JoinAgain` if it is not the joined one.
 
         Raises JoinAgain: from `check`.
         """

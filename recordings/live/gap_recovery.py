@@ -101,14 +101,13 @@ class GapRecovery:
         self._buffered.clear()
 
     def _catch_up(self, client: ControlClient, last_sequence: int, snapshot: Snapshot) -> None:
-        """Recover all messages after number `last_sequence`, up to that of `snapshot`."""
         self._next_sequence = last_sequence + 1
         self._pending = snapshot
         self._recover(client, snapshot.sequence + 1)
         self._next_sequence = snapshot.sequence + 1
         self._settle()
 
-    def take(self, client: ControlClient, batch: Iterable[Received]) -> None:
+    def receive(self, client: ControlClient, batch: Iterable[Received]) -> None:
         """Append live messages. Messages missing in the sequence are recovered first.
 
         Raises JoinAgain: another engine has replaced the joined one.

@@ -16,7 +16,6 @@ class Recorder:
 
     Args:
         source: a live source, which need not have joined an engine yet.
-        target: a file, replaced if it exists, or a series of files.
         levels: returns the service levels to store in the file; called once a second.
 
     Raises RecordingError: the source is itself a recording, or `target` cannot be written.
@@ -79,7 +78,6 @@ class Recorder:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Stop receiving messages from the source."""
         if self._ended_s is None:
             self._ended_s = time.monotonic()
             self._source.tap.detach(self._hand_over)

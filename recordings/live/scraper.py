@@ -27,9 +27,8 @@ _JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 class Scraper:
     """Fills `history` from a server's metrics; implements `Source`.
 
-    Args:
-        every_s: seconds between two requests for metrics. A request that is not answered is
-            repeated after its timeout.
+    `every_s`: seconds between two requests for metrics. A request that is not answered is repeated
+    after its timeout.
     """
 
     is_live = True
@@ -42,22 +41,14 @@ class Scraper:
         self.history = history if history is not None else History()
         self.tap = FrameTap()
         self._every_s = every_s
-        self._status: SourceStatus = "connecting"
-        self._error: str | None = None
+        self.status: SourceStatus = "connecting"
+        self.error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
         self._last: Reading | None = None
         self._last_ns = 0
         self._step = -1
         self._messages = Numbered(self.history, self.tap)
-
-    @property
-    def status(self) -> SourceStatus:
-        return self._status
-
-    @property
-    def error(self) -> str | None:
-        return self._error
 
     def start(self) -> None:
         self._thread.start()
@@ -80,13 +71,13 @@ class Scraper:
                 log.exception("the metrics of %s could not be taken", self.address.control)
                 self._note_down(f"internal error, see the log: {error!r}")
             else:
-                self._status, self._error = "live", None
+                self.status, self.error = "live", None
             self._stopping.wait(max(0.0, self._every_s - (time.monotonic() - started_s)))
 
     def _note_down(self, why: str) -> None:
-        if self._status != "connecting":
-            self._status = "down"
-        self._error = why
+        if self.status != "connecting":
+            self.status = "down"
+        self.error = why
 
     def _take(self, now: Reading, now_ns: int) -> None:
         before = self._last

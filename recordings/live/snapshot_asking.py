@@ -30,8 +30,7 @@ def ask_for_snapshot(
     If the engine is in a long step and the caller has none of its messages yet, the newest snapshot
     that the engine keeps is returned instead, because the messages since then can be replayed.
 
-    Args:
-        known_id: id of the engine whose messages the caller already has.
+    `known_id`: id of the engine whose messages the caller already has.
 
     Raises:
         EngineUnreachable: no answer in time, or `stopping` was set.

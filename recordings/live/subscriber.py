@@ -71,7 +71,7 @@ class Subscriber:
         self.tap = FrameTap()
         self._stale_s = stale_s
         self._retry_s = retry_s
-        self._status: LiveStatus = "connecting"
+        self.status: LiveStatus = "connecting"
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
@@ -83,10 +83,6 @@ class Subscriber:
         self._next_probe_s = 0.0
         self._next_reconnect_s = 0.0
         self._doubt = False  # after a silence: another engine may answer now
-
-    @property
-    def status(self) -> LiveStatus:
-        return self._status
 
     @property
     def error(self) -> str | None:
@@ -117,16 +113,16 @@ class Subscriber:
                 self.backfill.give_up("another engine answers by now")
                 continue
             except EngineStarting as error:
-                self._status = "starting"
+                self.status = "starting"
                 self._error = str(error)
             except (EngineUnreachable, CommandRefused) as error:
-                if self._status != "connecting":
-                    self._status = "down"
+                if self.status != "connecting":
+                    self.status = "down"
                 self._error = self._in_words(error)
             except Exception as error:
                 # This is a bug of ours, which must not lose the session on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
-                self._status = "down"
+                self.status = "down"
                 self._error = f"internal error, see the log: {error!r}"
             self.backfill.give_up(self._error or "the engine does not answer")
             self._stopping.wait(self._retry_s)
@@ -215,7 +211,7 @@ class Subscriber:
             if self._doubt:
                 self._recovery.check(client)
             self._heard()
-            self._recovery.take(client, batch)
+            self._recovery.receive(client, batch)
         if is_of_another:
             raise JoinAgain
         return is_all
@@ -265,13 +261,13 @@ class Subscriber:
                 if not self._recovery.is_of(client.info().engine_id):
                     raise JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
-            self._status = "starting" if isinstance(error, EngineStarting) else "down"
+            self.status = "starting" if isinstance(error, EngineStarting) else "down"
             self._error = self._in_words(error)
             self.backfill.give_up(self._error)
         else:
             if silent_s <= self._stale_s:
                 return  # only the connection was lost
-            self._status = "stale"
+            self.status = "stale"
             self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
         self._next_probe_s = time.monotonic() + self._retry_s
 
@@ -288,7 +284,7 @@ class Subscriber:
         self._last_heard_s = time.monotonic()
         self._put_off_reconnecting()
         self._doubt = False
-        self._status = "live"
+        self.status = "live"
         self._error = None
 
     def _put_off_reconnecting(self) -> None:

@@ -84,8 +84,7 @@ class OpenPayloads:
     def all(self, step_places: Collection[int]) -> list[bytes]:
         """All messages, unpacked, as received from the engine.
 
-        Args:
-            step_places: indices of the steps.
+        `step_places`: indices of the steps.
         """
         if self._packed:
             unpacker = StepUnpacker([list(msgspec.structs.astuple(row)) for row in self._before])

@@ -33,9 +33,8 @@ _Row = list[Any]
 class StepPacker:
     """Packs one step after another. Each must have been decoded as a `StepRecord` before.
 
-    Args:
-        block_size: tokens of a KV block; None if unknown. With a wrong size, less is packed, but
-            nothing is lost.
+    `block_size`: tokens of a KV block; None if unknown. With a wrong size, less is packed, but
+    nothing is lost.
     """
 
     def __init__(self, block_size: int | None = None) -> None:
@@ -91,8 +90,7 @@ class StepPacker:
 class StepUnpacker:
     """Unpacks steps. Feed it every step, packed or not, since the last reset of the packer.
 
-    Args:
-        before: rows of the step before the first one, if that step is not fed.
+    `before`: rows of the step before the first one, if that step is not fed.
     """
 
     def __init__(self, before: list[_Row] | None = None) -> None:

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.grid import PlotGrid
+from stepscope.recordings.plot.axes import PlotGrid
 from stepscope.recordings.plot.panels import PANELS, kv_cache
 from stepscope.recordings.plot.series import EventKind, PlotEvent, PlotSeries
 from stepscope.recordings.plot.style import COLOURS, DPI, FigureColours, FigureTheme, rendered
@@ -228,7 +228,6 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
     Args:
         columns: (number of the first step, position) of each pixel column in which a step begins,
             in order.
-        width: width of the axis, in the unit of the positions.
 
     Returns (step number, position) of each tick.
     """

@@ -44,8 +44,7 @@ def frontier_figure(
     Error bars are the intervals. A point is filled if no other value has both p99 ITL and p99 TTFT
     lower.
 
-    Args:
-        recorded: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
+    `recorded`: (ITL, TTFT) in milliseconds of the recording, at the median and at p99.
 
     Returns the bytes of the file.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot.axes import (
+    PlotGrid,
     area,
     figures,
     finish,
@@ -17,7 +18,6 @@ from stepscope.recordings.plot.axes import (
     steps,
     unit_of,
 )
-from stepscope.recordings.plot.grid import PlotGrid
 from stepscope.recordings.plot.series import PlotColumn
 from stepscope.recordings.state.series.distribution import Distribution
 

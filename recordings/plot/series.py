@@ -69,8 +69,7 @@ class PlotEvent:
 class PlotSeries:
     """The data of a plot, filled from the indexes of a recording, in order.
 
-    Args:
-        start_ns, end_ns: the range, in engine time.
+    `start_ns`, `end_ns`: the range, in engine time.
     """
 
     def __init__(

@@ -104,8 +104,7 @@ def rendered(
 ) -> bytes:
     """Draw a figure by calling `paint`, and return the bytes of the image file.
 
-    Args:
-        size: width and height in inches.
+    `size`: width and height in inches.
 
     Raises MissingPackage: matplotlib is not installed.
     """

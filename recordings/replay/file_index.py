@@ -188,8 +188,8 @@ class FileIndex:
             with contextlib.suppress(ValueError, LookupError):  # damage that its checksum missed
                 self._take(index)
             self._share = number / recording.num_chunks
-            num_events = len(self._lost) + sum(map(len, self._of_requests.values()))
-            if len(self._itl) + len(self._ttft) + num_events > MAX_KEPT:
+            num_others = sum(map(len, self._of_requests.values()))
+            if num_others + len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
                 return
 
     def _turn(self) -> None:

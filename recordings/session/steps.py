@@ -104,6 +104,7 @@ class Span(NamedTuple):
     has_preemption: bool
     max_itl_ns: int | None
     longest_ns: int  # of a step, from its scheduling to its tokens
+    usual_ns: int  # the median of those
     limit: Limit | None  # the most frequent; "work" only if nothing limited any of the steps
     has_knob_change: bool = False
     has_mark: bool = False
@@ -186,6 +187,7 @@ class StepTable:
 
         max_itl_ns = worst("max_itl_ns")
         starts_ns = self.column("schedule_start_ns")[begin:end]
+        took_ns = sorted(map(sub, self.tokens_ns[begin:end], starts_ns))
         return Span(
             starts_ns[0],
             worst("num_prefill_tokens"),
@@ -195,7 +197,8 @@ class StepTable:
             _last_known(self.column("max_num_seqs"), begin, end),
             worst("num_preempted") > 0,
             None if max_itl_ns == UNKNOWN else max_itl_ns,
-            max(map(sub, self.tokens_ns[begin:end], starts_ns)),
+            took_ns[-1],
+            took_ns[len(took_ns) // 2],
             _most_frequent(self.column("limit")[begin:end]),
         )
 

@@ -18,8 +18,6 @@ _MIN_REQUESTS = 10
 
 
 class WhatIfBasis(NamedTuple):
-    """What a forecast reads from a recording."""
-
     # The engine to simulate, with the knobs in force when the recording began.
     setup: SimulatedSetup
     work: RecordedWork  # the recorded requests and knob changes

@@ -71,9 +71,8 @@ class Diagnosis(NamedTuple):
 def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Diagnosis:
     """Simulate the session with the limits of the suspects lifted, and return the bottlenecks.
 
-    Args:
-        on_run: called with what is being simulated and the share of its runs done. If it returns
-            True, the diagnosis ends with `ForecastStopped`.
+    `on_run`: called with what is being simulated and the share of its runs done. If it returns
+    True, the diagnosis ends with `ForecastStopped`.
     """
     return _Trials(seen, level, on_run).run()
 

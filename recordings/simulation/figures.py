@@ -44,16 +44,15 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 class RunSums:
     """A `FigureSink` that sums up one run.
 
-    Args:
-        levels: service levels. A request keeps a level if its first token and each next one came
-            in time.
+    `levels`: service levels. A request keeps a level if its first token and each next one came in
+    time.
     """
 
     def __init__(self, levels: Sequence[SLO] = ()) -> None:
         self.ttft, self.itl, self.e2e = Distribution(), Distribution(), Distribution()
         self._levels = levels
         self._num_good = [0] * len(levels)
-        self._num_steps = self._num_prefill_tokens = self._num_output_tokens = 0
+        self.num_steps = self._num_prefill_tokens = self._num_output_tokens = 0
         self._num_prompt_tokens = self._num_hit_tokens = 0
         self._num_preemptions = 0
         self._first_ns: int | None = None
@@ -63,12 +62,8 @@ class RunSums:
     def num_finished(self) -> int:
         return self.e2e.count
 
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
-
     def add_step(self, num_prefill_tokens: int, num_decode_tokens: int, num_steps: int) -> None:
-        self._num_steps += num_steps
+        self.num_steps += num_steps
         self._num_prefill_tokens += num_prefill_tokens * num_steps
 
     def add_gaps(self, gap_ns: int, count: int) -> None:
@@ -103,7 +98,7 @@ class RunSums:
         per_s = 1 / seconds if seconds else 0.0
         return RunFigures(
             num_requests=self.num_finished,
-            num_steps=self._num_steps,
+            num_steps=self.num_steps,
             seconds=seconds,
             ttft_ms=_spread(self.ttft),
             itl_ms=_spread(self.itl),

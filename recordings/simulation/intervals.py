@@ -41,8 +41,7 @@ def widening(name: str, *, is_varied: bool) -> float:
 
     The product is the half width of the interval, on a logarithmic scale.
 
-    Args:
-        is_varied: whether the recording has steps under several values of its knobs.
+    `is_varied`: whether the recording has steps under several values of its knobs.
     """
     return (_VARIED if is_varied else _FIXED)[family(name)]
 
@@ -52,8 +51,7 @@ def predicted(
 ) -> dict[str, Predicted]:
     """Return the prediction of each figure that has a value in at least one run.
 
-    Args:
-        runs: name -> value of the figures of each run.
+    `runs`: name -> value of the figures of each run.
     """
     found = {}
     for name in runs[0]:

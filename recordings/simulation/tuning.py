@@ -71,9 +71,8 @@ class Tuned(NamedTuple):
 class Tuning:
     """One search for the best knobs of a recorded session.
 
-    Args:
-        on_run: called with what is being simulated and the share of its runs done. If it returns
-            True, the search ends with `ForecastStopped`.
+    `on_run`: called with what is being simulated and the share of its runs done. If it returns
+    True, the search ends with `ForecastStopped`.
     """
 
     def __init__(

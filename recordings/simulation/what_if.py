@@ -54,8 +54,6 @@ def what_if(
     """Forecast a recorded session with its own knobs and with each variant of them.
 
     Args:
-        variants: a text and the changed knobs of each variant.
-        levels: service levels, to count the requests that keep them.
         on_run: called before each run with the share of all runs done. If it returns True, the
             result is None.
 
@@ -88,9 +86,8 @@ def forecast(
 
     Runs with the same seed simulate the same random machine, whatever the knobs.
 
-    Args:
-        on_run: called before each run with the share of the runs done. If it returns True, the
-            result is None.
+    `on_run`: called before each run with the share of the runs done. If it returns True, the result
+    is None.
 
     Raises ConfigError: the knobs are incompatible.
     """

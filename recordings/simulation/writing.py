@@ -32,9 +32,8 @@ def write_what_if(
 ) -> None:
     """Simulate one session under other knobs and write it as an ordinary recording.
 
-    Args:
-        on_request: called with the number of each request. If it returns True, the session ends
-            there.
+    `on_request`: called with the number of each request. If it returns True, the session ends
+    there.
 
     Raises:
         ConfigError: the knobs are incompatible.

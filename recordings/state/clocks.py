@@ -76,7 +76,7 @@ class WallClock:
         self._since_ns: list[int] = []  # engine time from which each offset holds
         self._offsets_ns: list[int] = []
 
-    def take(self, info: EngineInfo) -> None:
+    def add(self, info: EngineInfo) -> None:
         """Add a pair of engine time and wall time. It applies to engine times from then on."""
         offset_ns = info.wall_ns - info.monotonic_ns
         has_changed = not self._offsets_ns or (

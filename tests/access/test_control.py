@@ -15,7 +15,7 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
-from stepscope.engine.loop.control_tally import ControlTally
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import replies, wire
 from stepscope.engine.protocol.asker import Asker

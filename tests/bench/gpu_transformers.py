@@ -35,7 +35,7 @@ from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_model import PREFIX, SHAPES
-from stepscope.engine.models.random_weights import RandomWeights
+from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs

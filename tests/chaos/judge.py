@@ -143,7 +143,7 @@ def check_recorder(client: Client, engines: list[Engine], folder: Path) -> dict[
             if recording.info.engine_id != engine.name:
                 raise Wrong(f"{path.name} is of {recording.info.engine_id}")
             frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
-            begin = recording.chunk_frames(0)[0].sequence
+            begin = recording.chunk(0).frames[0].sequence
         for frame in frames:
             sent = engine.sent.get(frame.sequence, ("", 0, 0))
             if sent[::2] != (frame.topic.decode(), zlib.crc32(frame.payload)):

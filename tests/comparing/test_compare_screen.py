@@ -305,7 +305,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
 async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -> None:
     async with samples_compared() as (app, pilot):
         state = app.main.session.compare
-        state.choose(app.main.session.source)
+        state.chooser.open(app.main.session.source)
         app.main.draw()
         state.select_row([each.kind for each in page_of(app).choices or []].index("what if"))
         await pilot.press("enter", *"max_num_batched_tokens=256 batching=", "enter")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter, SetBudget
+from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
 from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import tour_strip
@@ -29,7 +30,8 @@ def test_each_tour_text_fits_the_smallest_screen_and_names_existing_keys(chapter
 
 
 def test_every_budget_in_the_tour_is_within_the_knobs_bounds() -> None:
-    budgets = [act.tokens for each in CHAPTERS for act in each.acts if isinstance(act, SetBudget)]
+    changes = [act.changes for each in CHAPTERS for act in each.acts if isinstance(act, SetKnobs)]
+    budgets = [each["max_num_batched_tokens"] for each in changes]
     assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
 
 

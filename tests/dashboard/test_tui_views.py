@@ -4,6 +4,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -795,3 +796,19 @@ def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> No
         view.go(step, 0, 453)
         frame = builder.build(view, 40, 12, 4)
         assert frame.columns[frame.cursor_column].last == step
+
+
+def test_a_freeze_is_told_also_where_a_column_holds_many_steps(freeze: History) -> None:
+    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66)
+    assert sum(column is not None and column.is_wide for column in columns) >= 7 * 3
+
+
+def test_how_long_a_wide_step_took_is_never_cut(freeze: History) -> None:
+    frame = FrameBuilder(freeze).build(View(), 60, 12, 4)
+    newest = frame.columns[-1]
+    assert newest is not None
+    long = newest._replace(is_wide=True, has_breach=True, longest_ns=812_000_000)
+    for num, said in ((3, "!──"), (6, "!─────"), (7, "!812 ms")):
+        columns = [*frame.columns[:-num], *[long] * num]
+        drawn = budget_chart.draw(replace(frame, columns=columns), 76, 12, GUTTER)
+        assert line_texts(drawn)[-2][1 + GUTTER : -1].rstrip()[-num:] == said

@@ -110,7 +110,7 @@ def test_a_byte_order_mark_does_not_matter(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ('{"benchmarks": [{"requests": {"successful": []}}], "config": {}}',
-         "line 1, benchmarks[-1].requests: expected a request (guidellm keeps them"),
+         "line 1, benchmarks[-1].requests: expected a request (guidellm saves them"),
         ('{"total_input_tokens": 7,\n "ttfts": [0.1,', "line 2: expected JSON, got the end of"),
         ('{"total_input_tokens": 7, "input_lens": [1], "output_lens": [1], "ttfts": [1]}',
          "line 1, itls: expected 1 entries (--output-details), got none"),

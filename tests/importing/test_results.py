@@ -187,6 +187,28 @@ def test_guidellms_report_tells_all_but_single_gaps(
     assert session[1] == "benchmarks.json holds 2 benchmarks: the last one is shown"
 
 
+def test_what_guidellm_and_inference_perf_wrote_themselves_is_read(
+    stats: Callable[[Path], dict[str, Any]],
+) -> None:
+    path = SAMPLES / "guidellm_report.json"
+    report = json.loads(path.read_text("utf-8"))
+    told = report["benchmarks"][0]["requests"]["successful"]
+    found = stats(path)
+    assert found["finished"] == len(told) == 4
+    assert found["ttft_max"] == pytest.approx(max(e["time_to_first_token_ms"] for e in told))
+    assert found["tpot_max"] == pytest.approx(
+        max(e["inter_token_latency_ms"] for e in told), rel=1e-3
+    )
+    path = SAMPLES / "inference_perf_requests.json"
+    requests = json.loads(path.read_text("utf-8"))
+    found = stats(path)
+    assert found["finished"] == len(requests) == 4
+    first_s = [e["info"]["response_metrics"]["chunk_times"][0] - e["start_time"] for e in requests]
+    assert found["ttft_max"] == pytest.approx(1e3 * max(first_s))
+    tokens = sum(e["info"]["response_metrics"]["output_tokens"] for e in requests)
+    assert found["out_tokens_per_s"] * found["seconds"] == pytest.approx(tokens)
+
+
 def test_aiperfs_records_give_the_figures_that_are_in_them(
     stats: Callable[[Path], dict[str, Any]],
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.random_model import SHAPES
-from stepscope.engine.models.random_weights import RandomWeights
+from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs

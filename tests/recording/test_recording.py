@@ -24,7 +24,7 @@ from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecor
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History

@@ -91,7 +91,7 @@ class Written:
             self.frames = [frame for frame, _ in recording.frames()]
             self.chunks = list(recording.index.chunks)
             chunks = range(recording.num_chunks)
-            self.num_in = [len(recording.chunk_frames(number)) for number in chunks]
+            self.num_in = [len(recording.chunk(number).frames) for number in chunks]
         assert len(self.frames) == count
         _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
         self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
@@ -177,7 +177,7 @@ def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
                 last = recording.num_chunks - 1
                 # Only the last chunk can be cut: those before it are read now and then, below.
                 assert recording.index.chunks[:last] == large.chunks[:last]
-                num_kept = sum(large.num_in[:last]) + len(recording.chunk_frames(last))
+                num_kept = sum(large.num_in[:last]) + len(recording.chunk(last).frames)
                 assert num_kept >= num_safe
                 if number % 50 == 0:
                     kept = [frame for frame, _ in recording.frames()]
@@ -235,7 +235,7 @@ def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
     with Recording(written.path) as recording:
         position = 0
         for number in range(recording.num_chunks):
-            count = len(recording.chunk_frames(number))
+            count = len(recording.chunk(number).frames)
             if number != hit:
                 frames = written.frames[position : position + count]
                 found |= {(frame.sequence, frame.payload) for frame in frames}
@@ -737,7 +737,7 @@ def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
     with Recording(large.path) as recording:
         numbers = range(recording.num_chunks)
         expected = [f._replace(sequence=0) for f in large.frames]
-        starts = [0, *itertools.accumulate(len(recording.chunk_frames(n)) for n in numbers)]
+        starts = [0, *itertools.accumulate(len(recording.chunk(n).frames) for n in numbers)]
         for _ in range(300):
             place = rng.randrange(len(expected))
             number = max(n for n in numbers if starts[n] <= place)

@@ -94,7 +94,7 @@ def test_tune_names_one_budget_for_chunks_and_says_what_is_simulated(run: Run) -
     change = "stepscope set enable_chunked_prefill=true max_num_batched_tokens=256"
     assert change in verdict
     assert best == f"best: {change}"
-    assert [line for line in lines if line.startswith("as recorded, simulated ")]
+    assert [line for line in lines if line.endswith("as recorded, simulated")]
 
 
 @pytest.mark.parametrize("target", ["freeze", "no.mcap"])

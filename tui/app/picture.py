@@ -59,7 +59,7 @@ def screenshot(
         request_id: the request to select.
         compared: two runs to read completely and compare, and how to align them.
 
-    The other arguments are those of `run_dashboard`. No event loop may run in this thread.
+    The other arguments are those of `Dashboard`. No event loop may run in this thread.
 
     Raises:
         NotInRecording: no such request at this step.

@@ -5,7 +5,7 @@ list of commands needs none of them.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -87,7 +87,7 @@ _PLACES = {name: place for group in GROUPS.values() for name, (place, _) in grou
 _NAME_WIDTH = 12
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """The commands by name. To list the names imports nothing, to get one imports its module."""
 
     def __getitem__(self, name: str) -> Any:
@@ -105,19 +105,13 @@ class _Commands(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(_PLACES)
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        raise TypeError("a command gets a line in GROUPS")
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("a command gets a line in GROUPS")
-
 
 class _CommandLine(CommandGroup):
     """The group of all commands. Its help is read from `GROUPS`."""
 
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
-        self.commands = _Commands()
+        self.commands = _Commands()  # type: ignore[assignment]
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
         if words[0] in _OLD_NAMES and "--inherited-socket" not in words:

@@ -10,8 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.file.file_name import default_name
-from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.tui.settings.recent import remember

@@ -9,7 +9,7 @@ NORMAL_WIDTH = 100  # least width with budget chart, KV map and latency panel
 _CHART_FROM = 23  # least height with a budget chart on a narrow screen
 WIDE_WIDTH = 160  # least width with the right rail
 RAIL_WIDTH = 60
-SPARE_ROWS = 13  # that few lanes leave: for a taller budget chart, and an ITL strip of
+SPARE_ROWS = 9  # that few lanes leave: for a taller budget chart, and an ITL strip of
 _ITL_HEIGHT = 8
 
 

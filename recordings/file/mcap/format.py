@@ -1,4 +1,7 @@
-"""How we use MCAP: the file suffix, the metadata of a file, and the names of its channels."""
+"""How we use MCAP: names of files, the metadata of a file, and the names of its channels."""
+
+import re
+import time
 
 from stepscope.engine.protocol.wire import EngineInfo
 
@@ -25,3 +28,17 @@ def engine_metadata(info: EngineInfo) -> dict[str, str]:
         "model": info.model,
         "with_tokens": str(info.with_tokens).lower(),
     }
+
+
+_SUFFIXES = (PART_SUFFIX, ".mcap")  # of a replayed recording
+_PREFIX = "stepscope-"
+_MAX_LENGTH = 100  # bytes for the source: file systems allow 255 for the whole name
+
+
+def default_name(source_name: str, suffix: str = ".mcap") -> str:
+    """A file name from the source's name and the local time to the second."""
+    for end in _SUFFIXES:
+        source_name = source_name.removesuffix(end)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", source_name.removeprefix(_PREFIX)).strip("-.")
+    name = name[:_MAX_LENGTH] or "engine"
+    return f"{_PREFIX}{name}-{time.strftime('%Y%m%d-%H%M%S')}{suffix}"

@@ -140,8 +140,7 @@ class McapSink:
     def end_chunk(self, index: bytes | None = None) -> None:
         """End the open chunk, if there is one. The next message begins a new one.
 
-        Args:
-            index: the index of its messages, which is written behind it.
+        `index`: the index of its messages, which is written behind it.
         """
         if self._frame is None:
             return
@@ -168,8 +167,6 @@ class McapSink:
         Args:
             chunk: its whole record. It must name the same channels as this file, or none.
             times_ns: times of its first and last message.
-            num_messages: number of messages by channel id.
-            index: see `end_chunk`.
         """
         num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
         self.end_chunk()

@@ -34,8 +34,7 @@ _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 class EngineLog:
     """Writes the messages of one engine, from its first to its last.
 
-    Args:
-        metadata: metadata for each file, besides the description of the engine.
+    `metadata`: metadata for each file, besides the description of the engine.
     """
 
     def __init__(self, file: RecordingFile, metadata: Mapping[str, str]) -> None:
@@ -82,7 +81,7 @@ class EngineLog:
         if self._anchor is not None:
             self._file.say(metadata)
 
-    def take(self, message: Telemetry, frame: _Frame) -> None:
+    def append(self, message: Telemetry, frame: _Frame) -> None:
         """Write the next message, given decoded and as received.
 
         Raises OSError: the file cannot be written.
@@ -162,10 +161,10 @@ class EngineLog:
         self._begin(self._info, self._early_ns)
         nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
         assert nothing is not None
-        self.take(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
+        self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
         early, self._early = self._early, []
         for each in early:
-            self.take(wire.decode(each[2]), each)
+            self.append(wire.decode(each[2]), each)
         return False
 
     def _begin(self, info: EngineInfo, time_ns: int) -> None:

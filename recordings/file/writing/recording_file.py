@@ -10,8 +10,7 @@ from pathlib import Path
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import rights as file_rights
-from stepscope.recordings.file import write_lock
+from stepscope.recordings.file import access
 from stepscope.recordings.file.mcap.format import (
     FORMAT_VERSION,
     PACKED_STEP,
@@ -78,19 +77,19 @@ class RecordingFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # closed by close()
-            self._stream = open(self.part_path, "xb", opener=file_rights.private)  # noqa: SIM115
+            self._stream = open(self.part_path, "xb", opener=access.private)  # noqa: SIM115
         except OSError as error:
             if isinstance(error, FileExistsError) and path.parent.is_dir():
                 if is_new:
                     raise
                 why = "a recorder was killed ('stepscope verify --repair' makes a whole file of it)"
-                if write_lock.is_being_written(self.part_path):
+                if access.is_being_written(self.part_path):
                     why = "another recorder is at work"
                 raise RecordingError(
                     f"{self.part_path} is there: {why}; choose another name"
                 ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
-        write_lock.take(self._stream)
+        access.lock(self._stream)
         self._sink: McapSink | None = None
         self.opened_s = time.monotonic()
 
@@ -119,12 +118,11 @@ class RecordingFile:
     ) -> None:
         """Write the metadata about the engine and the recorder, with the entries of `more`.
 
-        Args:
-            index: called when a chunk ends; returns the index of its messages.
+        `index`: called when a chunk ends; returns the index of its messages.
         """
         self._index = index
         if not info.with_tokens:
-            file_rights.share(self._stream, self.part_path)
+            access.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
         self._said = {
             **engine_metadata(info),

@@ -224,7 +224,7 @@ class RecordingWriter:
             self._next_file(self._series)
             self._log = self._new_log()
         num_steps_before = self._log.num_steps
-        self._log.take(message, (topic, sequence, payload))
+        self._log.append(message, (topic, sequence, payload))
         self._has_come = True
         self.num_steps += self._log.num_steps - num_steps_before
         self.last_step = self._log.last_step

@@ -28,9 +28,7 @@ class StepRing:
     Readers may keep payloads and keyframes, which never change.
 
     Args:
-        state: the state before the first message.
         max_steps, max_bytes: how much is kept at most, give or take one segment.
-        sequence: see `Keyframe`.
     """
 
     def __init__(

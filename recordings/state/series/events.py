@@ -169,8 +169,7 @@ def mark_event(mark: Mark) -> SessionEvent:
 def audit_event(entry: Audited, step: int) -> SessionEvent | None:
     """The log line for an audit entry; None for a change of knobs, which has its own line.
 
-    Args:
-        step: the newest step, used for commands that took no effect.
+    `step`: the newest step, used for commands that took no effect.
     """
     if entry.command == "SetKnobs" and not entry.code:
         return None

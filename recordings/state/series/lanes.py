@@ -106,11 +106,7 @@ class LaneName(NamedTuple):
 class LaneBoard:
     """Lanes of the steps from `first` up to, but without, `end`.
 
-    One thread writes; readers must hold its lock.
-
-    Args:
-        state: the state just before step `first`.
-        first: the first step that will be added.
+    `state` is the one just before step `first`. One thread writes; readers must hold its lock.
     """
 
     def __init__(self, state: SessionState, first: int) -> None:

@@ -50,8 +50,7 @@ def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     If an operator's pause right before the step lasted longer than the step, the pause is the
     limit.
 
-    Args:
-        num_rows: number of rows in its batch; None if the engine does not publish them.
+    `num_rows`: number of rows in its batch; None if the engine does not publish them.
     """
     if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
         return _PAUSED

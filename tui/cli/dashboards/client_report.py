@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.importing.client_match import ClientMatch, client_match
+from stepscope.recordings.importing.client_match import NEAR_NS, ClientMatch, client_match
 from stepscope.recordings.importing.client_split import ClientWait, ClientWaits, client_waits
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ForeignSession
@@ -86,14 +86,16 @@ def _summary(match: ClientMatch) -> list[str]:
         clock = "unknown: the client does not tell when requests began"
     elif not match.error_ns:
         clock = "client and engine read the same one"
+    elif not match.apart_ns:
+        clock = f"the wall clocks agree, ± {match.error_ns / 1e6:.1f} ms"
     else:
         where = "behind" if match.offset_ns > 0 else "ahead of"
         clock = (
             f"the client's is {abs(match.offset_ns) / 1e9:,.4f} s {where} the engine's, "
-            f"± {match.error_ns / 1e6:.1f} ms between front end and delivery"
+            f"± {match.error_ns / 1e6:.1f} ms"
         )
-    if match.apart_ns:
+    if match.apart_ns > NEAR_NS:
         clock += f"; are both of one run? By the wall clocks, {match.apart_ns / 1e9:,.1f} s apart"
     num_same = sum(each.has_same_chunks for each in match.pairs)
-    gaps = f"of the {num_same:,} requests whose chunks match the engine's steps one by one"
-    return [f"matched  {'; '.join(said)}", f"clocks   {clock}", f"ITL      {gaps}"]
+    gaps = f"ITL      of the {num_same:,} requests whose chunks match the engine's steps one by one"
+    return [f"matched  {'; '.join(said)}", f"clocks   {clock}", *([gaps] if num_same else [])]

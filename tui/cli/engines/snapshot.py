@@ -176,7 +176,7 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
     with Recording(find_recording(target)) as recording:
         info = recording.info
         for number in range(recording.num_chunks):
-            for frame in recording.chunk_frames(number):
+            for frame in recording.chunk(number).frames:
                 # Of the snapshots, only the first is the engine's: it has the entries from before
                 # the recording.
                 if frame.topic not in kinds or (frame.topic == kinds[1] and number):

@@ -71,12 +71,7 @@ class _MovePrinter:
 
     def moved(self, moved: Moved) -> None:
         self._num_moves += 1
-        changes, reason, step, before = (
-            moved.move.changes,
-            moved.move.reason,
-            moved.step,
-            moved.before,
-        )
+        before, (changes, reason), step = moved
         if self._as_json:
             fields = {"old": before, "new": changes, "reason": reason, "step": step}
             write_json_line(engine=self._engine, kind="move", **fields)

@@ -1,9 +1,9 @@
 """The handlers of all actions in the action table, one file for each part of the dashboard.
 
 May import: engine.protocol.settings, recordings, recordings.compare.side, recordings.file,
-  recordings.history, recordings.state, recordings.state.series, tui.screens.drawing,
-  tui.screens.overlays, tui.session, tui.session.compare, tui.session.control,
-  tui.session.export, tui.session.time, tui.settings, tui.views, tui.views.charts,
-  tui.views.frame, tui.views.pages, tui.views.panels.
-A handler acts on a `SessionScreen`: its session, its view, what lies above it.
+  recordings.file.mcap, recordings.history, recordings.state, recordings.state.series,
+  tui.screens.drawing, tui.screens.overlays, tui.session, tui.session.compare,
+  tui.session.control, tui.session.export, tui.session.time, tui.settings, tui.views,
+  tui.views.charts, tui.views.frame, tui.views.pages, tui.views.panels.
+A handler gets only the objects it acts on, never the whole screen: see `stage.py`.
 """

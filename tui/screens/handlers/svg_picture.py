@@ -6,8 +6,8 @@ from typing import Any
 
 from textual.app import App
 
-from stepscope.recordings.file import rights as file_rights
-from stepscope.recordings.file.file_name import default_name
+from stepscope.recordings.file import access
+from stepscope.recordings.file.mcap.format import default_name
 
 
 def svg(app: App[Any]) -> str:
@@ -25,7 +25,7 @@ def new_picture(document: str, shown: str) -> Path:
         path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
         try:
             # closed below
-            stream = open(path, "x", encoding="utf-8", opener=file_rights.private)  # noqa: SIM115
+            stream = open(path, "x", encoding="utf-8", opener=access.private)  # noqa: SIM115
         except FileExistsError:  # two pictures in one second get two names
             continue
         try:

@@ -6,19 +6,8 @@ id.
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.engine.protocol.commands import SetKnobs, SetWorkload
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-
-
-class SetLoad(NamedTuple):
-    """Act of the tour: make the engine run this synthetic workload; None stops it."""
-
-    workload: WorkloadSpec | None
-
-
-class SetBudget(NamedTuple):
-    """Act of the tour: set the token budget (`max_num_batched_tokens`)."""
-
-    tokens: int
 
 
 class SendPrompt(NamedTuple):
@@ -31,7 +20,7 @@ class SendPrompt(NamedTuple):
     waits: bool = False  # whether the next act waits for the last token
 
 
-Act: TypeAlias = SetLoad | SetBudget | SendPrompt
+Act: TypeAlias = SetWorkload | SetKnobs | SendPrompt
 # What a chapter invites the person to try.
 Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leave"]
 
@@ -61,31 +50,32 @@ class Chapter(NamedTuple):
     is_held: bool = False
 
 
+WHO = "stepscope tour"
 SMALL, LARGE = 64, 1024  # token budgets
 _LONG = 900  # tokens of a long prompt
 
 
-def _chats(number: int) -> SetLoad:
-    return SetLoad(
-        WorkloadSpec(
-            rate=100.0,
-            document_share=0.0,
-            chat_tokens=32,
-            output_tokens=200,
-            max_concurrency=number,
-        )
+def _budget(num_tokens: int) -> SetKnobs:
+    return SetKnobs(changes={"max_num_batched_tokens": num_tokens}, who=WHO)
+
+
+def _chats(number: int) -> SetWorkload:
+    spec = WorkloadSpec(
+        rate=100.0, document_share=0.0, chat_tokens=32, output_tokens=200, max_concurrency=number
     )
+    return SetWorkload(workload=spec, who=WHO)
 
 
-_DOCUMENTS = SetLoad(
-    WorkloadSpec(
+_DOCUMENTS = SetWorkload(
+    workload=WorkloadSpec(
         rate=100.0,
         document_share=0.7,
         chat_tokens=96,
         document_tokens=_LONG,
         output_tokens=300,
         max_concurrency=14,
-    )
+    ),
+    who=WHO,
 )
 
 CHAPTERS = (
@@ -93,7 +83,7 @@ CHAPTERS = (
         "A step",
         "An engine works in steps. In each step the model runs once, for all requests together. "
         "Next: two short chats at a time; when one ends, another begins.",
-        (SetBudget(SMALL), _chats(2)),
+        (_budget(SMALL), _chats(2)),
         "Each row is a request, each column a step, each ━ a token. "
         "Question: how many steps does the engine make in a second?",
         "steps/s stands beside LIVE. Try: {pause} holds the picture, {step_back} and "
@@ -103,7 +93,7 @@ CHAPTERS = (
     Chapter(
         "The batch",
         "The requests of one step are its batch. Next: six chats at a time.",
-        (SetBudget(SMALL), _chats(6)),
+        (_budget(SMALL), _chats(6)),
         "In every step each running request gets one token. "
         "Question: how many tokens does one step make now? Compare steps/s with before.",
         "Six: one for each running request (RUN). Steps are a little longer, but make three times "
@@ -115,7 +105,7 @@ CHAPTERS = (
         "The budget",
         "A step computes at most max_num_batched_tokens tokens: its budget, 64 here. "
         "Next: a prompt of 900 tokens joins the chats.",
-        (SetBudget(SMALL), _chats(6), SendPrompt("long", _LONG, seed=3, waits=True)),
+        (_budget(SMALL), _chats(6), SendPrompt("long", _LONG, seed=3, waits=True)),
         "▓ and ▒, in turns, are its chunks. Decodes come first; the prompt gets what they leave of "
         "each budget. "
         "Question: over how many steps is it spread?",
@@ -129,7 +119,7 @@ CHAPTERS = (
         "A freeze",
         "A budget of 1,024 lets the whole prompt into one step. "
         "Next: that budget, and another prompt of 900 tokens.",
-        (SetBudget(LARGE), _chats(6), SendPrompt("whole", _LONG, seed=4, waits=True)),
+        (_budget(LARGE), _chats(6), SendPrompt("whole", _LONG, seed=4, waits=True)),
         "The prompt needs one long step, and all chats wait for it. "
         "Question: which mark under the chart says that their tokens came late?",
         "The !: a token of that step broke its service level. Try: {axis} makes columns equal in "
@@ -142,7 +132,7 @@ CHAPTERS = (
         "Chunks",
         "With a small budget the prompt is cut into chunks. "
         "Next: budget 64 again, and another prompt of 900 tokens.",
-        (SetBudget(SMALL), _chats(6), SendPrompt("chunked", _LONG, seed=5, waits=True)),
+        (_budget(SMALL), _chats(6), SendPrompt("chunked", _LONG, seed=5, waits=True)),
         "The chats go on beside the chunks: each column has their ━. "
         "Question: what does the prompt pay for that?",
         "Its first token comes later: {inspect} shows its TTFT. In return no chat waits long "
@@ -157,13 +147,13 @@ CHAPTERS = (
         "It takes some seconds.",
         (
             _chats(6),
-            SetBudget(32),
+            _budget(32),
             SendPrompt("budget-32", _LONG, seed=6, max_tokens=2, waits=True),
-            SetBudget(64),
+            _budget(64),
             SendPrompt("budget-64", _LONG, seed=7, max_tokens=2, waits=True),
-            SetBudget(256),
+            _budget(256),
             SendPrompt("budget-256", _LONG, seed=8, max_tokens=2, waits=True),
-            SetBudget(SMALL),
+            _budget(SMALL),
         ),
         "◆ marks each change of the budget. "
         "Question: how many steps does each of the three prompts take, and how long are they?",
@@ -177,7 +167,7 @@ CHAPTERS = (
         "KV blocks",
         "The keys and values of all tokens stay in memory, in blocks of 16 tokens. "
         "Next: the map of all blocks, while six chats and a long prompt run.",
-        (SetBudget(SMALL), _chats(6), SendPrompt("blocks", _LONG, seed=9, waits=True)),
+        (_budget(SMALL), _chats(6), SendPrompt("blocks", _LONG, seed=9, waits=True)),
         "Each cell stands for some blocks: used, cached or empty. "
         "Question: how many blocks does the prompt of 900 tokens fill?",
         "900 / 16: 57, and one more after each 16 tokens of its answer. "
@@ -192,7 +182,7 @@ CHAPTERS = (
         "Blocks of an ended request stay in the cache until others need them. "
         "Next: one prompt of 900 tokens, and then the same prompt again.",
         (
-            SetBudget(SMALL),
+            _budget(SMALL),
             _chats(4),
             SendPrompt("first", _LONG, seed=10, max_tokens=4, waits=True),
             SendPrompt("again", _LONG, seed=10, waits=True),
@@ -208,7 +198,7 @@ CHAPTERS = (
         "Preemption",
         "If no block is free, a running request gives up its blocks and waits. "
         "Next: more long documents than the memory holds.",
-        (SetBudget(SMALL), _DOCUMENTS),
+        (_budget(SMALL), _DOCUMENTS),
         "Watch KV fill up; then ✗ marks a preempted request. It takes some seconds. "
         "Question: what must it do when it comes back?",
         "Compute its prompt and its output again. No stream gets a token from that. "
@@ -219,7 +209,7 @@ CHAPTERS = (
         "Why was this token late?",
         "Each late token has a cause. "
         "Next: the list of all tokens that came later than their service level.",
-        (SetBudget(SMALL), _DOCUMENTS),
+        (_budget(SMALL), _DOCUMENTS),
         "A row is a late token: its step, its request, how long it took, and why. "
         "Question: which cause is the most frequent?",
         "A prompt beside it, the queue, or a preemption: you saw each of them happen. "

@@ -13,9 +13,8 @@ from stepscope.engine.protocol.commands import SetWorkload, Submit
 from stepscope.engine.protocol.replies import Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.session.tour.chapters import Act, SendPrompt, SetBudget, SetLoad
+from stepscope.tui.session.tour.chapters import Act, SendPrompt
 
-_WHO = "stepscope tour"
 _ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
 _JOIN_S = 1.0  # to wait for the first requests of a workload
 _IDLE_S = 30.0
@@ -72,13 +71,12 @@ class Director:
         for act in acts:
             if not self._lists.empty():
                 return
-            if isinstance(act, SetLoad):
-                client.ask(SetWorkload(workload=act.workload, who=_WHO))
-                self._rest(_JOIN_S)
-            elif isinstance(act, SetBudget):
-                client.set_knobs({"max_num_batched_tokens": act.tokens}, who=_WHO)
-            else:
+            if isinstance(act, SendPrompt):
                 ended = self._send(client, act)
+                continue
+            client.ask(act)
+            if isinstance(act, SetWorkload):
+                self._rest(_JOIN_S)
         self._ended = ended
 
     def _rest(self, seconds: float) -> None:

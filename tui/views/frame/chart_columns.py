@@ -40,6 +40,7 @@ class ChartColumn(NamedTuple):
     is_lost: bool = False  # none of its steps was received
     is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
     longest_ns: int = 0  # of its steps
+    usual_ns: int = 0  # the median of them
     max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
     is_wide: bool = False  # it took far longer than the others on the screen
     num_padded_tokens: int = 0
@@ -157,6 +158,7 @@ class ChartColumns:
             num_padded_tokens=span.max_padded_tokens,
             limit=span.limit,
             longest_ns=span.longest_ns,
+            usual_ns=span.usual_ns,
             max_itl_ns=span.max_itl_ns,
         )
 
@@ -169,9 +171,14 @@ class ChartColumns:
 
 
 def usual_ns(columns: Sequence[ChartColumn | None]) -> int:
-    """Return the median of the steps on the screen; 0 without steps."""
-    took = {each.last: each.longest_ns for each in columns if each is not None and each.longest_ns}
-    return sorted(took.values())[len(took) // 2] if took else 0
+    """Return about the median of the steps on the screen; 0 without steps."""
+    took = {each.last: each for each in columns if each is not None and each.usual_ns}
+    left = sum(each.last + 1 - each.first for each in took.values()) // 2
+    for each in sorted(took.values(), key=lambda each: each.usual_ns):
+        left -= each.last + 1 - each.first
+        if left < 0:
+            return each.usual_ns
+    return 0
 
 
 def cells_of(took_ns: int, usual: int, most: int) -> int:
