@@ -14,6 +14,7 @@ _LABEL = 7
 _BLOCK = 22  # cells of a percentile, with the vertical line before it
 _RANKS = {50: "p50", 95: "p95", 99: "p99", 100: "max", None: "in SLO"}
 _PARTS = {DECODE_ONLY: "├decode", BESIDE_PREFILL: "└beside"}
+_SERVED = {"ttft": "served_ttft", "itl": "served_itl"}  # as the front end sent them, if it tells
 _BY_NEED = (99, 50, 100, None, 95)  # without room, the last of these is left out first
 MARKS: dict[Verdict, tuple[str, str]] = {
     "a": ("A", "caution"),
@@ -52,7 +53,7 @@ def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
     lines: list[Line] = [tuple(head)]
     rows: list[tuple[str, list[ComparedFigure]]] = []
     for kind, label in KINDS.items():
-        if kind == "e2e":
+        if kind == "e2e" or kind in _SERVED.values():
             continue  # the sum of the others; the table has it
         of_kind = [figure for figure in found.figures if figure.kind == kind]
         rows.append((" " + label.removesuffix(" time"), of_kind))
@@ -61,6 +62,9 @@ def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
                 (label, [figure for figure in found.figures if figure.kind == part])
                 for part, label in _PARTS.items()
             ]
+        served = [figure for figure in found.figures if figure.kind == _SERVED.get(kind, "")]
+        if any(figure.a is not None or figure.b is not None for figure in served):
+            rows.append(("└served", served))
     for label, of_row in rows:
         figures = {figure.rank: figure for figure in of_row}
         line: list[Run] = [(f"{label:<{_LABEL}}", "strong")]
