@@ -36,7 +36,11 @@ class Watched(Subscriber):
 
     @property
     def status(self) -> Any:
-        return self.said or super().status
+        return self.said or self._status
+
+    @status.setter
+    def status(self, status: Any) -> None:
+        self._status = status
 
 
 @pytest.fixture
