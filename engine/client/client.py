@@ -188,9 +188,7 @@ class ControlClient:
         if (pid := starting_pid(self.endpoint)) is not None:
             raise EngineStarting(called(self.endpoint), pid)
         if (pid := killed_pid(self.endpoint)) is not None:
-            raise EngineGone(
-                f"{called(self.endpoint)} is gone: killed or crashed (its process was {pid})"
-            )
+            raise EngineGone(f"{called(self.endpoint)} is gone: killed or crashed (pid {pid})")
 
     def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
         return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)

@@ -26,6 +26,7 @@ from stepscope.engine.protocol.wire_events import Preempted as Preempted
 from stepscope.engine.protocol.wire_events import Rejected as Rejected
 from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
 from stepscope.engine.protocol.wire_events import RequestOrigin as RequestOrigin
+from stepscope.engine.protocol.wire_requests import FrontTimes as FrontTimes
 from stepscope.engine.protocol.wire_requests import RequestStatus as RequestStatus
 from stepscope.engine.protocol.wire_requests import RequestView as RequestView
 from stepscope.engine.protocol.wire_requests import Transcript as Transcript
@@ -35,11 +36,13 @@ from stepscope.engine.protocol.wire_rows import BatchRow as BatchRow
 from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
 from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
 from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
+from stepscope.engine.protocol.wire_rows import FrontEnd as FrontEnd
 from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
+from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
 from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
 from stepscope.engine.protocol.wire_totals import Totals as Totals
 
@@ -201,6 +204,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     cuda_graph: str | None = None
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
+    front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
@@ -268,6 +272,7 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     leased: LeasedKnobs | None = None
     totals: Totals | None = None  # the share of the KV cache in use, if `kv` is unknown
     held: list[HeldRow] | None = None  # as in `StepRecord`
+    front: list[FrontEnd] | None = None  # as in `StepRecord`
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):

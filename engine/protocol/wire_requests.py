@@ -9,6 +9,20 @@ from stepscope.engine.protocol.wire_events import RequestOrigin
 RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
 
 
+class FrontTimes(Struct, array_like=True, frozen=True, gc=False):
+    """A request as its front end sees it; see `FrontEnd`. None: not yet, or unknown."""
+
+    number: int  # of the front end
+    http_ns: int | None
+    sent_ns: int
+    is_streamed: bool
+    first_came_ns: int | None = None  # of its first chunk
+    first_out_ns: int | None = None
+    last_out_ns: int | None = None
+    num_chunks: int = 0
+    worst_gap_ns: int = 0  # the longest between two chunks
+
+
 class RequestView(Struct, kw_only=True):
     """One request as an observer sees it: part of a `Snapshot` and of the observer's own state."""
 
@@ -37,6 +51,7 @@ class RequestView(Struct, kw_only=True):
     # Most tokens computed before it lost them or left another engine. 0: none, or not known.
     high_water: int = 0
     held: str = ""  # why the engine holds it back while it waits, as in `HeldRow`
+    front: FrontTimes | None = None  # None: no front end tells of it
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

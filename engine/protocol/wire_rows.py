@@ -3,9 +3,13 @@
 Rows are array-encoded, so new fields go to their end.
 """
 
+from collections.abc import Iterator, Sequence
 from enum import IntEnum, IntFlag
+from itertools import pairwise
 
 from msgspec import Struct
+
+TICK_NS = 20_000  # unit of the times in `FrontEnd`
 
 
 class Phase(IntEnum):
@@ -63,6 +67,58 @@ class HeldRow(Struct, array_like=True, frozen=True, gc=False):
     request_id: int
     reason: str
     num_blocks: int = 0  # that it holds while it waits
+
+
+class TakenRow(Struct, array_like=True, frozen=True, gc=False):
+    """A request that a front end has tokenised and sent to the engine."""
+
+    request_id: int
+    http_ns: int | None  # when its HTTP request came; None: not by HTTP
+    sent_ns: int
+    is_streamed: bool  # else its client gets the whole answer at the end
+
+
+class FrontEnd(Struct, array_like=True, frozen=True, gc=False):
+    """What a front end, a process that serves HTTP for the engine, did since it last told.
+
+    It gets tokens from the engine, and writes them to clients in chunks. The chunks are in order
+    of time, one entry of each list for each. Times by the engine's clock.
+    """
+
+    number: int  # of the front end, from 0
+    since_ns: int
+    taken: list[TakenRow]
+    request_ids: list[int]
+    # In units of TICK_NS, since that of the chunk before, at first since `since_ns`:
+    came: list[int]  # when its tokens came from the engine
+    out: list[int]  # when it had gone out
+    ended: list[tuple[int, str]]  # request and reason, if the engine did not end it: stop, abort
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        taken: list[TakenRow],
+        chunks: Sequence[tuple[int, int, int]],
+        ended: list[tuple[int, str]],
+    ) -> "FrontEnd":
+        """Build it from `chunks` as `chunks` yields them."""
+        since_ns = chunks[0][1] if chunks else 0
+        came, out = ([(each[at] - since_ns) // TICK_NS for each in chunks] for at in (1, 2))
+        ids = [each[0] for each in chunks]
+        return cls(number, since_ns, taken, ids, _steps(came), _steps(out), ended)
+
+    def chunks(self) -> Iterator[tuple[int, int, int]]:
+        """Yield request, `came` and `out` of each chunk, in nanoseconds."""
+        came_ns = out_ns = self.since_ns
+        for request_id, came, out in zip(self.request_ids, self.came, self.out, strict=False):
+            came_ns += came * TICK_NS
+            out_ns += out * TICK_NS
+            yield request_id, came_ns, out_ns
+
+
+def _steps(values: list[int]) -> list[int]:
+    return [value - before for before, value in pairwise([0, *values])]
 
 
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):

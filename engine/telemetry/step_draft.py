@@ -52,6 +52,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     cuda_graph: str | None = None
     held: list[wire.HeldRow] | None = None
     held_prefills: bool = False
+    front: list[wire.FrontEnd] | None = None
 
     @classmethod
     def open(

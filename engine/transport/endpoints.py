@@ -29,7 +29,8 @@ from stepscope.engine.transport.keys import Credentials
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 TELEMETRY_SUFFIX = ".telemetry"
 LOCK_SUFFIX = ".lock"
-_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX)
+FRONT_SUFFIX = ".front"
+_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX, FRONT_SUFFIX)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TCP = re.compile(r"tcp://(?:\*|[\w.%-]+|\[[\w:.%]+\]):(\d{1,5})", re.ASCII)
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
@@ -176,7 +177,7 @@ class EndpointLock:
         self._fd = -1
 
     def __enter__(self) -> "EndpointLock":
-        for path in _sockets(self.endpoint):
+        for path in sockets(self.endpoint):
             if path.exists() and not path.is_socket():
                 raise ConfigError(
                     "bad_endpoint", f"{path} exists and is not a socket; choose another endpoint"
@@ -220,7 +221,7 @@ class EndpointLock:
 
     def _remove_sockets(self) -> None:
         """Remove the endpoint's socket files, ours or those of a dead engine. Nothing else."""
-        for path in _sockets(self.endpoint):
+        for path in sockets(self.endpoint):
             if path.is_socket():
                 path.unlink(missing_ok=True)
 
@@ -266,9 +267,15 @@ def lock_path(endpoint: Endpoint) -> Path:
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
 
 
-def _sockets(endpoint: Endpoint) -> list[Path]:
-    path = endpoint.path
-    return [] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX)]
+def front_path(endpoint: Endpoint) -> Path:
+    """Return the path of the socket where the engine at an address hears of its front ends."""
+    return Path(str(lock_path(endpoint)).removesuffix(LOCK_SUFFIX) + FRONT_SUFFIX)
+
+
+def sockets(endpoint: Endpoint) -> list[Path]:
+    """Return the paths of an endpoint's socket files."""
+    front, path = front_path(endpoint), endpoint.path
+    return [front] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), front]
 
 
 def holder(fd: int) -> dict[str, object]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import (
+    FRONT_SUFFIX,
     LOCK_SUFFIX,
     TELEMETRY_SUFFIX,
     Endpoint,
@@ -23,6 +24,7 @@ from stepscope.engine.transport.endpoints import (
     lock_path,
     runtime_dir,
     same_file,
+    sockets,
 )
 from stepscope.engine.transport.keys import Credentials, KeyPair
 
@@ -129,7 +131,9 @@ def stale_files() -> list[Path]:
     alive = {e.control for e in find_local()}
     stale = []
     for path in sorted(runtime_dir().iterdir()):
-        base = str(path).removesuffix(LOCK_SUFFIX).removesuffix(TELEMETRY_SUFFIX)
+        base = str(path)
+        for suffix in (LOCK_SUFFIX, TELEMETRY_SUFFIX, FRONT_SUFFIX):
+            base = base.removesuffix(suffix)
         if f"ipc://{base}" in alive:
             continue
         if Path(base).name.startswith("tcp-") and any(
@@ -162,15 +166,13 @@ def _sweep(lock: Path) -> None:
         if not same_file(fd, lock):
             return  # another file has this name since we opened it
         control = str(holder(fd).get("control", ""))
-        base = str(lock).removesuffix(LOCK_SUFFIX)
-        if control == f"ipc://{base}":
-            sockets = [each for each in (base, base + TELEMETRY_SUFFIX) if _is_own_socket(each)]
-            for each in sockets:
-                os.unlink(each)
-            if sockets:
-                os.utime(fd)  # the day of `KEPT_S` begins now
-                return
-        elif not control.startswith("tcp://"):
+        if control != f"ipc://{str(lock).removesuffix(LOCK_SUFFIX)}" and control[:6] != "tcp://":
+            return
+        left = [each for each in sockets(Endpoint(control)) if _is_own_socket(each)]
+        for each in left:
+            each.unlink()
+        if left:
+            os.utime(fd)  # the day of `KEPT_S` begins now
             return
         if time.time() - status.st_mtime > KEPT_S:
             # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
@@ -181,7 +183,7 @@ def _sweep(lock: Path) -> None:
         os.close(fd)
 
 
-def _is_own_socket(path: str) -> bool:
+def _is_own_socket(path: Path) -> bool:
     try:
         status = os.lstat(path)
     except FileNotFoundError:

@@ -17,6 +17,8 @@ Cause: TypeAlias = Literal[
     "preempted",  # lost its blocks and waited to be admitted again
     "recompute",  # tokens computed before the preemption were computed again
     "transfer",  # its keys and values, or another's, came from a prefill engine
+    "front_end",  # the front end had it: HTTP and tokenising
+    "delivery",  # the front end had not yet written its last tokens out
     "paused",  # the operator had paused the engine
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
@@ -137,6 +139,8 @@ class Piece(NamedTuple):
         if self.cause == "unknown" and self.detail == "unrecorded":
             return "before the recording began"
         return {
+            "front_end": "HTTP and tokenising, in the front end",
+            "delivery": "from the engine through the front end to HTTP",
             "paused": "the operator had paused the engine",
             "between": "between steps (update, record, publish)",
             "idle": "the engine had been idle",
@@ -195,6 +199,8 @@ class Piece(NamedTuple):
             "transfer": {"room": "no room to decode", "lost": "decode engine gone"}.get(
                 self.detail, "handed over"
             ),
+            "front_end": "front end",
+            "delivery": "delivery",
             "paused": "engine paused",
             "between": "between steps",
             "idle": "engine idle",

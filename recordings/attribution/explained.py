@@ -1,7 +1,8 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import (
@@ -9,6 +10,7 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     EngineInfo,
     EngineStatus,
+    RequestView,
     Snapshot,
     StepRecord,
     Telemetry,
@@ -17,6 +19,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.messages import messages
@@ -80,7 +83,10 @@ class Explanation(NamedTuple):
     shares: list[CauseShare]  # the largest first
     affected: Affected
     never_served: NeverServed  # they have no late token that would show them
+    waits: Mapping[LatencyKind, Distribution]  # all, late or not
+    fronts: FrontSums
     request_id: int | None = None  # explains this one alone; None: all
+    view: RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -112,8 +118,10 @@ def explain_recording(
         baseline.add_rows(rows.steps())
     itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
     ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
-    found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
-    explainer = found.explainer
+    explainer = Explainer(itl_ns, ttft_ns, request_id, baseline=baseline)
+    found = _Read(explainer)
+    for message, _, _, after_gap in messages(recording):
+        found.take(message, after_gap)
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in (seen := found.live | found.ended):
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
@@ -127,7 +135,10 @@ def explain_recording(
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
         found.never_served(),
+        learnt.of,
+        found.fronts,
         request_id,
+        found.view,
     )
 
 
@@ -160,6 +171,8 @@ class _Read:
         }
         self.live: set[int] = set()
         self.ended: set[int] = set()
+        self.fronts = FrontSums()
+        self.view: RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
     def take(self, message: Telemetry, lost: bool) -> None:
@@ -177,6 +190,10 @@ class _Read:
                 now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
                 self._given_up_ns += self._unserved(gone, now_ns)
         outcome = self.explainer.take(message, lost)
+        only = self.explainer.only
+        self.fronts.take(message, state.requests)
+        if only is not None and only in state.requests:
+            self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
             for gap_ns, number in outcome.gaps_ns.items():
@@ -203,13 +220,6 @@ class _Read:
             if not (view.num_output_tokens or view.is_partial or view.status == "finished")
             and self.explainer.only in (None, view.request_id)
         ]
-
-
-def _read(recording: Recording, explainer: Explainer) -> _Read:
-    found = _Read(explainer)
-    for message, _, _, after_gap in messages(recording):
-        found.take(message, after_gap)
-    return found
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:

@@ -16,6 +16,8 @@ KINDS: dict[LatencyKind, str] = {
     "itl": "ITL",
     "tpot": "TPOT",
     "e2e": "E2E",
+    "served_ttft": "served TTFT",
+    "served_itl": "served ITL",
     "step": "step time",
 }
 RANKS: dict[int, str] = {rank: f"p{rank}" for rank in SPREAD_RANKS} | {100: "max"}
@@ -25,6 +27,8 @@ _MEANINGS: dict[LatencyKind, str] = {
     "itl": "inter-token latency: from one token of a request to its next",
     "tpot": "time per output token: a request's mean ITL, when it has finished",
     "e2e": "end to end: from a request's arrival to its last token",
+    "served_ttft": "from HTTP to the first chunk that the front end had written, if it tells",
+    "served_itl": "from one chunk of an answer to its next, as the front end wrote them",
     "step": "from the start of scheduling to the tokens of the step",
 }
 

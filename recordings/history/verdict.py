@@ -81,7 +81,7 @@ def verdict_at(
         _queue(history, state, minute.ttft),
         stall,
         _preemptions(history, state),
-        _broken_level(history, minute),
+        _broken_level(history, minute, state.time_ns),
     ):
         if found is not None:
             return found
@@ -199,7 +199,7 @@ def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
     return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 
 
-def _broken_level(history: HistoryView, minute: LatencyReport) -> Verdict | None:
+def _broken_level(history: HistoryView, minute: LatencyReport, end_ns: int) -> Verdict | None:
     slo = history.slo
     kinds: Sequence[tuple[str, Series, float]] = (
         ("gaps between tokens", minute.itl, slo.itl_ms),
@@ -211,6 +211,10 @@ def _broken_level(history: HistoryView, minute: LatencyReport) -> Verdict | None
             return Verdict(
                 "breach", f"{late:.0%} of {what} take over {bound_ms:,g} ms", "screen_latency"
             )
+    goodput = history.goodput(end_ns)
+    if goodput.is_low:  # few tokens are late, but most requests had one
+        text = f"{goodput.share or 0:.0%} of requests kept every service level"
+        return Verdict("caution", text, "screen_latency")
     return None
 
 

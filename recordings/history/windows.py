@@ -49,6 +49,11 @@ class Goodput(NamedTuple):
     def share(self) -> float | None:
         return per(self.num_kept, self.num_judged)
 
+    @property
+    def is_low(self) -> bool:
+        """Whether most of at least a few requests broke a level."""
+        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
+
 
 class Stalls(NamedTuple):
     """The waits in memory above the ITL level. If there are none, those above the TTFT level."""
@@ -246,8 +251,7 @@ class Windows:
         return [self._breach(place, kind) for place in longest.tolist()]
 
     def _late_event(self, place: int, kind: str) -> SessionEvent:
-        step, time_ns, _, ns, request_id, _ = self._breach(place, kind)
-        return breach_event(self._timeline.slo, step, time_ns, kind, ns, request_id)
+        return breach_event(self._timeline.slo, *self._breach(place, kind)[:5])
 
     def _breach(self, place: int, kind: str) -> Breach:
         """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 MAX_INDEX_BYTES = 1 << 28  # decompressed
 KINDS: tuple[LatencyKind, ...] = get_args(LatencyKind)
 # Columns of the two other tables, and what they mean.
@@ -34,7 +34,7 @@ WAIT_COLUMNS = {
     "kind": ", ".join(f"{place} {kind}" for place, kind in enumerate(KINDS[:-1])),
     "ns": "its length, without the operator's pauses",
     "number": "how many requests waited so long",
-    "request_id": "one of them; −1 if the engine publishes estimates alone",
+    "request_id": "one of them; −1 of estimates, and of gaps between chunks",
 }
 FINISHED_COLUMNS = {
     "place": "row of the step in which a request ended that was seen from its arrival on",
@@ -44,7 +44,6 @@ FINISHED_COLUMNS = {
 
 # Columns that follow from the waits.
 _OF_WAITS = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
-_LATER_COLUMNS = ("num_drafted_tokens", "num_accepted_tokens")  # older files lack them
 STORED_COLUMNS = tuple(name for name in COLUMNS if name not in _OF_WAITS)
 
 
@@ -149,10 +148,6 @@ class IndexRows:
         """A stored column; `UNKNOWN` where a value is unknown."""
         if (table, name) not in self._found:
             number, columns = self._tables[table]
-            if table == "steps" and name in _LATER_COLUMNS and name not in columns:
-                import numpy as np
-
-                return np.full(number, UNKNOWN)
             packed = columns[name]
             near = {}
             if packed.beside == "interval_ns":

@@ -40,6 +40,9 @@ def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int)
         outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
         outcome.late_gaps = [each for each in outcome.late_gaps if each[1] <= known_ns]
         outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
+        served = outcome.served_itl_ns.items()
+        outcome.served_itl_ns = {ns: count for ns, count in served if ns <= known_ns}
+        outcome.served_ttft_ns = [each for each in outcome.served_ttft_ns if each[1] <= known_ns]
         outcome.e2e_ns = [each for each in outcome.e2e_ns if each[1] <= known_ns]
         outcome.tpot_ns = [
             each for each in outcome.tpot_ns if (views[each[0]].first_token_ns or 0) >= since_ns

@@ -1,11 +1,20 @@
 """`Outcome`: latency samples and counts that `SessionState` derives from one step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
+
+
+def coarse(ns: int) -> int:
+    """Round to one of 32 values for each power of two, to less than 2 %.
+
+    Chunks go out one by one, so few gaps between them are quite equal.
+    """
+    shift = max(0, ns.bit_length() - 6)
+    return (ns >> shift << shift) + (1 << shift >> 1)
 
 
 class FinishedRequest(NamedTuple):
@@ -39,6 +48,10 @@ class Outcome:
     # Requests and gaps that were their longest so far, by `RequestWatch`.
     longer: Sequence[tuple[int, int]] = ()
     finished: Sequence[FinishedRequest] = ()  # by `RequestWatch`
+    # What front ends told since the step before: from HTTP to the first chunk, by request; and how
+    # many gaps between two chunks were about so long (`coarse`).
+    served_ttft_ns: Sequence[tuple[int, int]] = ()
+    served_itl_ns: Mapping[int, int] = field(default_factory=dict)
     num_output_tokens: int = 0
     num_decode_rows: int = 0
     num_cached_tokens: int = 0  # of prompts, skipped by a prefix hit

@@ -7,6 +7,9 @@ replaced when they change, so that copies of a table can share them.
 from collections import deque
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
     Aborted,
     Admitted,
@@ -14,6 +17,8 @@ from stepscope.engine.protocol.wire import (
     BatchRow,
     Finished,
     FirstToken,
+    FrontEnd,
+    FrontTimes,
     HeldRow,
     Phase,
     Preempted,
@@ -21,7 +26,7 @@ from stepscope.engine.protocol.wire import (
     RequestView,
     RowFlag,
 )
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.outcome import Outcome, coarse
 
 KEEP_FINISHED_STEPS = 256  # how many steps a finished request stays in the table
 
@@ -123,6 +128,47 @@ class RequestTable:
             if view is not None and view.status in ("waiting", "preempted"):
                 self.views[row.request_id] = held = _copied(view)
                 held.held, held.num_blocks = row.reason, row.num_blocks
+
+    def serve(self, fronts: Iterable[FrontEnd], pauses: PauseTrail, outcome: Outcome) -> None:
+        """Note what front ends did, and add the waits of their clients to `outcome`.
+
+        Waits are without the operator's pauses.
+        """
+        views = self.views
+        first, gaps = list(outcome.served_ttft_ns), dict(outcome.served_itl_ns)
+        for front in fronts:
+            for row in front.taken:
+                if row.request_id in views:
+                    times = FrontTimes(front.number, row.http_ns, row.sent_ns, row.is_streamed)
+                    self._set_front(row.request_id, times)
+            for request_id, came_ns, out_ns in front.chunks():
+                view = views.get(request_id)
+                if view is None or view.front is None:
+                    continue
+                times = view.front
+                last_ns = times.last_out_ns
+                if last_ns is None:
+                    began_ns = times.http_ns
+                    if began_ns is not None and times.is_streamed:
+                        first.append(
+                            (request_id, out_ns - began_ns - pauses.within(began_ns, out_ns))
+                        )
+                    times = replace(times, first_came_ns=came_ns, first_out_ns=out_ns)
+                else:
+                    gap_ns = max(0, out_ns - last_ns - pauses.within(last_ns, out_ns))
+                    times = replace(times, worst_gap_ns=max(times.worst_gap_ns, gap_ns))
+                    gap_ns = coarse(gap_ns)
+                    gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
+                self._set_front(
+                    request_id, replace(times, last_out_ns=out_ns, num_chunks=times.num_chunks + 1)
+                )
+        outcome.served_ttft_ns, outcome.served_itl_ns = first, gaps
+
+    def _set_front(self, request_id: int, times: FrontTimes) -> None:
+        view = self.views[request_id]
+        if view.status != "running":
+            view = self.views[request_id] = _copied(view)
+        view.front = times
 
     def _seat(self, row: BatchRow) -> RequestView:
         """Return a running view that may be changed in place, for a request in the batch.

@@ -220,6 +220,9 @@ class SessionState:
             for event in status.events:
                 self.table.take_event(event, self.step, status.time_ns, self.between)
         self.table.hold(status.held or ())
+        if status.front:
+            self.between = self.between or Outcome()
+            self.table.serve(status.front, self.pauses, self.between)
         self._apply_moves(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
         self.num_running = status.num_running
@@ -258,6 +261,8 @@ class SessionState:
         for event in ends:
             table.take_event(event, record.step, record.tokens_ns, outcome)
         table.hold(record.held or ())
+        if record.front:
+            table.serve(record.front, self.pauses, outcome)
         self._apply_moves(record, is_start=record.step == 0)
         self.num_running = record.num_running
         self.num_waiting = record.num_waiting

@@ -140,7 +140,7 @@ def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> No
     child.communicate()
     assert find_local() == []
     assert [p.name for p in stale_files()] == ["engine-0", "engine-0.lock"]
-    said = rf"^engine-0 is gone: killed or crashed \(its process was {child.pid}\)$"
+    said = rf"^engine-0 is gone: killed or crashed \(pid {child.pid}\)$"
     with ControlClient(endpoint, timeout_s=0.2) as client, pytest.raises(EngineGone, match=said):
         client.info()
     with EndpointLock(endpoint):

@@ -85,7 +85,7 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_a_killed_engine(
     with pytest.raises(ImportError), opened:
         pass
     assert names(folder) == ["demo-1.lock"]
-    said = rf"^demo-1 is gone: killed or crashed \(its process was {pid}\)$"
+    said = rf"^demo-1 is gone: killed or crashed \(pid {pid}\)$"
     with ControlClient("demo-1") as client, pytest.raises(EngineGone, match=said):
         client.info()
 

@@ -60,7 +60,12 @@ def test_an_engine_that_lets_requests_end_first_stays_attached_meanwhile(tmp_pat
     try:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
-        assert {path.name for path in tmp_path.iterdir()} == {"vllm", "vllm.lock", "vllm.telemetry"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "vllm",
+            "vllm.front",
+            "vllm.lock",
+            "vllm.telemetry",
+        }
     finally:
         process.kill()
         process.wait()
@@ -113,7 +118,12 @@ def test_files_of_an_engine_that_its_parent_kills_are_removed_and_those_of_a_cra
     crashed.kill()
     crashed.join(5)
     orderly_end.end(endpoint, [crashed], lambda: None, at_once=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"vllm", "vllm.lock", "vllm.telemetry"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "vllm",
+        "vllm.front",
+        "vllm.lock",
+        "vllm.telemetry",
+    }
     stuck = EngineProcess(started(endpoint, shutdown_timeout=60))
     orderly_end.end(endpoint, [stuck], stuck.kill, at_once=True)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """A step that an attached vLLM has scheduled but not finished is in flight."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
         preempted_req_ids=None,
         scheduled_spec_decode_tokens={},
     )
-    watcher = VllmWatcher(scheduler(request))
+    watcher = VllmWatcher(scheduler(request), Path("unused"))
     watcher.added(request)
     assert watcher.recorder.step_under_way is None
     watcher.scheduled(out, watcher.note(out, 1_000, 2_000, 512))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol.wire import Preempted, StepRecord
+from stepscope.engine.protocol.wire_rows import TICK_NS
 from tests.attached.published import Published
 from tests.attached.real_server import Answer
 
@@ -33,6 +34,24 @@ def every_request_is_accounted_for(published: Published, answers: Sequence[Answe
     num_preemptions = len(published.of(Preempted))
     assert num_preemptions >= MIN_PREEMPTIONS, f"only {num_preemptions} preemptions"
     return f"{len(answers)} requests, {num_preemptions} preemptions"
+
+
+def the_front_end_tells_of_every_chunk(published: Published, answers: Sequence[Answer]) -> str:
+    """Each chunk of an answer, after its client had sent the request and before it read it."""
+    num_chunks = 0
+    for answer in answers:
+        request_id = published.request_id(answer.request_id)
+        assert request_id is not None
+        taken = published.taken[request_id]
+        chunks = sorted(published.chunks[request_id])
+        assert len(chunks) == len(answer.chunks_ns), answer.request_id
+        assert taken.http_ns is not None
+        assert answer.sent_ns <= taken.http_ns <= taken.sent_ns, answer.request_id
+        for (came_ns, out_ns), read_ns in zip(chunks, answer.chunks_ns, strict=True):
+            assert taken.sent_ns - TICK_NS <= came_ns <= out_ns, answer.request_id
+            assert came_ns - TICK_NS <= read_ns, answer.request_id
+        num_chunks += len(chunks)
+    return f"{num_chunks} chunks of {len(answers)} requests"
 
 
 def every_step_is_published_once(published: Published, calls: Sequence[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from stepscope.engine.protocol.wire import (
     RequestEvent,
     StepInFlight,
     StepRecord,
+    TakenRow,
 )
 
 
@@ -70,6 +71,13 @@ class Published:
             self.cached.setdefault(admitted.request_id, admitted.num_cached_tokens)
         self.preempted = {each.request_id for each in self.of(Preempted)}
         self.aborted = [each.request_id for each in self.of(Aborted)]
+        self.taken: dict[int, TakenRow] = {}
+        self.chunks: dict[int, list[tuple[int, int]]] = {}  # when they came, and had gone out
+        for each in [*self.steps, *self.statuses]:
+            for front in each.front or ():
+                self.taken.update({row.request_id: row for row in front.taken})
+                for request_id, came_ns, out_ns in front.chunks():
+                    self.chunks.setdefault(request_id, []).append((came_ns, out_ns))
         self.num_row_tokens: dict[int, int] = {}
         for step in self.steps:
             for row in step.batch or ():

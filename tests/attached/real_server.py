@@ -25,11 +25,16 @@ SETTINGS = {
 
 
 class Answer(NamedTuple):
-    """A client's answer: the id of its request, and the server's own token counts."""
+    """A client's answer: the id of its request, and the server's own token counts.
+
+    `sent_ns` and `chunks_ns` are when it sent the request and when each chunk came, by its clock.
+    """
 
     request_id: str
     num_prompt_tokens: int
     num_output_tokens: int
+    sent_ns: int = 0
+    chunks_ns: tuple[int, ...] = ()
 
 
 class CannotServeError(Exception):
@@ -149,6 +154,7 @@ class VllmServer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
         try:
             headers = {"content-type": "application/json"}
+            sent_ns = time.monotonic_ns()
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
             if give_up_after == 0:
                 time.sleep(0.05)  # it is in vLLM's queue now
@@ -156,7 +162,7 @@ class VllmServer:
             response = connection.getresponse()
             if response.status != 200:
                 raise http.client.HTTPException(f"HTTP {response.status}: {response.read()!r}")
-            return _read_stream(response, give_up_after)
+            return _read_stream(response, give_up_after)._replace(sent_ns=sent_ns)
         finally:
             connection.close()
 
@@ -191,7 +197,8 @@ class VllmServer:
 
 
 def _read_stream(response: http.client.HTTPResponse, give_up_after: int | None) -> Answer:
-    request_id, usage, num_chunks = "", None, 0
+    request_id, usage = "", None
+    chunks_ns: list[int] = []
     for line in response:
         if not line.startswith(b"data: {"):
             continue
@@ -199,12 +206,14 @@ def _read_stream(response: http.client.HTTPResponse, give_up_after: int | None) 
         if "error" in chunk:
             raise http.client.HTTPException(str(chunk["error"]))
         request_id, usage = chunk["id"], chunk.get("usage") or usage
-        num_chunks += 1
-        if num_chunks == give_up_after:
+        if chunk["choices"]:
+            chunks_ns.append(time.monotonic_ns())
+        if len(chunks_ns) == give_up_after:
             return Answer(request_id, 0, 0)
     if usage is None:
         raise http.client.HTTPException("the stream ended without its usage")
-    return Answer(request_id, usage["prompt_tokens"], usage["completion_tokens"])
+    num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    return Answer(request_id, *num_tokens, chunks_ns=tuple(chunks_ns))
 
 
 def _offer_plugins(folder: Path, names: tuple[str, ...]) -> None:

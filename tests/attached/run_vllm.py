@@ -150,6 +150,10 @@ class Trial:
                 "used blocks are those of vLLM's pool",
                 lambda: laws.used_blocks_are_the_pools(published, calls),
             )
+            check(
+                "the API server tells when each chunk came and went out",
+                lambda: laws.the_front_end_tells_of_every_chunk(published, answers),
+            )
             check("`stepscope verify` finds no fault", lambda: verify(recording))
             check(
                 "a budget holds from the answered step",

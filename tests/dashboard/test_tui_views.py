@@ -520,6 +520,7 @@ def test_the_header_badge_never_marks_an_earlier_step_as_live(
 ) -> None:
     connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
     frame = frame_of(source, None if live else paused(300))
+    frame.is_replay = status in ("playing", "ended")
     line = line_texts(header.draw(frame, connection, 120))[0]
     assert len(line) == 120
     assert expected in line

@@ -137,6 +137,18 @@ def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
     assert (verdict.tone, verdict.look) == ("breach", "worst")
 
 
+def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one() -> None:
+    with Recording(samples.shipped()["speculation"]) as recording:
+        messages = [(f.sequence, f.payload) for f, _ in recording.frames() if f.topic != b""]
+    history = History(SLO(500, 50))
+    for sequence, payload in messages:
+        history.append(sequence, payload)
+    assert (history.latency().itl.within_slo or 0) > 0.97
+    verdict = verdict_of(history)
+    assert verdict.text == "38% of requests kept every service level"
+    assert (verdict.tone, verdict.look) == ("caution", "screen_latency")
+
+
 @pytest.mark.parametrize(
     ("session", "said", "tone", "look"),
     [

@@ -20,7 +20,15 @@ from typer.core import TyperCommand, TyperGroup
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import PauseSpan, StepRecord
-from stepscope.engine.protocol.wire_rows import BatchRow, BlockMove, BlockRun, DraftRow, HeldRow
+from stepscope.engine.protocol.wire_rows import (
+    BatchRow,
+    BlockMove,
+    BlockRun,
+    DraftRow,
+    FrontEnd,
+    HeldRow,
+    TakenRow,
+)
 from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.mcap.format import TOPICS
@@ -85,7 +93,7 @@ def recording_tables() -> str:
         kind = types.get(topic, StepRecord)
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
     lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
-    for row in (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, PauseSpan):
+    for row in (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, PauseSpan):
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]
     source = inspect.getsource(StepSummary)

@@ -1,6 +1,7 @@
 """A figure of a session is the same whichever way one came to it, and as counted by hand."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,9 +15,12 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
     Arrived,
     EngineStatus,
+    FrontEnd,
     LatencyEstimate,
+    RowFlag,
     Snapshot,
     StepRecord,
+    TakenRow,
     Totals,
 )
 from stepscope.recordings.compare.side.advice import advice
@@ -105,6 +109,41 @@ def with_arrivals_between_steps() -> Messages:
     return found
 
 
+def served() -> Messages:
+    """A front end writes out each token some milliseconds after its step, and tells it later."""
+    found: Messages = []
+    chunks: list[tuple[int, int, int]] = []
+    taken: list[TakenRow] = []
+    for _, message in preempting():
+        if isinstance(message, StepRecord):
+            fronts = [FrontEnd.of(1, taken, chunks, [])] if chunks or taken else None
+            taken, chunks = [], []
+            for event in message.events:
+                if isinstance(event, Arrived):
+                    taken.append(
+                        TakenRow(event.request_id, event.time_ns - 5 * 10**6, event.time_ns, True)
+                    )
+            for at, row in enumerate(message.batch or ()):
+                if row.flags & RowFlag.LAST_CHUNK:
+                    out_ns = message.tokens_ns + (at + 1) * (1 + message.step % 3) * 10**6
+                    chunks.append((row.request_id, message.tokens_ns, out_ns))
+            if message.step % 2 and fronts:
+                status = EngineStatus(
+                    time_ns=message.schedule_start_ns - 1,
+                    state="running",
+                    step=message.step - 1,
+                    num_running=message.num_running,
+                    num_waiting=message.num_waiting,
+                    kv=message.kv,
+                    front=fronts,
+                )
+                found.append((len(found), status))
+            else:
+                message = replace(message, front=fronts)
+        found.append((len(found), message))
+    return found
+
+
 def with_lost_messages() -> Messages:
     return [each for at, each in enumerate(preempting()) if not 200 <= at < 240]
 
@@ -165,7 +204,7 @@ def of_a_client() -> Messages:
 WHOLE: list[Callable[[], Messages]] = [
     preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps,
 ]  # fmt: skip
-ALL = [*WHOLE, with_lost_messages, from_the_middle, of_totals, of_a_client]
+ALL = [*WHOLE, served, with_lost_messages, from_the_middle, of_totals, of_a_client]
 
 
 def history_of(messages: Messages) -> History:
@@ -308,6 +347,26 @@ def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None
     figures = history_of(messages).figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
         assert figures[name] == pytest.approx(value, rel=1e-12), name
+
+
+def test_what_a_front_end_tells_is_as_counted_by_hand_gaps_to_within_two_percent() -> None:
+    out: dict[int, list[int]] = defaultdict(list)
+    came: dict[int, int] = {}
+    for _, message in served():
+        for front in (
+            (message.front or ()) if isinstance(message, StepRecord | EngineStatus) else ()
+        ):
+            came.update((row.request_id, row.http_ns or 0) for row in front.taken)
+            for request_id, _, out_ns in front.chunks():
+                out[request_id].append(out_ns)
+    ttft = sorted((at[0] - came[each]) / 1e6 for each, at in out.items())
+    itl = sorted((b - a) / 1e6 for at in out.values() for a, b in itertools.pairwise(at))
+    figures = history_of(served()).figures(None, None)
+    for rank in (50, 90, 99):
+        assert figures[f"served_ttft_p{rank}"] == ttft[-(-rank * len(ttft) // 100) - 1]
+        by_hand = itl[-(-rank * len(itl) // 100) - 1]
+        assert figures[f"served_itl_p{rank}"] == pytest.approx(by_hand, rel=0.02)
+    assert history_of(preempting()).figures(None, None)["served_itl_p50"] is None
 
 
 def test_an_export_has_each_step_once(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     FirstToken,
+    FrontEnd,
+    FrontTimes,
     HeldRow,
     KnobsChanged,
     KnobSpec,
@@ -52,6 +54,7 @@ from stepscope.engine.protocol.wire import (
     StepCosts,
     StepInFlight,
     StepRecord,
+    TakenRow,
     Telemetry,
     Totals,
     Transcript,
@@ -147,6 +150,10 @@ KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_t
 ORIGIN = RequestOrigin(
     "beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12
 )
+FRONT = FrontEnd(
+    1, 10**12, [TakenRow(7, 10**12, 10**12 + 5, True), TakenRow(8, None, 10**12, False)],
+    [7, 8], [0, 2], [1, 1], [(7, "stop")],
+)  # fmt: skip
 EVENTS: list[wire.RequestEvent] = [
     Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
     Admitted(7, 64),
@@ -184,6 +191,7 @@ VIEW = RequestView(
     handed_to="beta",
     high_water=290,
     held="lora: a",
+    front=FrontTimes(1, 10**12, 10**12 + 5, True, 10**12 + 7, 10**12 + 8, 10**12 + 9, 3, 1),
 )
 IN_FLIGHT = StepInFlight(
     step=41,
@@ -263,6 +271,7 @@ MESSAGES: dict[str, Telemetry] = {
         cuda_graph="full",
         held_prefills=True,
         held=[HeldRow(7, "lora: a"), HeldRow(8, ""), HeldRow(9, "remote_kv", 12)],
+        front=[FRONT],
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),
@@ -279,6 +288,7 @@ MESSAGES: dict[str, Telemetry] = {
         leased=LEASED,
         totals=Totals(kv_used=0.5),
         held=[HeldRow(8, "grammar")],
+        front=[FRONT],
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(

@@ -54,6 +54,8 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "budget": ("╌", "caution"),
     "left_out": ("┄", "caution"),
     "transfer": ("→", "prefill"),
+    "front_end": ("‹", "muted"),
+    "delivery": ("›", "muted"),
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),
@@ -114,7 +116,7 @@ _ASCII = {
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
-    **dict(zip("▏└◂▸≈≠", "|+<>~!", strict=True)),
+    **dict(zip("▏└◂▸≈≠±‹›", "|+<>~!~()", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)
 

@@ -214,6 +214,7 @@ class AttachedCore:
                 num_waiting=self._watcher.num_waiting,
                 kv=self._recorder.counts(),
                 held=self._recorder.drain_held(),
+                front=self._recorder.drain_front(),
                 totals=None if kv_used is None else Totals(kv_used=kv_used),
                 moves=self._recorder.drain_moves(),
                 events=self._recorder.drain_events(),

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
 from stepscope.engine.adapters.attached.end_signals import close_at_signal
@@ -41,12 +41,21 @@ _ADVICE = "set STEPSCOPE_ENDPOINT to another name"
 MAX_COMMANDS = 20  # applied between two steps at most
 
 
+class Reports(Protocol):
+    """Reports of the engine's other processes. Read them only inside `with notes.done()`."""
+
+    def open(self) -> None: ...
+    def read(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class AttachedEngine(NamedTuple):
     """Everything that an engine's package passes to `Attachment`.
 
     Attributes:
         name: the engine's name, for messages.
         hook: wraps the engine's methods, with hooks from `Attachment.hooks_on`.
+        reports: what the engine's other processes tell; None: they tell nothing.
     """
 
     name: str
@@ -56,6 +65,7 @@ class AttachedEngine(NamedTuple):
     watcher: EngineWatcher
     board: KnobBoard
     hook: Callable[["Attachment"], None]
+    reports: Reports | None = None
 
 
 class Attachment:
@@ -103,6 +113,9 @@ class Attachment:
             control.start()
             stack.callback(control.close)
             stack.callback(self._unhook)
+            if engine.reports is not None:
+                engine.reports.open()
+                stack.callback(engine.reports.close)
             engine.hook(self)
             self._to_close = stack.pop_all()
         self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
@@ -237,6 +250,7 @@ class Attachment:
         with self.lock:
             if self.is_attached:
                 with contextlib.suppress(Exception), self.notes.done():
+                    self._read()
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
@@ -252,13 +266,18 @@ class Attachment:
         self._ended.set()
         self.notes.wake()
 
+    def _read(self) -> None:
+        with self.notes.done():
+            if self._engine.reports is not None:
+                self._engine.reports.read()
+
     def _run(self) -> None:
         """Run the pump: build records, apply commands while the engine is quiet, and clean up."""
         steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
-            self.guard(self.notes.read)
+            self.guard(self._read)
             if monotonic_ns() - self._seen_ns < QUIET_NS:
                 continue
             with self.lock:

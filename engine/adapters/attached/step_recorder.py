@@ -24,6 +24,7 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
     FirstToken,
+    FrontEnd,
     HeldRow,
     KVCounts,
     RequestEvent,
@@ -63,6 +64,7 @@ class StepRecorder:
         self._moves: list[BlockMove] = []
         self._held: list[TrackedRequest] = []  # as published
         self._held_between: list[HeldRow] | None = None
+        self._front: list[FrontEnd] = []
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
         self._next_id = 0
         self._tokens_ns = 0
@@ -217,6 +219,7 @@ class StepRecorder:
             cuda_graph=step.cuda_graph,
             held=self._hold(step.held, step.overtaken),
             held_prefills=step.held_prefills,
+            front=self.drain_front(),
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )
@@ -242,6 +245,16 @@ class StepRecorder:
     def hold_between(self, held: dict[TrackedRequest, Held]) -> None:
         """Note who is held back while no step runs; the next status tells of it."""
         self._held_between = self._hold(held)
+
+    def tell(self, front: FrontEnd) -> None:
+        """Publish what a front end did with requests that have arrived."""
+        self._front.append(front)
+        self.has_unpublished = True
+
+    def drain_front(self) -> list[FrontEnd] | None:
+        """Remove and return what `tell` has got since the last record or status."""
+        front, self._front = self._front, []
+        return front or None
 
     def drain_held(self) -> list[HeldRow] | None:
         """Remove and return what `hold_between` has noted since the last status."""

@@ -23,7 +23,7 @@ from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, 
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.endpoints import Endpoint, front_path
 
 _API = "vLLM's own API"  # the client is unknown
 
@@ -68,7 +68,7 @@ def describe(
         keeps_snapshots=True,
         engine="vllm",
         engine_version=vllm_version,
-        data_parallel_rank=data_parallel_rank(scheduler) if size > 1 else None,
+        data_parallel_rank=versions.data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
@@ -79,17 +79,7 @@ def describe(
 def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
     """Return the endpoint of this data-parallel rank, as `rank_endpoint` derives it from `text`."""
     size = scheduler.vllm_config.parallel_config.data_parallel_size
-    return rank_endpoint(text, data_parallel_rank(scheduler), size)
-
-
-def data_parallel_rank(scheduler: VllmScheduler) -> int:
-    """Return this process's data-parallel rank.
-
-    If the ranks are independent engines, vLLM keeps the rank in `data_parallel_index`.
-    """
-    parallel = scheduler.vllm_config.parallel_config
-    index: int = getattr(parallel, "data_parallel_index", 0) or 0
-    return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)
+    return rank_endpoint(text, versions.data_parallel_rank(scheduler), size)
 
 
 def _vllm_version() -> str:
@@ -115,8 +105,8 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
             is then unchanged.
     """
     versions.check(scheduler)
-    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler)
     at = endpoint_of(scheduler, endpoint)
+    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, front_path(at))
     num_blocks = None if watcher.books is None else watcher.books.num_blocks
     attachment = Attachment(
         AttachedEngine(
@@ -127,6 +117,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
             watcher,
             board,
             _VllmHooks(scheduler, watcher).hook,
+            watcher.reports,
         )
     )
     # With a timeout, running requests end first, and then `clear_backend` is called.

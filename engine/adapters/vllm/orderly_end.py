@@ -7,7 +7,6 @@ stopped, and its files would stay. So the parent waits for stepscope in them, fo
 
 import contextlib
 import fcntl
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any, Protocol
 
 from stepscope.engine.transport.endpoints import (
     LOCK_SUFFIX,
-    TELEMETRY_SUFFIX,
     Endpoint,
     holder,
     lock_path,
     same_file,
+    sockets,
 )
 
 _MOST_S, _LOOK_S = 1.0, 0.01
@@ -85,11 +84,9 @@ def _remove(lock: Path) -> None:
     """Remove the files of an engine that is gone. Raises OSError if it is not."""
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        control = str(holder(file.fileno()).get("control", ""))
+        endpoint = Endpoint(str(holder(file.fileno()).get("control", "")))
         if not same_file(file.fileno(), lock):
             return
-        if (path := Endpoint(control).path) is not None:
-            for each in (str(path), f"{path}{TELEMETRY_SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(each)
+        for each in sockets(endpoint):
+            each.unlink(missing_ok=True)
         lock.unlink(missing_ok=True)

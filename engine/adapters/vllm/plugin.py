@@ -8,6 +8,8 @@ import functools
 import logging
 import multiprocessing
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "STEPSCOPE_ENDPOINT"
@@ -22,6 +24,7 @@ def register() -> None:
         return
     try:
         _wrap_choice(endpoint)
+        _wrap_front_end(endpoint)
         if multiprocessing.parent_process() is None:
             _wrap_shutdown(endpoint)
     except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
@@ -73,21 +76,7 @@ def _wrap_choice(endpoint: str) -> None:
     if not hasattr(SchedulerConfig, "get_scheduler_cls"):  # before 0.11.1
         _wrap_vllms_own(endpoint)
         return
-    choose = SchedulerConfig.get_scheduler_cls
-    if hasattr(choose, "_stepscope"):
-        return
-
-    @functools.wraps(choose)
-    def get_scheduler_cls(self: Any) -> Any:
-        chosen = choose(self)
-        try:
-            _wrap_init(chosen, endpoint)
-        except Exception as error:  # noqa: BLE001
-            _warn(error)
-        return chosen
-
-    get_scheduler_cls._stepscope = True  # type: ignore[attr-defined]
-    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    after(SchedulerConfig, "get_scheduler_cls", lambda _, chosen: _wrap_init(chosen, endpoint))
 
 
 def _wrap_vllms_own(endpoint: str) -> None:
@@ -100,24 +89,47 @@ def _wrap_vllms_own(endpoint: str) -> None:
 
 
 def _wrap_init(scheduler_class: Any, endpoint: str) -> None:
-    init = scheduler_class.__init__
-    if getattr(init, "_stepscope", None) is scheduler_class:
-        return
-
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        init(self, *args, **kwargs)
-        if type(self) is not scheduler_class:
-            return  # a subclass has not finished its own __init__
-        try:
+    def attach_to(scheduler: Any, _: None) -> None:
+        if type(scheduler) is scheduler_class:  # else a subclass has not finished its __init__
             from stepscope.engine.adapters.vllm.attachment import attach
 
-            attach(self, endpoint)
+            attach(scheduler, endpoint)
+
+    after(scheduler_class, "__init__", attach_to)
+
+
+def _wrap_front_end(endpoint: str) -> None:
+    """Wrap what API servers do first, and only they: then their front end can be imported."""
+
+    def hook(arguments: Any, config: Any) -> None:
+        from stepscope.engine.adapters.vllm import front_end
+
+        front_end.hook(endpoint)
+
+    if (arguments := sys.modules.get("vllm.engine.arg_utils")) is not None:
+        after(arguments.EngineArgs, "create_engine_config", hook)
+
+
+def after(owner: Any, name: str, ours: Callable[[Any, Any], None]) -> None:
+    """Wrap a method of a class, once, to call `ours(self, result)` after it.
+
+    An error of `ours` is only logged.
+    """
+    method = getattr(owner, name)
+    if getattr(method, "_stepscope", None) is owner:
+        return
+
+    @functools.wraps(method)
+    def stepscope_after(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        try:
+            ours(self, result)
         except Exception as error:  # noqa: BLE001
             _warn(error)
+        return result
 
-    __init__._stepscope = scheduler_class  # type: ignore[attr-defined]
-    scheduler_class.__init__ = __init__
+    stepscope_after._stepscope = owner  # type: ignore[attr-defined]
+    setattr(owner, name, stepscope_after)
 
 
 def _warn(error: Exception) -> None:

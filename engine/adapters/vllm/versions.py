@@ -76,6 +76,16 @@ def live_knobs(release: str) -> list[str]:
     return [name for name, since in LIVE_SINCE.items() if number >= since]
 
 
+def data_parallel_rank(owner: Any) -> int:
+    """Return this process's data-parallel rank.
+
+    If the ranks are independent engines, vLLM keeps the rank in `data_parallel_index`.
+    """
+    parallel = owner.vllm_config.parallel_config
+    index: int = getattr(parallel, "data_parallel_index", 0) or 0
+    return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)
+
+
 def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
     """Return the names of the attributes that hold waiting requests in this version."""
     return tuple(name for name in _QUEUES if hasattr(scheduler, name))

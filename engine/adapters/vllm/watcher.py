@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple, cast
 
@@ -12,6 +13,7 @@ from stepscope.engine.adapters.attached.unfinished_step import Held, Taken, Unfi
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
+from stepscope.engine.adapters.vllm.front_reports import FrontReports
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, Phase, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -155,13 +157,14 @@ class VllmWatcher:
         device_times: None if the GPU times are unknown.
     """
 
-    def __init__(self, scheduler: VllmScheduler) -> None:
+    def __init__(self, scheduler: VllmScheduler, front_path: Path) -> None:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
         knows_blocks = versions.knows_blocks(scheduler)
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self.recorder = StepRecorder(self.books, caches_prefixes)
+        self.reports = FrontReports(front_path, self.recorder)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
         self._held: Mapping[str, Held] = {}  # as of the last `schedule()`
@@ -185,7 +188,8 @@ class VllmWatcher:
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
         has_output = request.pooling_params is None
-        self.recorder.arrived(request, arrival_ns, hashes, has_output=has_output)
+        tracked = self.recorder.arrived(request, arrival_ns, hashes, has_output=has_output)
+        self.reports.arrived(request.request_id, tracked.request_id)
 
     def put_back(self, request: VllmRequest) -> None:
         """Note that vLLM put a preempted request back in the queue.
@@ -426,8 +430,14 @@ class VllmWatcher:
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
             # vLLM's front end looks for stop strings, and then aborts the request here.
-            has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
-            return Aborted(tracked.request_id, _STOP_OR_GONE if has_stop else "aborted in vLLM")
+            reason = self.reports.reason(tracked.request_id)
+            if reason == "stop":
+                status = "stopped"
+            else:
+                has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
+                unknown = _STOP_OR_GONE if has_stop else "aborted in vLLM"
+                said = "its client left" if reason == "abort" else unknown
+                return Aborted(tracked.request_id, said)
         reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
         return Finished(
             tracked.request_id,

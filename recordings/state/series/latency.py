@@ -24,7 +24,7 @@ TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
-LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "step"]
+LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
 
 
 class SLO(NamedTuple):
@@ -55,6 +55,8 @@ class LatencyReport(NamedTuple):
     itl: Series
     tpot: Series
     step: Series
+    served_ttft: Series
+    served_itl: Series
 
 
 def series_of(
@@ -95,6 +97,10 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
         yield "tpot", tpot_ns, 1, request_id
     for request_id, e2e_ns in outcome.e2e_ns:
         yield "e2e", e2e_ns, 1, request_id
+    for request_id, ttft_ns in outcome.served_ttft_ns:
+        yield "served_ttft", ttft_ns, 1, request_id
+    for gap_ns, number in outcome.served_itl_ns.items():
+        yield "served_itl", gap_ns, number, None
     if totals is not None:
         for kind, ns, number in estimates_in(totals):
             yield kind, ns, number, None
@@ -152,10 +158,14 @@ class Latencies:
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "step")
-        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        ttft_ms, itl_ms = self.slo
+        kinds: dict[LatencyKind, float | None] = {
+            "ttft": ttft_ms, "itl": itl_ms, "tpot": None, "step": None,
+            "served_ttft": ttft_ms, "served_itl": itl_ms,
+        }  # fmt: skip
         series = [
-            series_of(self.of[kind], start_ns, end_ns, levels.get(kind), buckets) for kind in kinds
+            series_of(self.of[kind], start_ns, end_ns, level_ms, buckets)
+            for kind, level_ms in kinds.items()
         ]
         return LatencyReport(start_ns, end_ns, *series)
 

@@ -5,10 +5,13 @@ from typing import Any
 
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
+from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
+from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.distribution import LatencySpread
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
@@ -27,6 +30,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
+_BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
@@ -104,7 +108,13 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
-    say(*_summary(file, found, own, given), *said, *_shares(found), *_table(found, limit))
+    say(
+        *_summary(file, found, own, given),
+        *said,
+        *_served(found),
+        *_shares(found),
+        *_table(found, limit),
+    )
 
 
 def _run(recording: Recording, found: Explanation) -> FileRun:
@@ -168,6 +178,34 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
         f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
     )
+
+
+def _served(found: Explanation) -> list[str]:
+    """Lines with the engine's clock beside the front end's; none if no front end tells."""
+    if (view := found.view) is not None:
+        said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
+        if view.front is None or not said:
+            return []
+        return [f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"]
+    if not (clocks := _clocks(found)):
+        return []
+    cells = [
+        [name, f"{spread.num_samples:,}", *(_at(spread, rank) for rank in RANKS)]
+        for name, spread in clocks.items()
+    ]
+    return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
+
+
+def _clocks(found: Explanation) -> dict[str, LatencySpread]:
+    """Latencies by the engine's clock and by the front end's; empty if no front end tells."""
+    fronts = found.fronts.of()
+    both = {KINDS[kind]: found.waits[kind] for kind in _BOTH_CLOCKS if fronts}
+    return {name: waits.spread() for name, waits in (both | fronts).items()}
+
+
+def _at(spread: LatencySpread, rank: int) -> str:
+    ns = spread.at(rank)
+    return "—" if ns is None else fmt.milliseconds(ns / 1e6)
 
 
 def _shares(found: Explanation) -> list[str]:
@@ -244,6 +282,10 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "request_id": found.request_id,
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
+        "served": {
+            name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
+            for name, spread in _clocks(found).items()
+        },
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [

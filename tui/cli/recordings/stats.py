@@ -34,6 +34,7 @@ def stats(
     rows = [
         [label, *(fmt.milliseconds(found.figures[name]) for name in latencies[kind])]
         for kind, label in KINDS.items()
+        if not kind.startswith("served") or found.figures[latencies[kind][0]] is not None
     ]
     left_out = {"steps", "seconds", *(name for names in latencies.values() for name in names)}
     others = [

@@ -58,11 +58,6 @@ class CompareHandlers:
         self._session.compare.chooser.open(self._session.source)
         self._show("compare")
 
-    def go_home(self) -> None:
-        """On the compare page, go to the screen of the session that opened the comparison."""
-        if self._view.page == "compare":
-            self._session.compare.go_home("compare")
-
     def _event(self, direction: int, flags: int) -> None:
         if not self._session.compare.event(direction, flags):
             what = "preemption" if flags == PREEMPTED else "event"

@@ -1,7 +1,6 @@
 """Handles the mouse: clicks on charts, lanes, the scrub bar and other views, and the wheel."""
 
 from collections.abc import Mapping
-from typing import cast
 
 from textual import events
 
@@ -9,7 +8,7 @@ from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.charts import scrub_bar
-from stepscope.tui.views.frame.fleet_view import ColumnKey
+from stepscope.tui.views.frame.fleet_view import SORTS
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page, fleet_page
 from stepscope.tui.views.panels import footer, key_figures
@@ -122,8 +121,10 @@ class Mouse:
             fleet_view.selected = found
             if is_double:
                 self._screen.action_do("inspect")
-        elif found is not None:
-            fleet_view.sort_by(cast(ColumnKey, found))
+        else:
+            for column in SORTS:
+                if column == found:
+                    fleet_view.sort_by(column)
 
     def scrub_to(self, x: int) -> None:
         """Move the cursor to the step at cell `x` of the scrub bar."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.frame.frame import Frame
@@ -135,28 +134,7 @@ class PageHandlers:
         what = "the key figures" if is_live else "this screen"
         self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
 
-
-def _stalls(frame: Frame) -> str:
-    """Return a line for the last stall, and one for the longest stall if that is another."""
-    text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
-    worst = latency_panel.other_worst(frame)
-    if worst is not None:
-        late = frame.history.wait(worst.step, worst.request_id)
-        why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
-        text += f"\nworst in memory: {why if late is None else late.text}"
-    return text
-
-
-class ListHandlers:
-    """The handlers of one screen for moving through lanes and lists."""
-
-    def __init__(
-        self, screen: SessionScreen, pages: PageHandlers, comparing: CompareHandlers
-    ) -> None:
-        self._screen = screen
-        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
-        self._notices = screen.notices
-        self._pages, self._comparing = pages, comparing
+    # Lanes and lists
 
     def column(self, direction: int) -> None:
         """Move the cursor by one column; on the fleet page, sort the engines by the next column."""
@@ -170,7 +148,7 @@ class ListHandlers:
         if self._view.page == "live":
             self._navigator.move_screen(direction)
         else:
-            self._pages.select(direction * _ROWS)
+            self.select(direction * _ROWS)
 
     def sort(self) -> None:
         if self._view.page == "fleet":
@@ -188,7 +166,7 @@ class ListHandlers:
 
     def select_lane(self, direction: int) -> None:
         if self._view.page != "live":
-            self._pages.select(direction)
+            self.select(direction)
             return
         rows = self._screen.frame.lanes if self._screen.frame is not None else []
         if not rows:
@@ -210,17 +188,25 @@ class ListHandlers:
     def back(self) -> None:
         self._notices.dismiss()
         self._session.background_error = None
-        if self._view.page != "live":
+        if self._view.page != "live" or self._view.trail == ("compare",):
             self._view.leave()
-            self._comparing.go_home()
-            return
-        if self._view.trail == ("compare",):
-            self._view.leave()
-            self._comparing.go_home()
+            if self._view.page == "compare":  # the screen of the session that opened it
+                self._session.compare.go_home("compare")
             return
         if self._view.selected is None and self._view.first_lane is None:
             if len(self._session.fleet_view.fleet) > 1:
-                self._pages.show("fleet")
+                self.show("fleet")
             return
         self._view.selected = None
         self._view.first_lane = None
+
+
+def _stalls(frame: Frame) -> str:
+    """Return a line for the last stall, and one for the longest stall if that is another."""
+    text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
+    worst = latency_panel.other_worst(frame)
+    if worst is not None:
+        late = frame.history.wait(worst.step, worst.request_id)
+        why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
+        text += f"\nworst in memory: {why if late is None else late.text}"
+    return text

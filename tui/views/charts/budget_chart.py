@@ -39,11 +39,7 @@ _AXIS_RUNS = re.compile(
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the lines of the panel, `width` x `height` cells including its frame.
-
-    Args:
-        gutter: cells left of the chart's columns, for the labels.
-    """
+    """Return the panel, `width` x `height` with its frame; labels in the `gutter` on its left."""
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = frame.columns
@@ -179,7 +175,7 @@ def _fitting(number: int, room: int) -> str:
 
 def _label(row: int, num_rows: int, scale: int) -> str:
     if row == num_rows // 2 and num_rows >= 4:
-        return fmt.count(scale * (num_rows - row) / num_rows)
+        return fmt.count(scale / 2)
     return "prefill tok" if row == num_rows - 1 else ""
 
 
@@ -292,11 +288,7 @@ def _put_time_ticks(cells: list[str], frame: Frame) -> None:
 
 
 def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
-    """Put one time label between columns `first` and `last`; return whether it was put.
-
-    Args:
-        part: the part of hh:mm:ss.s to write.
-    """
+    """Put a label with this part of hh:mm:ss.s between two columns; return whether it was put."""
     for x in range(first, last):
         column = frame.columns[x]
         if column is None or column.start_ns is None:

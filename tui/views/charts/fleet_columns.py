@@ -237,11 +237,7 @@ def _common(names: Sequence[str]) -> int:
 
 
 def looks_of_cell(width: int) -> int:
-    """Return how many samples of the load one cell of the sparkline stands for.
-
-    Args:
-        width: the width of the sparkline in cells.
-    """
+    """Return how many samples of the load a cell stands for in a sparkline of this width."""
     return max(1, round(NUM_LOADS / max(1, width)))
 
 
@@ -263,12 +259,7 @@ def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list
 
 
 def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """Return the number of requests in an engine over time, as a sparkline; a dot means no request.
-
-    Args:
-        num_looks: how many load samples have been taken so far.
-        top: the number of requests that a cell of full height stands for.
-    """
+    """Return the requests in an engine over time, as a sparkline; a dot means no request."""
     values = spark_values(load, num_looks, width)
     return "".join(" " if value is None else _level(value, top) for value in values)
 

@@ -11,11 +11,7 @@ _LEAST = 1.25
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the lines of the panel, `width` x `height` cells including its frame.
-
-    Args:
-        gutter: cells left of the columns, for the labels.
-    """
+    """Return the panel, `width` x `height` with its frame; labels in the `gutter` on its left."""
     bound_ms, num_rows = frame.history.slo.itl_ms, height - 2
     gaps_ms = [
         None if column is None or column.max_itl_ns is None else column.max_itl_ns / 1e6

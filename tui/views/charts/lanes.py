@@ -27,11 +27,7 @@ _STATUS_STYLES = {
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the lines of the panel, `width` x `height` cells including its frame.
-
-    Args:
-        gutter: cells left of the columns, for the request's name and status.
-    """
+    """Return the panel, `width` x `height` with its frame; names in the `gutter` on its left."""
     glyphs = _glyphs(frame.view.axis, frame.view.zoom > 1, frame.imported is not None)
     edges = _late_edges(frame)
     body = [
@@ -120,7 +116,8 @@ def _extent(frame: Frame) -> str:
 
 def _legend(frame: Frame) -> Line:
     state = frame.state
-    waiting = f"{state.num_running} run {state.num_waiting} wait" if state.is_load_known else ""
+    is_known = state.is_load_known and not frame.is_silent
+    waiting = f"{state.num_running} run {state.num_waiting} wait" if is_known else ""
     reasons = ""
     if state.waiting_reasons:
         reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"
@@ -137,12 +134,7 @@ def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
 def _label_runs(
     name: str, status: str, context: tuple[str, ...], width: int, selected: bool
 ) -> tuple[Run, ...]:
-    """Return the label of a lane in `width` cells: name, status, and tokens in the KV cache.
-
-    Args:
-        context: the number of tokens in several forms, the shortest last; if none fits, the label
-            goes without it.
-    """
+    """Return the label of a lane: name, status, and the first form of its tokens that fits."""
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7

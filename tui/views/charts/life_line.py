@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Cause, Piece
+from stepscope.recordings.attribution.front import served_life
 from stepscope.recordings.history.lives import Life
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
@@ -78,7 +79,7 @@ def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
         if begin_ns < now_ns and not (view.is_partial and not pieces):
             cause: Cause = "queued" if view.status == "waiting" else "preempted"
             pieces.append(Piece(cause, begin_ns, now_ns - begin_ns, frame.cursor or 0))
-    return pieces
+    return served_life(pieces, view)
 
 
 def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:

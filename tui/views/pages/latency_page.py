@@ -7,6 +7,7 @@ breach is a token that came later than its service level.
 import math
 from collections.abc import Sequence
 
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
@@ -34,10 +35,12 @@ NARROW = 100  # below this width no histogram beside the heat map
 # (`_READ_ROWS`). The next picture reads on from there.
 _READ_NS = 10_000_000_000
 _NUM_LIMITS = 3
+_NUM_FRONT_ENDS = 4
 _READ_ROWS = 40_000
 _ALONE_ROWS = 100_000  # most rows to read for one wait while the picture moves
 _PICTURE_S = 0.6  # between two pictures
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
+_SERVED: dict[LatencyKind, LatencyKind] = {"ttft": "served_ttft", "itl": "served_itl"}
 _BLOCK = 51  # cells of one window
 _COLUMNS = (
     Column("step", 9, True),
@@ -56,7 +59,7 @@ def targets(frame: Frame) -> list[Target]:
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     """Return the whole page."""
-    rows = [*_figures(frame, width - 2), _limited(frame)]
+    rows = [*_figures(frame, width - 2), *_front_ends(frame), _limited(frame)]
     slo = frame.history.slo
     title: Line = (
         ("latency", "title"),
@@ -144,12 +147,33 @@ def _figures(frame: Frame, width: int) -> list[Line]:
             ("▶" if chosen else " ", "text"),
             (f"{label:<6}", "strong" if chosen else "text"),
         ]
-        for name in names:
-            report = reports.get(name)
-            is_known = kind == "step" or frame.tells_requests or frame.is_summed_up
+        found = [reports.get(name) for name in names]
+        is_known = kind == "step" or frame.tells_requests or frame.is_summed_up
+        for report in found:
             line += _block(None if report is None else _series(report, kind), bound, is_known)
         lines.append(tuple(line))
+        if (served := _SERVED.get(kind)) is None:
+            continue
+        told = [None if report is None else _series(report, served) for report in found]
+        if any(series is not None and series.num_samples for series in told):
+            blocks = [run for series in told for run in _block(series, bound, is_known)]
+            lines.append(((" served", "muted"), *blocks))
     return lines
+
+
+def _front_ends(frame: Frame) -> list[Line]:
+    """Return a line for each API server: how slow it was, by live and recent requests."""
+    sums = FrontSums()
+    sums.add(frame.state.requests.values())
+    said: dict[str, list[str]] = {}
+    for name, waits in sums.of().items():
+        server, _, part = name.partition(": ")
+        p50, p99 = (fmt.milliseconds(ns / 1e6) for ns in waits.percentiles(50, 99))
+        said.setdefault(server, []).append(f"{part} {p50}/{p99}")
+    return [
+        ((f" {server}  ", "muted"), (", ".join(parts), "text"), (" ms p50/p99", "muted"))
+        for server, parts in list(said.items())[:_NUM_FRONT_ENDS]
+    ]
 
 
 def _title(frame: Frame, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
+from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
@@ -204,6 +205,10 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         ("max", *_late(worst, slo.itl_ms)),
         ("TPOT", *_late(tpot_ms, None)),
     ]
+    bounds = {"served TTFT": slo.ttft_ms, "longest served ITL": slo.itl_ms}
+    entries += [(name, *_late(ns / 1e6, bounds.get(name))) for name, ns in shares_of(view).items()]
+    if view.front is not None:
+        entries.append(("API server", str(view.front.number), "text"))
     return pairs(entries, width)
 
 

@@ -154,7 +154,8 @@ def _goodput(frame: Frame) -> Line:
     share, rate = frame.goodput.share, frame.goodput.per_s
     if share is None or rate is None:
         return ()
-    style = "good" if share >= _GOOD_SHARE else "breach"
+    below = "breach" if frame.goodput.is_low else "caution"
+    style = "good" if share >= _GOOD_SHARE else below
     return (("goodput ", "muted"), (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
 

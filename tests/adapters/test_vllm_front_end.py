@@ -1,0 +1,302 @@
+"""What vLLM's API servers tell of requests, from HTTP to the chunk that went out."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from stepscope.engine.adapters.attached.step_recorder import StepRecorder
+from stepscope.engine.adapters.vllm import front_end
+from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
+from stepscope.engine.adapters.vllm.front_reports import FrontReports, Report
+from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of
+from stepscope.recordings.state.session import SessionState
+from tests.adapters import vllm_front_end
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.vllm_front_end import AT_ONCE, Processor, generate, output, request, stream
+
+
+@pytest.fixture
+def queue_class() -> type[Any]:
+    class Queue(vllm_front_end.Queue):
+        pass
+
+    front_end._hook_queues(Queue)
+    return Queue
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[socket.socket]:
+    """The engine's end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "front"))
+        listening.setblocking(False)
+        yield listening
+
+
+def reports(heard: socket.socket) -> list[Report]:
+    found = []
+    while True:
+        try:
+            found.append(msgspec.msgpack.decode(heard.recv(1 << 20), type=Report))
+        except BlockingIOError:
+            return found
+
+
+def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
+    queue_class: type[Any], tmp_path: Path, heard: socket.socket
+) -> None:
+    watch, processor = FrontEndWatch(1, [tmp_path / "front"]), Processor()
+    watch.hook(processor)
+    written: list[int] = []
+
+    async def serve() -> None:
+        queue = queue_class()
+        front_end._http_ns.set(before_ns)
+        processor.add_request(request("a"), None, None, 0, queue)
+        task = asyncio.create_task(stream(queue, lambda _: written.append(monotonic_ns())))
+        for reason in (None, None, "length"):
+            processor.process_outputs([output("a", reason)], 0.0)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await task
+        watch._flush()
+
+    before_ns = monotonic_ns()
+    asyncio.run(serve())
+    after_ns = monotonic_ns()
+    told = reports(heard)
+    assert [each.front.number for each in told] == [1]
+    assert told[0].names == ["a"]
+    [row] = told[0].front.taken
+    assert row.http_ns == before_ns <= row.sent_ns
+    assert row.is_streamed
+    chunks = list(told[0].front.chunks())
+    assert len(chunks) == len(written) == 3
+    for (number, came_ns, out_ns), written_ns in zip(chunks, written, strict=True):
+        assert number == row.request_id
+        # Times are in units of 20 us.
+        assert row.sent_ns - 20_000 <= came_ns <= written_ns <= out_ns + 40_000
+        assert out_ns <= after_ns
+
+
+def test_an_answer_at_once_is_one_chunk_and_no_served_ttft(
+    queue_class: type[Any], tmp_path: Path, heard: socket.socket
+) -> None:
+    watch, processor = FrontEndWatch(0, [tmp_path / "front"]), Processor()
+    watch.hook(processor)
+
+    async def serve() -> None:
+        queue = queue_class()
+        processor.add_request(request("a", AT_ONCE), None, None, 0, queue)
+        task = asyncio.create_task(stream(queue, lambda _: None))
+        await asyncio.sleep(0)
+        processor.process_outputs([output("a", "length")], 0.0)
+        await task
+        watch._flush()
+
+    asyncio.run(serve())
+    [report] = reports(heard)
+    assert not report.front.taken[0].is_streamed
+    assert report.front.taken[0].http_ns is None
+    assert len(report.front.request_ids) == 1
+
+
+def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothing_after_an_error(
+    queue_class: type[Any],
+    tmp_path: Path,
+    heard: socket.socket,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch, processor = FrontEndWatch(0, [tmp_path / "front"]), Processor()
+    watch.hook(processor)
+
+    async def serve() -> None:
+        for name in ("stops", "leaves", "stays"):
+            processor.add_request(request(name), None, None, 0, queue_class())
+        processor.stopped.add("stops")
+        processor.process_outputs([output("stops"), output("leaves")], 0.0)
+        processor.abort_requests(["leaves"], internal=True)
+        assert [each.front.ended for each in reports(heard)] == [[(0, "stop")], [(1, "abort")]]
+        watch._chunks = None  # type: ignore[assignment]
+        queue = processor.queues["stays"]
+        answer = generate(queue)
+        for _ in range(2):
+            processor.process_outputs([output("stays")], 0.0)
+            await anext(answer)
+        processor.process_outputs([output("stays", "length")], 0.0)
+        assert [each async for each in answer][-1].finished
+        assert "process_outputs" not in vars(processor)
+
+    asyncio.run(serve())
+    assert caplog.text.count("watches this API server no more") == 1
+
+
+def test_reports_wait_while_the_engines_socket_is_full_and_none_is_told_twice(
+    tmp_path: Path, heard: socket.socket
+) -> None:
+    watch = FrontEndWatch(0, [tmp_path / "front", tmp_path / "no such engine"])
+
+    async def serve() -> None:
+        for number in range(40):
+            watch._ended = [(number, "stop")]
+            watch._flush()
+        assert watch._unsent
+        told = []
+        while watch._unsent:
+            told += reports(heard)
+            watch._flush()
+        told += reports(heard)
+        assert sorted(each.front.ended[0][0] for each in told) == list(range(40))
+
+    asyncio.run(serve())
+
+
+class Front:
+    """An API server beside a played engine. It delivers each token a little later."""
+
+    def __init__(self, path: Path, number: int, pid: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._path, self._number, self._pid = str(path), number, pid
+        self._numbers: dict[str, int] = {}
+
+    def send(self, front: FrontEnd, names: list[str]) -> None:
+        payload = msgspec.msgpack.encode(Report(self._pid, front, names))
+        self._socket.sendto(payload, self._path)
+
+    def take(self, name: str) -> None:
+        number = self._numbers[name] = len(self._numbers)
+        now_ns = monotonic_ns()
+        row = TakenRow(number, now_ns - 3_000_000, now_ns, is_streamed=True)
+        self.send(FrontEnd.of(self._number, [row], [], []), [name])
+
+    def deliver(self, names: list[str]) -> None:
+        now_ns = monotonic_ns()
+        chunks = [(self._numbers[name], now_ns, now_ns + 2_000_000) for name in names]
+        self.send(FrontEnd.of(self._number, [], chunks, []), [])
+
+    def end(self, name: str, reason: str) -> None:
+        self.send(FrontEnd.of(self._number, [], [], [(self._numbers[name], reason)]), [])
+
+
+def played(attach: Attach, tmp_path: Path, stopped: set[str]) -> list[tuple[int, Any]]:
+    """A recorded schedule with aborts, each of its requests at one of two API servers."""
+    scheduler = PlayedScheduler("0.32.0", "abort")
+    attachment = attach(scheduler)
+    fronts = [Front(tmp_path / "vllm.front", number, 7) for number in (0, 1)]
+    of: dict[str, Front] = {}
+    num_out: dict[str, int] = {}
+
+    def before(call: dict[str, Any]) -> None:
+        if call["call"] == "add":
+            of[call["id"]] = front = fronts[int(call["id"]) % 2]
+            front.take(call["id"])
+        for name in call["ids"] if call["call"] == "finish" else ():
+            of[name].end(name, "stop" if name in stopped else "abort")
+
+    calls = scheduler.play()
+    for line in scheduler.calls:
+        before(line)
+        next(calls)
+        out = {name: each.num_output_tokens for name, each in scheduler._all.items()}
+        for front in fronts:
+            got = [name for name in out if out[name] > num_out.get(name, 0) and of[name] is front]
+            front.deliver(got)
+        num_out = out
+    attachment.close()
+    return published(attachment)
+
+
+def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_left_is_aborted(
+    attach: Attach, tmp_path: Path
+) -> None:
+    stopped = {"1", "5"}
+    messages = played(attach, tmp_path, stopped)
+    events = [event for _, message in messages for event in getattr(message, "events", ())]
+    names = {event.request_id: event.client_id for event in events if isinstance(event, Arrived)}
+    finished = {names[e.request_id]: e.reason for e in events if isinstance(e, Finished)}
+    aborted = {names[e.request_id]: e.reason for e in events if isinstance(e, Aborted)}
+    assert {name for name, reason in finished.items() if reason == "stop"} == stopped
+    assert aborted == dict.fromkeys(["0", "2", "3", "6"], "its client left")
+
+
+def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_served(
+    attach: Attach, tmp_path: Path
+) -> None:
+    state, sums, served = SessionState(), FrontSums(), {}
+    for _, message in played(attach, tmp_path, set()):
+        outcome = state.apply(message)
+        sums.take(message, state.requests)
+        if outcome is not None:
+            served.update(outcome.served_ttft_ns)
+    views = [view for view in state.requests.values() if view.num_output_tokens]
+    assert views
+    for view in views:
+        front, shares = view.front, shares_of(view)
+        assert front is not None
+        assert front.number == int(view.client_id) % 2
+        assert shares["front end"] == 3_000_000
+        assert front.http_ns is not None
+        assert view.first_token_ns is not None
+        inside_ns = view.first_token_ns - front.sent_ns
+        outside_ns = shares["front end"] + shares["delivery"]
+        assert served[view.request_id] == shares["served TTFT"] == outside_ns + inside_ns
+        assert front.num_chunks == view.num_output_tokens
+    found = sums.of()
+    counts = [found[f"API server {number}: delivery"].count for number in (0, 1)]
+    assert all(counts)
+    assert sum(counts) == len(views)
+
+
+def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
+    attach: Attach, tmp_path: Path
+) -> None:
+    messages = played(attach, tmp_path, {"1", "5"})
+    explainer, state = Explainer(-1, -1, 5, with_begun=True), SessionState()
+    for _, message in messages:
+        explainer.take(message)
+        state.apply(message)
+    view = state.requests[5]
+    life = served_life(explainer.life, view)
+    assert [life[0].cause, life[-1].cause] == ["front_end", "delivery"]
+    assert {"queued", "prompt"} <= {piece.cause for piece in life}
+    assert view.front is not None
+    assert life[0].start_ns == view.front.http_ns
+    assert life[-1].start_ns + life[-1].ns == view.front.last_out_ns
+    for piece, following in pairwise(life):
+        assert piece.start_ns + piece.ns == following.start_ns
+    assert served_life(explainer.life, replace(view, front=None)) == explainer.life
+
+
+def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Path) -> None:
+    recorder = StepRecorder(None, caches_prefixes=False)
+    reports = FrontReports(tmp_path / "front", recorder)
+    reports.open()
+    front = Front(tmp_path / "front", 3, 1)
+    reports.arrived("late", 8)
+    for name in ("early", "elsewhere", "late"):
+        front.take(name)
+    reports.read()
+    reports.arrived("early", 9)  # its report was faster than vLLM's own message
+    front.deliver(["elsewhere", "early", "late"])
+    Front(tmp_path / "front", 3, 2).send(FrontEnd.of(3, [], [(0, 5, 5)], []), [])  # anew
+    front._socket.sendto(b"not a report", str(tmp_path / "front"))
+    reports.read()
+    reports.close()
+    told = recorder.drain_front()
+    assert told is not None
+    assert [row.request_id for each in told for row in each.taken] == [8, 9]
+    chunks = [chunk for each in told for chunk in each.chunks()]
+    assert [request_id for request_id, _, _ in chunks] == [9, 8]
+    assert chunks[0][2] - chunks[0][1] == 2_000_000
+    assert {each.number for each in told} == {3}
