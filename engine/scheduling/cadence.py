@@ -43,7 +43,11 @@ class PrefillCadence:
         """
         if has_queue is not None:
             self._is_backed_up = has_queue
-        if any(row.phase is not Phase.DECODE and _is_prefill(row) for row in rows):
+        if any(
+            row.num_tokens > 1 or not row.samples or row.start > row.request.num_cached_tokens
+            for row in rows
+            if row.phase is not Phase.DECODE
+        ):
             self._num_steps = 0
         elif self._num_steps is not None:
             self._num_steps += 1
@@ -55,8 +59,3 @@ class PrefillCadence:
         is_free = self._num_steps is None or self._num_steps >= interval
         if is_free or self._is_backed_up:  # at least one of them would have taken prefills
             self._is_backed_up = has_queue
-
-
-def _is_prefill(row: ScheduledRow) -> bool:
-    is_one_left = row.num_tokens == 1 and row.samples
-    return not is_one_left or row.start > row.request.num_cached_tokens

@@ -84,10 +84,9 @@ def waiting_figures(state: SessionState) -> dict[str, float | None]:
     waiting = [each for each in state.requests.values() if each.status in ("waiting", "preempted")]
     counts["waiting_priority"] = sum(each.held == "priority" for each in waiting)
     counts["waiting_blocks"] = sum(each.num_blocks for each in waiting)
-    found: dict[str, float | None] = {name: float(counts.get(name, 0)) for name in names}
-    if "policy" not in state.knobs:  # the engine does not say who goes ahead
-        found["waiting_priority"] = None
-    return found
+    if "policy" not in state.knobs:
+        names.remove("waiting_priority")  # the engine does not say who goes ahead
+    return {name: float(counts.get(name, 0)) for name in names}
 
 
 def num_stalled(state: SessionState, slo: SLO) -> int:

@@ -131,12 +131,6 @@ def _shared(seed: int) -> tuple[Work, ...]:
     return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
 
 
-def _every(interval: int, num_tokens: int) -> Arm:
-    """An arm in which every Nth step takes prefills, with a token budget."""
-    name = f"{num_tokens} every {interval}" if interval > 1 else f"{num_tokens}"
-    return Arm(name, {**_budget(num_tokens), "prefill_schedule_interval": interval}, _CADENCE)
-
-
 def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
     return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
 
@@ -227,7 +221,10 @@ EXPERIMENTS = (
         "small chunks in every step",
         "vLLM (pull requests 44558 and 54627); SGLang (pull request 35017)",
         "budget",
-        (_every(1, 64), _every(4, 256), _every(1, 128), _every(4, 512)),
+        tuple(
+            Arm(f"{size} every {n}", {**_budget(size), "prefill_schedule_interval": n}, _CADENCE)
+            for n, size in ((1, 64), (4, 256), (1, 128), (4, 512))
+        ),
         (
             _figure("TPOT p50, ms", "tpot_p50", ",.1f", is_drawn=True),
             _ttft("documents", "document"),

@@ -1,6 +1,7 @@
 """What drafts of speculative decoding did in the last minute: accepted, bought, and from whom."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from stepscope.recordings.session.drafts import Speculation, SpeculationGroup
 from stepscope.recordings.state.session import request_name
@@ -9,6 +10,7 @@ from stepscope.tui.views.theme import LEVELS
 
 HEIGHT = 8
 _LABEL, _CELL = 20, 9
+_Text: TypeAlias = Callable[[SpeculationGroup], str]
 _MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
 
 
@@ -61,12 +63,7 @@ def _by_request(found: Speculation) -> Line:
     return ((" by request ", "muted"), (words or "—", "text"))
 
 
-def _row(
-    label: str,
-    groups: list[SpeculationGroup],
-    text: Callable[[SpeculationGroup], str],
-    style: str,
-) -> Line:
+def _row(label: str, groups: list[SpeculationGroup], text: _Text, style: str) -> Line:
     cells = "".join(f"{text(each):>{_CELL}}" for each in groups)
     return ((f"{label:<{_LABEL}}", "muted"), (cells, style))
 
