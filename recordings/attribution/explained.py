@@ -118,8 +118,10 @@ def explain_recording(
         baseline.add_rows(rows.steps())
     itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
     ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
-    found = _read(recording, Explainer(itl_ns, ttft_ns, request_id, baseline=baseline))
-    explainer = found.explainer
+    explainer = Explainer(itl_ns, ttft_ns, request_id, baseline=baseline)
+    found = _Read(explainer)
+    for message, _, _, after_gap in messages(recording):
+        found.take(message, after_gap)
     late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
     if request_id is not None and request_id not in (seen := found.live | found.ended):
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
@@ -218,13 +220,6 @@ class _Read:
             if not (view.num_output_tokens or view.is_partial or view.status == "finished")
             and self.explainer.only in (None, view.request_id)
         ]
-
-
-def _read(recording: Recording, explainer: Explainer) -> _Read:
-    found = _Read(explainer)
-    for message, _, _, after_gap in messages(recording):
-        found.take(message, after_gap)
-    return found
 
 
 def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:

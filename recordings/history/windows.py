@@ -251,8 +251,7 @@ class Windows:
         return [self._breach(place, kind) for place in longest.tolist()]
 
     def _late_event(self, place: int, kind: str) -> SessionEvent:
-        step, time_ns, _, ns, request_id, _ = self._breach(place, kind)
-        return breach_event(self._timeline.slo, step, time_ns, kind, ns, request_id)
+        return breach_event(self._timeline.slo, *self._breach(place, kind)[:5])
 
     def _breach(self, place: int, kind: str) -> Breach:
         """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""

@@ -44,7 +44,6 @@ FINISHED_COLUMNS = {
 
 # Columns that follow from the waits.
 _OF_WAITS = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
-_LATER_COLUMNS = ("num_drafted_tokens", "num_accepted_tokens")  # older files lack them
 STORED_COLUMNS = tuple(name for name in COLUMNS if name not in _OF_WAITS)
 
 
@@ -149,10 +148,6 @@ class IndexRows:
         """A stored column; `UNKNOWN` where a value is unknown."""
         if (table, name) not in self._found:
             number, columns = self._tables[table]
-            if table == "steps" and name in _LATER_COLUMNS and name not in columns:
-                import numpy as np
-
-                return np.full(number, UNKNOWN)
             packed = columns[name]
             near = {}
             if packed.beside == "interval_ns":

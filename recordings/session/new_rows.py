@@ -69,12 +69,9 @@ class NewRows:
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
         tables = self.tables()
-        numbers = {table: len(columns["place" if table != "steps" else "step"])
-                   for table, columns in tables.items()}  # fmt: skip
-        known = {
-            (table, name): column
-            for table, columns in tables.items()
-            for name, column in columns.items()
-        }
+        known: dict[tuple[str, str], NDArray[np.int64]] = {}
+        for table, columns in tables.items():
+            known |= {(table, name): column for name, column in columns.items()}
+        numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
         index = Index(tables={table: (number, {}) for table, number in numbers.items()})
         return IndexRows(index, known, self._steps)

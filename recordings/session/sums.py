@@ -134,14 +134,11 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
 def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
     """For each limit, the sums over the steps in the places [first, last) that had it.
 
-    They span no time (0), because others lie between them.
+    They span no time, as other steps lie between them.
     """
     rows = _Rows(table, first, len(table) if last is None else last)
-    return {
-        limit: replace(rows.where(code).sums(), span_ns=0)
-        for code, limit in enumerate(LIMITS)
-        if rows.has(code)
-    }
+    found = {limit: rows.where(code) for code, limit in enumerate(LIMITS) if rows.has(code)}
+    return {limit: replace(each.sums(), span_ns=0) for limit, each in found.items()}
 
 
 class _Rows:

@@ -1,6 +1,7 @@
 """Two runs side by side: their figures are the dashboard's, and no winner is named by chance."""
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -120,6 +121,35 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(
             w.step for w in waits if w.gap_ns - w.paused_ns == run.worst_itl_ns
         ]
     assert checked > 5
+
+
+def test_a_compared_run_counts_each_step_once_while_others_draw_it(
+    small_and_large: tuple[Messages, Messages],
+) -> None:
+    side, is_over = Side("run", SLO_, SessionState()), threading.Event()
+    messages = small_and_large[0][:100]
+
+    def draw() -> None:
+        while not is_over.is_set():
+            with side.lock:
+                side.points.worst(0, 10**6)
+
+    threads = [threading.Thread(target=draw) for _ in range(3)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _, message in messages:
+            side.take(message)
+            side.sums()
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert side.points.num_steps == side.sums().num_records > 80
+    assert side.figures() == side_of(messages).figures()
 
 
 @settings(max_examples=15)

@@ -33,7 +33,7 @@ class HistoryFeed:
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
         self._past = RunFollower(slo, self._earlier.state, since_ns)
-        self._note: str | None = None
+        self.note: str | None = None
 
     @property
     def share(self) -> float | None:
@@ -43,10 +43,6 @@ class HistoryFeed:
             return 0.0
         num_read, num_ahead = self.side.version, self._follower.num_ahead
         return None if num_ahead < 2 * BATCH else num_read / (num_read + num_ahead)
-
-    @property
-    def note(self) -> str | None:
-        return self._note
 
     def read(self, until_s: float) -> bool:
         if self.is_done:
@@ -69,7 +65,7 @@ class HistoryFeed:
             if num_taken < BATCH:
                 break
         if not self._history.is_followed_by(self._follower):
-            self._note = f"{self.name}: the engine restarted; this is the session before it"
+            self.note = f"{self.name}: the engine restarted; this is the session before it"
             self.is_done = not taken
         return taken
 

@@ -34,6 +34,7 @@ from stepscope.recordings.compare.side.points import (
 )
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.new_rows import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, sums_between
@@ -130,7 +131,7 @@ class Side:
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:
         self.name = name
         self.slo = slo
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.version = 0
         self.is_cut = False
         self.requests: dict[int, RequestRun] = {}
@@ -254,13 +255,16 @@ class Side:
             self._add_new()
 
     def _add_new(self) -> None:
-        """Add the new steps to the sums and to the points."""
-        if not len(self._new):
-            return
+        """Add the new steps to the sums and to the points. Any thread may call it."""
+        with self.lock:
+            if len(self._new):
+                rows, self._new = self._new.rows(), NewRows()
+                lost, self._lost = self._lost, []
+                self._add(rows, lost)
+
+    def _add(self, rows: IndexRows, lost: list[int]) -> None:
         import numpy as np  # not at the start of the program
 
-        rows, self._new = self._new.rows(), NewRows()
-        lost, self._lost = self._lost, []
         is_one_step = not self._state.is_summed_up
         times = self._totals.add(rows, is_one_step=is_one_step)
         self._slices.add(rows, times.ends_ns, is_one_step=is_one_step)
