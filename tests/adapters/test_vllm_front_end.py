@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
-from stepscope.engine.adapters.vllm import front_end
+from stepscope.engine.adapters.vllm import front_end, plugin
 from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
 from stepscope.engine.adapters.vllm.front_reports import FrontReports, Report
 from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
@@ -300,3 +302,39 @@ def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Pa
     assert [request_id for request_id, _, _ in chunks] == [9, 8]
     assert chunks[0][2] - chunks[0][1] == 2_000_000
     assert {each.number for each in told} == {3}
+
+
+def test_an_api_server_is_watched_once_its_configuration_is_made_and_serves_if_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class EngineArgs:
+        def create_engine_config(self) -> str:
+            return "vLLM's configuration"
+
+    class AsyncLLM:
+        def __init__(self, size: int | None) -> None:
+            parallel = SimpleNamespace(data_parallel_size=size)
+            self.vllm_config = SimpleNamespace(parallel_config=parallel)
+            self.engine_core = SimpleNamespace(client_index=1)
+            self.output_processor = Processor()
+
+    class Queue(vllm_front_end.Queue):
+        pass
+
+    for name, members in {
+        "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+        "vllm.v1.engine.output_processor": {"RequestOutputCollector": Queue},
+    }.items():
+        for at in range(1, name.count(".") + 2):
+            parent = ".".join(name.split(".")[:at])
+            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, ModuleType(parent)))
+        vars(sys.modules[name]).update(members)
+    for _ in range(2):
+        plugin._wrap_front_end(f"ipc://{tmp_path}/vllm")
+        assert EngineArgs().create_engine_config() == "vLLM's configuration"
+    served = AsyncLLM(1)
+    assert set(vars(served.output_processor)) >= {"process_outputs", "add_request"}
+    assert not caplog.text
+    assert "process_outputs" not in vars(AsyncLLM(None).output_processor)
+    assert caplog.text.count("stepscope is not attached") == 1

@@ -24,7 +24,6 @@ from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.front_reports import Report
-from stepscope.engine.adapters.vllm.plugin import after
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 from stepscope.engine.transport.endpoints import front_path
 
@@ -38,8 +37,8 @@ _STREAM = "_stepscope"
 _http_ns: ContextVar[int | None] = ContextVar("stepscope_http_ns", default=None)
 
 
-def hook(endpoint: str) -> None:
-    """Watch each `AsyncLLM` that vLLM will build in this process."""
+def hook(endpoint: str, after: Callable[..., None]) -> None:
+    """Watch each `AsyncLLM` that vLLM will build in this process, by the plugin's `after`."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     after(AsyncLLM, "__init__", lambda llm, _: _watch(llm, endpoint))

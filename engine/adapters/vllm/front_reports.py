@@ -57,8 +57,6 @@ class FrontReports:
         self._path.unlink(missing_ok=True)
         self._socket.bind(str(self._path))
         self._path.chmod(0o600)
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * _MAX_BYTES)
 
     def close(self) -> None:
         self._socket.close()

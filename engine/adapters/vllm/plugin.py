@@ -104,7 +104,7 @@ def _wrap_front_end(endpoint: str) -> None:
     def hook(arguments: Any, config: Any) -> None:
         from stepscope.engine.adapters.vllm import front_end
 
-        front_end.hook(endpoint)
+        front_end.hook(endpoint, after)
 
     if (arguments := sys.modules.get("vllm.engine.arg_utils")) is not None:
         after(arguments.EngineArgs, "create_engine_config", hook)
