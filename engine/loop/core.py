@@ -276,7 +276,8 @@ class EngineCore:
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
-        return self.scheduler.knobs.changed(changes, self.limits).as_dict()
+        knobs = self.scheduler.knobs
+        return (knobs.changed(changes, self.limits) if changes else knobs).as_dict()
 
     def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
         """Change knobs, from the next step on."""

@@ -18,6 +18,7 @@ def scheduler(request: Any) -> Any:
         waiting=[],
         block_size=16,
         max_num_running_reqs=8,
+        scheduler_config=SimpleNamespace(policy="fcfs"),
         cache_config=SimpleNamespace(enable_prefix_caching=False),
         kv_cache_config=SimpleNamespace(kv_cache_groups=[None, None]),
     )

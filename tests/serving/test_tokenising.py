@@ -181,7 +181,7 @@ class Waiting:
 
     def take(self, name: str, num_chars: int, identity: bytes = b"client") -> None:
         client = RemoteClient(lambda outgoing: None, identity, name.encode())
-        self.prompts.take(Submit(prompt="x" * num_chars), client, num_chars)
+        self.prompts.add(Submit(prompt="x" * num_chars), client, num_chars)
 
     def _prepare(self, command: Submit, client: RemoteClient) -> Callable[[], None]:
         self.begun.append(client.command_id)

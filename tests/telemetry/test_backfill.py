@@ -432,7 +432,7 @@ async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late)
     async with app.run_test(size=(120, 40)):
         late.engine.is_silent = True
         late.source.stop()
-        late.source._status = "down"
+        late.source.status = "down"
         await press(app, "home", "home")
         said = f"no steps before {clock(late, late.first or 0)}: the engine does not answer"
         assert said in main_text(app)
