@@ -85,7 +85,7 @@ async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and
         app.main.navigator.go(last)
         await until(lambda: app.main.new_frame().cursor == last, "not at the end")
         await at("apostrophe", MARKED)
-        assert "here it froze" in main_text(app)
+        await until(lambda: "here it froze" in main_text(app), "the mark is not drawn")
         await at("apostrophe", MARKED)  # no earlier mark: stays at the last one
         await at("L", last)
         app.main.navigator.move(-100)  # in memory already: only the picture moves
@@ -97,7 +97,7 @@ async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and
         assert "behind" not in main_text(app)
         await at("home", 0)
         await pilot.press("6")
-        assert "; 2 ahead (])" in main_text(app)
+        await until(lambda: "; 2 ahead (])" in main_text(app), "no changes ahead")
         await pilot.press("1")
         await pilot.press("left_curly_bracket")
         await until(lambda: "no preemption before step 0, the first" in main_text(app), "silence")
