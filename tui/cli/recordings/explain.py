@@ -225,7 +225,11 @@ def _shares(found: Explanation) -> list[str]:
 
 
 def _table(found: Explanation, limit: int) -> list[str]:
-    """Return a table of late tokens, half first tokens: when prompts queue, these hide no stall."""
+    """Return a table of late tokens, the longest wait first.
+
+    Half of its rows are of first tokens. Otherwise these would hide the step that stalled all
+    streams, when prompts queue.
+    """
     late = found.late
     if not found.num_steps:
         return ["", "it holds no step, so nothing is known about late tokens"]
