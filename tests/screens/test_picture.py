@@ -84,6 +84,9 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         assert words in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
     assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
+    at = ("screenshot", "vllm", "--at", "420", "--page", "knobs", "-o", "b.txt")
+    assert stepscope(*at)[0] == 0
+    assert "what would help: no setting stands out" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
         last = Path("last.txt").read_text("utf-8")

@@ -42,6 +42,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     entries = [*(each.entry for each in ahead), *trail]
     log_height = max(5, min(len(entries) + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
+    if not helps and frame.limits:
+        helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
     advised = [
         ((f" {clean(each, width - 4)}", "mark"),)
         for each in _wrapped(f"what would help: {helps}" if helps else "", width)
