@@ -169,7 +169,8 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
         head, style = ("! work", "caution") if is_other else ("work", "mark")
-        lines += _block(head, style, [why], width, 2 if room >= 5 else 1)
+        most = 2 if room >= 5 else 1
+        lines += _block(head, style, [why], width, most + is_other)
     (head_b, in_b), (head_a, in_a) = words.outcome(found, "b"), words.outcome(found, "a")
     blocks: list[tuple[str, str, list[str]]] = [
         (head_b, "good" if found.names_winner("b") else "text", in_b),
