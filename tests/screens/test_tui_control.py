@@ -607,12 +607,11 @@ async def test_recordings_started_in_one_second_are_separate_files(
     monkeypatch.setattr("stepscope.tui.session.record_switch.default_name", lambda source: name)
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
-        for number in (1, 2):
+        for _ in range(2):
             await press(app, "R")
             await until(lambda: "● REC" in main_text(app), "the recording is not shown")
             await press(app, "R")
             await until(lambda: "● REC" not in main_text(app), "it is still shown")
-            await until(lambda n=number: len(list(tmp_path.glob("*.mcap"))) == n, "it is not whole")
     app.close()
     assert app.recordings()
     names = sorted(path.name for path in tmp_path.glob("*.mcap"))
