@@ -35,6 +35,7 @@ from stepscope.tui.session.control.asked_workload import (
 )
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.control.knob_change import KnobsNow
+from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text
@@ -619,6 +620,23 @@ async def test_recordings_started_in_one_second_are_separate_files(
     for each in names:
         with Recording(each) as recording:
             assert recording.message is None
+
+
+def test_a_recording_that_is_completed_meanwhile_keeps_its_name(
+    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.tui.session.record_switch.default_name", lambda source: "a.mcap")
+    (tmp_path / "a.mcap.part").touch()
+    exists = Path.exists
+
+    def completing(path: Path) -> bool:
+        found = exists(path)
+        if exists(tmp_path / "a.mcap.part"):
+            (tmp_path / "a.mcap.part").rename(tmp_path / "a.mcap")
+        return found
+
+    monkeypatch.setattr(Path, "exists", completing)
+    assert RecordSwitch(source, tmp_path).new_path() == tmp_path / "a-2.mcap"
 
 
 async def test_leaving_the_dashboard_finishes_its_recording(

@@ -77,7 +77,8 @@ class RecordSwitch:
         """Return a path for a new file, named after the source and the time of day."""
         path = first = self._folder / default_name(self._source.name)
         for number in count(2):
-            if not path.exists() and not path.with_name(path.name + PART_SUFFIX).exists():
+            # In this order: a file that another thread completes meanwhile is seen by its new name.
+            if not path.with_name(path.name + PART_SUFFIX).exists() and not path.exists():
                 break
             path = first.with_stem(f"{first.stem}-{number}")
         return path
