@@ -1,5 +1,6 @@
 """Two runs side by side: their figures are the dashboard's, and no winner is named by chance."""
 
+import math
 import random
 import sys
 import threading
@@ -486,6 +487,14 @@ def test_knob_changes_marks_and_preemptions_are_kept_at_their_steps() -> None:
 
 
 # A session in memory
+
+
+def test_a_session_in_memory_counts_as_read_only_when_none_of_its_messages_is_left() -> None:
+    feed = HistoryFeed(history_of(run_of(1024, 60)), "x", SLO_, StepRange())
+    feed.read(0.0)  # its time was up before it began
+    assert feed.share == 0
+    feed.read(math.inf)
+    assert feed.share is None
 
 
 def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_second_part() -> (

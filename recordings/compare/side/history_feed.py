@@ -32,6 +32,7 @@ class HistoryFeed:
         if not self._earlier.distance(self._follower):
             self._earlier = self._follower
         since_ns = max(history.known_since_ns, known_since(self._earlier.state))
+        self._has_all = False  # the last read ended because there was no more
         self._past = RunFollower(slo, self._earlier.state, since_ns)
         self.note: str | None = None
 
@@ -41,8 +42,10 @@ class HistoryFeed:
             return 1.0
         if self.side is None:
             return 0.0
+        if self._has_all:
+            return None
         num_read, num_ahead = self.side.version, self._follower.num_ahead
-        return None if num_ahead < 2 * BATCH else num_read / (num_read + num_ahead)
+        return num_read / max(1, num_read + num_ahead)
 
     def read(self, until_s: float) -> bool:
         if self.is_done:
@@ -51,7 +54,7 @@ class HistoryFeed:
             if not self._read_past(until_s):
                 return True
             self.side = Side(self.name, self._slo, self._past)
-        taken = False
+        taken = has_all = False
         while time.monotonic() < until_s:
             num_taken = 0
             for message, after_gap in self._follower.read(BATCH):
@@ -63,7 +66,9 @@ class HistoryFeed:
                 self.side.take(message, after_gap)
             taken = taken or num_taken > 0
             if num_taken < BATCH:
+                has_all = True
                 break
+        self._has_all = has_all
         if not self._history.is_followed_by(self._follower):
             self.note = f"{self.name}: the engine restarted; this is the session before it"
             self.is_done = not taken
