@@ -7,7 +7,8 @@ the same, which stopped vLLM's look into the queue.
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
-from stepscope.engine.adapters.attached.unfinished_step import Held
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import Held, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 
@@ -132,3 +133,32 @@ def counted(num_waiting: int, common: str, held: Mapping[str, Held]) -> dict[str
         kind = each.reason.partition(":")[0]
         reasons[kind] = reasons.get(kind, 0) + 1
     return {reason: count for reason, count in reasons.items() if count}
+
+
+def overtaken(
+    step: UnfinishedStep, table: Mapping[str, TrackedRequest], max_loras: int
+) -> list[TrackedRequest]:
+    """Return those that came before a request that `step` admits for its priority, and wait.
+
+    One that lacks a LoRA slot would have waited anyhow.
+    """
+    loaded = {adapter for row in step.rows if (adapter := _adapter_of(row[0]))}
+    admitted = [tracked for tracked, _ in step.admitted]
+    best = min((tracked.source.priority for tracked in admitted), default=0)
+    found = []
+    for tracked in table.values():
+        adapter = _adapter_of(tracked)
+        if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
+            continue
+        if adapter and adapter not in loaded and len(loaded) >= max_loras:
+            continue
+        came, priority = tracked.request_id, tracked.source.priority
+        if any(each.request_id > came and each.source.priority < priority for each in admitted):
+            tracked.was_overtaken = True
+            found.append(tracked)
+    return found
+
+
+def _adapter_of(tracked: TrackedRequest) -> int | None:
+    adapter = getattr(tracked.source, "lora_request", None)
+    return None if adapter is None else int(adapter.lora_int_id)

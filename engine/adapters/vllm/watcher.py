@@ -6,120 +6,17 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple, cast
 
-from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Held, Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Held, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.front_reports import FrontReports
+from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, Phase, RequestEvent
+from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
-
-
-def note_blocks(
-    step: UnfinishedStep,
-    out: SchedulerOutput,
-    table: Mapping[str, TrackedRequest],
-    block_size: int,
-) -> None:
-    """Add to `step` the admitted requests, and the blocks that requests received."""
-    for new in out.scheduled_new_reqs:
-        tracked = table[new.req_id]
-        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
-            step.resume(tracked)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
-    again = out.scheduled_cached_reqs
-    resumed = versions.resumed(again)
-    for i, block_ids in enumerate(again.new_block_ids):
-        if block_ids is None:
-            continue
-        name = again.req_ids[i]
-        tracked = table[name]
-        if name in resumed:
-            step.resume(tracked)
-            _admit(step, tracked, block_ids, again.num_computed_tokens[i], block_size)
-        else:
-            blocks = _own_ids(block_ids)
-            tracked.block_table.extend(blocks)
-            step.taken.append(Taken(tracked, blocks, 0))
-
-
-def make_rows(
-    step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
-) -> None:
-    """Fill in `rows`, `batch` and `num_prefill_tokens` of `step`. Call `note_blocks` first."""
-    rows, ordinary = step.rows, Phase.DECODE
-    append = rows.append
-    again = out.scheduled_cached_reqs
-    starts = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
-    starts.update((new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs)
-    drafts = out.scheduled_spec_decode_tokens
-    for name, num_tokens in out.num_scheduled_tokens.items():
-        tracked = table[name]
-        start = starts[name]
-        if num_tokens == 1 and not tracked.is_prefilling:
-            append((tracked, ordinary, start, None))
-            continue
-        fields = fields_of(step, tracked, start, num_tokens, len(tracked.block_table))
-        num_drafted = len(drafts.get(name, ()))
-        if num_drafted:
-            step.drafted[tracked] = num_drafted
-        if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens - num_drafted
-        append((tracked, None, start, fields))
-    encode_rows(step)
-
-
-def _admit(
-    step: UnfinishedStep,
-    tracked: TrackedRequest,
-    block_ids: Collection[Collection[int]],
-    num_cached: int,
-    block_size: int,
-) -> None:
-    blocks = _own_ids(block_ids)
-    tracked.was_overtaken = False
-    tracked.block_table = blocks.copy()
-    step.taken.append(Taken(tracked, blocks, num_cached // block_size))
-    step.admitted.append((tracked, num_cached))
-
-
-def _overtaken(
-    step: UnfinishedStep, table: Mapping[str, TrackedRequest], max_loras: int
-) -> list[TrackedRequest]:
-    """Return those that came before a request that `step` admits for its priority, and wait.
-
-    One that lacks a LoRA slot would have waited anyhow.
-    """
-    loaded = {adapter for row in step.rows if (adapter := _adapter_of(row[0]))}
-    admitted = [tracked for tracked, _ in step.admitted]
-    best = min((tracked.source.priority for tracked in admitted), default=0)
-    found = []
-    for tracked in table.values():
-        adapter = _adapter_of(tracked)
-        if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
-            continue
-        if adapter and adapter not in loaded and len(loaded) >= max_loras:
-            continue
-        came, priority = tracked.request_id, tracked.source.priority
-        if any(each.request_id > came and each.source.priority < priority for each in admitted):
-            tracked.was_overtaken = True
-            found.append(tracked)
-    return found
-
-
-def _adapter_of(tracked: TrackedRequest) -> int | None:
-    adapter = getattr(tracked.source, "lora_request", None)
-    return None if adapter is None else int(adapter.lora_int_id)
-
-
-def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
-    """Return stepscope's ids of the blocks of all KV cache groups, without vLLM's null block."""
-    return [block - 1 for group in block_ids for block in group if block]
-
 
 _LOOK_STEPS = 16
 _RESET = "the prefix cache was reset"
@@ -327,7 +224,7 @@ class VllmWatcher:
         note_blocks(step, out, recorder.table, self._scheduler.block_size)
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
-            step.overtaken = _overtaken(step, recorder.table, self._max_loras)
+            step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
         step.num_running = noted.num_running
         step.num_waiting = noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
