@@ -97,7 +97,7 @@ def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> No
 
 
 def apply_knobs(core: Steered, call: Call, command: commands.SetKnobs) -> None:
-    """Do with a change of knobs what `apply_change` does with each change."""
+    """Carry out a change of knobs or refuse it, as `apply_change` does with any change."""
     _carry_out(core, call, command, _same_knobs, _set_knobs)
 
 

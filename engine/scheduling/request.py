@@ -104,7 +104,7 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only its newest token is to be computed, and it got it since it last (re)ran."""
+        """Whether one token is left to compute, its newest, which it got in its present run."""
         num_computed = self.num_computed_tokens
         return (
             num_computed + 1 >= len(self.token_ids)

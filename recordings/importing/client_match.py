@@ -87,7 +87,7 @@ class ClientPair(NamedTuple):
         return low, self.engine.arrival_ns - self.client.start_ns
 
     def fits(self, low: int, high: int) -> bool:
-        """Whether it contradicts no offset between these."""
+        """Whether every offset between these two agrees with what the pair tells."""
         own_low, own_high = self.offsets_ns
         return own_low <= low and high <= own_high
 

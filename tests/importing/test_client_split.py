@@ -60,7 +60,7 @@ def numbers(match: ClientMatch, session: ForeignSession) -> list[tuple[int, int]
 def seen_by_client(
     engine: ServedRequest, before_ns: int, after_ns: int, clock_ns: int
 ) -> ClientRequest:
-    """A request as a client saw it, so long before and after the engine, by its own clock."""
+    """A request by its client's clock: sent some time before it arrived, read some time after."""
     times_ns = [time_ns + after_ns - clock_ns for time_ns in engine.times_ns]
     return ClientRequest(
         start_ns=engine.arrival_ns - before_ns - clock_ns,

@@ -61,7 +61,7 @@ def _forms(piece: Piece) -> list[str]:
 
 
 def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
-    """Return the text of the large pieces, and as many `rest` as fit, as long as fits."""
+    """Return the text of the large pieces, then as many of `rest` as there is room for."""
     text = "; ".join(large)
     for number, forms in enumerate(rest, len(large)):
         left = _left(ns[number + 1 :])

@@ -97,7 +97,7 @@ class Operator:
         )
 
     def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """Return our last change (of this knob) that another client's came before; once."""
+        """Return, once, our last change that was refused because another client was quicker."""
         kept, self._overtaken = self._overtaken, None
         info = self._history.info
         if kept is None or info is None or kept[0] != info.engine_id:

@@ -89,7 +89,7 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
-    """Return the row of one request from arrival to end: events, else whether it waited or not."""
+    """Return the row of one request from arrival to end: its events, and where it waited."""
     first_ns = run.ttft_ns
     end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []

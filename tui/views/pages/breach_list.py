@@ -48,7 +48,7 @@ def _of_what(frame: Frame) -> str:
 
 
 def _first_kind(frame: Frame) -> str:
-    """Return the kind whose breaches come first: ITL, or waits for first tokens hide it."""
+    """Return the kind whose breaches come first: ITL, which longer first waits would hide."""
     return "TTFT" if frame.view.latency == "ttft" else "ITL"
 
 
