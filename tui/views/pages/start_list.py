@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 
@@ -16,7 +17,6 @@ Kind: TypeAlias = Literal["engines", "file", "tour", "demo", "ask"]
 Cell: TypeAlias = tuple[str, str]  # text, style
 
 MAX_RECORDINGS = 12
-PART_SUFFIX = ".part"  # suffix of a file that is being written
 _GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to it once a second
 
 
