@@ -2,5 +2,5 @@
 
 May import: engine.client, engine.http, engine.protocol, engine.protocol.settings.
 Add a request field to `requests.py`, then to `job.py`; one that is not used to
-`unused_fields.py`, with its reason.
+`UNUSED_FIELDS` of `requests.py`, with its reason.
 """

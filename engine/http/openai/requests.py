@@ -1,6 +1,6 @@
 """OpenAI's requests as structs, with vLLM's additions.
 
-A field declared here is used. `unused_fields` says what becomes of all others that are known. For
+A field declared here is used. `UNUSED_FIELDS` says what becomes of all others that are known. For
 any other field, the request is refused with an error that names the field.
 """
 
