@@ -98,7 +98,7 @@ def decode_index(payload: bytes) -> Index:
     """Decode an index.
 
     Raises:
-        ValueError: it is damaged or of a later version.
+        ValueError: it is damaged, or has other columns than this version.
     """
     try:
         if zstandard.frame_content_size(payload) > MAX_INDEX_BYTES:
@@ -106,8 +106,9 @@ def decode_index(payload: bytes) -> Index:
         index = _decoder.decode(zstandard.decompress(payload))
     except (zstandard.ZstdError, msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    if index.version != INDEX_VERSION:
-        raise ValueError(f"an index of version {index.version}")
+    _, steps = index.tables.get("steps", (0, {}))
+    if index.version != INDEX_VERSION or steps.keys() != set(STORED_COLUMNS):
+        raise ValueError(f"an index of version {index.version} with {len(steps)} columns")
     return index
 
 

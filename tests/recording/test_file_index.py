@@ -25,7 +25,7 @@ from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.worst_waits import WorstWaits
-from stepscope.recordings.session.index import Index, IndexRows
+from stepscope.recordings.session.index import Index, IndexRows, decode_index
 from stepscope.recordings.session.packed import pack, unpack
 from stepscope.recordings.session.steps import COLUMNS, StepTable
 from stepscope.recordings.state.series.latency import SLO
@@ -254,6 +254,23 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
     with Recording(path) as recording:
         assert stored_index(recording, 3) is None
         assert indexed(recording) == told
+
+
+@pytest.mark.parametrize("change", ["version", "columns"])
+def test_an_index_of_another_version_is_none(tmp_path: Path, change: str) -> None:
+    with Recording(record(tmp_path / "a.mcap", plain(5))) as recording:
+        index = stored_index(recording, 0)
+    assert index is not None
+    assert decode_index(index.encode()) == index
+    if change == "version":
+        other = msgspec.structs.replace(index, version=index.version + 1)
+    else:
+        number, columns = index.tables["steps"]
+        rest = {name: each for name, each in columns.items() if name != "num_drafted_tokens"}
+        tables = {**index.tables, "steps": (number, rest)}
+        other = msgspec.structs.replace(index, tables=tables)
+    with pytest.raises(ValueError, match="an index of version"):
+        decode_index(other.encode())
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300)
