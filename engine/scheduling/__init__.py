@@ -3,5 +3,5 @@ the plan of a step, the KV cache and its blocks. Needs no torch.
 
 May import: engine.protocol, engine.protocol.settings, engine.text.
 A new batching mode is one function in `batching.py`; an order of the queue goes into
-`waiting_queue.py`; `StepPlan._grow` chooses which request is preempted.
+`WaitingQueue` (`request.py`); `StepPlan._grow` chooses which request is preempted.
 """

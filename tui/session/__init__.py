@@ -6,5 +6,5 @@ May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engi
   recordings.live, recordings.samples, recordings.state, tui.session.compare,
   tui.session.control, tui.session.export, tui.session.time, tui.session.tour, tui.settings,
   tui.views, tui.views.frame, tui.views.pages.
-`session_maker.py` makes everything that a new session needs.
+`SessionMaker` in `session.py` makes everything that a new session needs.
 """

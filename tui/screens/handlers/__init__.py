@@ -5,5 +5,5 @@ May import: engine.protocol.settings, recordings, recordings.compare.side, recor
   tui.screens.drawing, tui.screens.overlays, tui.session, tui.session.compare,
   tui.session.control, tui.session.export, tui.session.time, tui.settings, tui.views,
   tui.views.charts, tui.views.frame, tui.views.pages, tui.views.panels.
-A handler gets only the objects it acts on, never the whole screen: see `stage.py`.
+Handlers act on a `SessionScreen` (`tui/screens/drawing/session_screen.py`) and its session.
 """
