@@ -19,7 +19,7 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
-    if path.with_name(path.name + PART_SUFFIX).exists() or path.exists():
+    if path.is_dir() or path.with_name(path.name + PART_SUFFIX).exists() or path.exists():
         if foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
             return _as_recording(path, path.stat().st_mtime_ns)
         if not foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
