@@ -14,8 +14,8 @@ from stepscope.recordings.state.series.distribution import Distribution
 def shares_of(view: RequestView) -> dict[str, int]:
     """Return how long a request took, by what, in nanoseconds, as far as a front end tells it.
 
-    "front end": from HTTP until it was sent; "delivery": from the engine's first token until the
-    first chunk had gone out.
+    "front end": from HTTP until it was sent; "first delivery": from the engine's first token until
+    the first chunk had gone out.
     """
     if (front := view.front) is None:
         return {}
@@ -25,7 +25,7 @@ def shares_of(view: RequestView) -> dict[str, int]:
         shares["front end"] = front.sent_ns - http_ns
     if out_ns is not None and front.is_streamed:
         if token_ns is not None:
-            shares["delivery"] = max(0, out_ns - token_ns)
+            shares["first delivery"] = max(0, out_ns - token_ns)
         if http_ns is not None:
             shares["served TTFT"] = out_ns - http_ns
     return dict(sorted(shares.items()))

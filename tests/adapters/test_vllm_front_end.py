@@ -251,11 +251,11 @@ def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_serve
         assert front.http_ns is not None
         assert view.first_token_ns is not None
         inside_ns = view.first_token_ns - front.sent_ns
-        outside_ns = shares["front end"] + shares["delivery"]
+        outside_ns = shares["front end"] + shares["first delivery"]
         assert served[view.request_id] == shares["served TTFT"] == outside_ns + inside_ns
         assert front.num_chunks == view.num_output_tokens
     found = sums.of()
-    counts = [found[f"API server {number}: delivery"].count for number in (0, 1)]
+    counts = [found[f"API server {number}: first delivery"].count for number in (0, 1)]
     assert all(counts)
     assert sum(counts) == len(views)
 

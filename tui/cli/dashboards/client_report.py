@@ -66,7 +66,7 @@ def _row(rank: str, each: ClientWait, of: ClientWaits) -> dict[str, Any]:
 
 def _cell(value: str | float | None) -> str:
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{round(value, 1) + 0.0:,.1f}"  # no -0.0
     return value if isinstance(value, str) else "" if value is None else f"{value:,}"
 
 

@@ -171,7 +171,7 @@ def _front_ends(frame: Frame) -> list[Line]:
         p50, p99 = (fmt.milliseconds(ns / 1e6) for ns in waits.percentiles(50, 99))
         said.setdefault(server, []).append(f"{part} {p50}/{p99}")
     return [
-        ((f" {server}  ", "muted"), (", ".join(parts), "text"), (" ms p50/p99", "muted"))
+        ((f" {server.removeprefix('API ')} p50/p99  ", "muted"), (", ".join(parts), "text"))
         for server, parts in list(said.items())[:_NUM_FRONT_ENDS]
     ]
 
