@@ -37,8 +37,11 @@ from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
 from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
 from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
 from stepscope.engine.protocol.wire_rows import FrontEnd as FrontEnd
+from stepscope.engine.protocol.wire_rows import GroupCounts as GroupCounts
 from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
+from stepscope.engine.protocol.wire_rows import KVGroup as KVGroup
+from stepscope.engine.protocol.wire_rows import KVTransfers as KVTransfers
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
@@ -142,6 +145,9 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     slo_ttft_ms: float | None = None  # service levels it was started with; None: it has none
     slo_itl_ms: float | None = None
     imported: str | None = None  # the file of another tool it was read from; None: it is an engine
+    kv_groups: tuple[KVGroup, ...] | None = None  # None: all layers hold the whole context
+    # Tokens of requests of `max_model_len` that fit at once; None: as many as the blocks have.
+    kv_tokens: int | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -205,6 +211,9 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
+    kv_groups: list[GroupCounts] | None = None  # by the group's place in `EngineInfo.kv_groups`
+    move_groups: bytes | None = None  # the group of each block in `moves`, one byte each
+    kv_transfers: KVTransfers | None = None  # None: no block waits for one
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):
@@ -273,6 +282,9 @@ class EngineStatus(Telemetry, frozen=True, kw_only=True):
     totals: Totals | None = None  # the share of the KV cache in use, if `kv` is unknown
     held: list[HeldRow] | None = None  # as in `StepRecord`
     front: list[FrontEnd] | None = None  # as in `StepRecord`
+    kv_groups: list[GroupCounts] | None = None  # as in `StepRecord`, and so are these:
+    move_groups: bytes | None = None
+    kv_transfers: KVTransfers | None = None
 
 
 class Audited(Telemetry, frozen=True, kw_only=True):
@@ -329,6 +341,9 @@ class Snapshot(Telemetry, frozen=True, kw_only=True):
     in_flight: StepInFlight | None = None  # only in a snapshot that an observer made
     totals: Totals | None = None  # of the last step
     leased: LeasedKnobs | None = None
+    kv_groups: list[GroupCounts] | None = None  # as in `StepRecord`
+    block_groups: bytes | None = None  # the group of each block, one byte each
+    kv_transfers: KVTransfers | None = None  # as in `StepRecord`
 
 
 class Mark(Telemetry, frozen=True, kw_only=True):

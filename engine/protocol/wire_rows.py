@@ -149,6 +149,35 @@ class BlockRun(Struct, array_like=True, frozen=True, gc=False):
     ref_count: int
 
 
+class KVGroup(Struct, frozen=True, omit_defaults=True):
+    """Layers that hold their part of a request's context alike, in KV blocks of their own."""
+
+    kind: str  # full attention, sliding window, chunked attention or Mamba
+    num_layers: int
+    block_size: int  # tokens that a block covers; of Mamba layers, between two kept states
+    window: int | None = None  # tokens that these layers look back on; None: all
+    num_tables: int = 1  # block tables that each request has for these layers
+
+
+class GroupCounts(Struct, array_like=True, frozen=True, gc=False):
+    """Numbers of KV blocks of a group, as in `KVCounts`. All groups share the empty blocks."""
+
+    used: int
+    cached: int
+
+
+class KVTransfers(Struct, frozen=True, gc=False, omit_defaults=True):
+    """KV blocks that wait for a connector, which moves keys and values between engines or tiers.
+
+    All of them are used blocks. The times are of the request that has waited longest.
+    """
+
+    num_loading: int = 0  # blocks of waiting requests whose keys and values are on their way
+    loading_since_ns: int | None = None
+    num_sending: int = 0  # blocks of requests that have ended, until they have been sent
+    sending_since_ns: int | None = None
+
+
 class KVCounts(Struct, frozen=True, gc=False):
     """Numbers of blocks in each state after a step, and counts of what happened in the step.
 

@@ -53,6 +53,9 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     held: list[wire.HeldRow] | None = None
     held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
+    kv_groups: list[wire.GroupCounts] | None = None
+    move_groups: bytes | None = None
+    kv_transfers: wire.KVTransfers | None = None
 
     @classmethod
     def open(

@@ -23,11 +23,14 @@ from stepscope.engine.protocol.wire import (
     Arrived,
     BatchRow,
     BlockMove,
+    EngineStatus,
     Finished,
+    GroupCounts,
     KVCounts,
     Preempted,
     RequestEvent,
     Snapshot,
+    StepRecord,
 )
 from stepscope.recordings.state.blocks import BlockMap
 
@@ -104,23 +107,25 @@ class BlockLedger:
         """Stop checking after missed messages, until the next `open`."""
         self._blocks = None
 
-    def open_empty(self, kv: KVCounts) -> None:
+    def open_empty(self, kv: KVCounts, *, has_groups: bool) -> None:
         """Start checking with empty blocks: the engine has not run a step yet."""
-        self._take(BlockMap.empty(kv.used + kv.cached + kv.empty), {}, set())
+        num_blocks = kv.used + kv.cached + kv.empty
+        self._take(BlockMap.empty(num_blocks, has_groups=has_groups), {}, set())
 
     def open(self, snapshot: Snapshot) -> None:
         """Start checking from the blocks of a snapshot."""
         if snapshot.blocks is None:
             self.close()
             return
-        self._take(BlockMap.from_runs(snapshot.blocks), _held(snapshot), _uncounted(snapshot))
+        blocks = BlockMap.from_runs(snapshot.blocks, snapshot.block_groups)
+        self._take(blocks, _held(snapshot), _uncounted(snapshot))
 
     def compare(self, snapshot: Snapshot) -> list[str]:
         """List the differences between a snapshot and the expected blocks and counts."""
         if self._blocks is None or snapshot.blocks is None:
             return []
-        problems = []
-        other = BlockMap.from_runs(snapshot.blocks)
+        problems = _group_problems(snapshot.kv, snapshot.kv_groups)
+        other = BlockMap.from_runs(snapshot.blocks, snapshot.block_groups)
         if other != self._blocks:
             problems.append("its block map does not match the block moves before it")
         held = {
@@ -136,15 +141,22 @@ class BlockLedger:
         return problems
 
     def take(
-        self, moves: list[BlockMove], batch: list[BatchRow] | None, events: list[RequestEvent]
+        self,
+        moves: list[BlockMove],
+        groups: bytes | None,
+        batch: list[BatchRow] | None,
+        events: list[RequestEvent],
     ) -> list[str]:
         """Apply the block moves and events of a step, or of a status between two steps.
 
+        `groups`: of `moves`, see `StepRecord.move_groups`.
         `batch`: None if the engine publishes no rows. Then any request may have got more blocks.
         """
         if self._blocks is None:
             return []
         problems = self._take_moves(self._blocks, moves)
+        if groups is not None:
+            self._blocks.apply(moves, groups)
         rows = {row.request_id: row.num_blocks for row in batch or ()}
         for request_id in list(self._held) if batch is None else rows:
             self._hold(request_id, rows.get(request_id))
@@ -155,11 +167,12 @@ class BlockLedger:
                 self._hold(event.request_id, 0)
         return problems
 
-    def check(self, kv: KVCounts | None) -> list[str]:
+    def check(self, message: StepRecord | EngineStatus) -> list[str]:
         """Compare the counts of a message with the expected counts, and check that they add up."""
         if self._blocks is None:
             return []
-        problems = []
+        kv = message.kv
+        problems = _group_problems(kv, message.kv_groups)
         if kv is not None:
             mine = (self._num_used, self._num_cached, self._num_empty)
             theirs = (kv.used, kv.cached, kv.empty)
@@ -173,9 +186,9 @@ class BlockLedger:
                 problems.append(
                     f"{sum(theirs)} blocks in all, the pool has {len(self._blocks.owner)}"
                 )
-        if self._num_refs < self._num_held or (
-            self._num_refs > self._num_held and not self._uncounted
-        ):
+        # Rows do not tell of the blocks that wait for a connector.
+        is_counted = not self._uncounted and message.kv_transfers is None
+        if self._num_refs < self._num_held or (self._num_refs > self._num_held and is_counted):
             problems.append(
                 f"{self._num_refs} references to blocks, requests hold {self._num_held}"
             )
@@ -226,8 +239,23 @@ class BlockLedger:
             self._uncounted.discard(request_id)
 
 
+def _group_problems(kv: KVCounts | None, groups: list[GroupCounts] | None) -> list[str]:
+    """The used and the cached blocks of all groups must be those of the pool."""
+    if kv is None or groups is None:
+        return []
+    sums = sum(each.used for each in groups), sum(each.cached for each in groups)
+    if sums == (kv.used, kv.cached):
+        return []
+    return [f"{kv.used} used and {kv.cached} cached blocks; by groups {sums[0]} and {sums[1]}"]
+
+
 def _held(snapshot: Snapshot) -> dict[int, int]:
-    return {view.request_id: view.num_blocks for view in snapshot.requests if view.num_blocks}
+    """The blocks of requests, without those that wait for a connector."""
+    return {
+        view.request_id: view.num_blocks
+        for view in snapshot.requests
+        if view.num_blocks and view.status == "running"
+    }
 
 
 def _uncounted(snapshot: Snapshot) -> set[int]:

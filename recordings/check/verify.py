@@ -280,11 +280,11 @@ class _MessageChecks:
         self._report.tokens.num_checked = self._tokens.num_checked
         is_first = is_start and self._has_map and not self._after_gap
         if not ledger.is_open and is_first and message.kv is not None:
-            ledger.open_empty(message.kv)
+            ledger.open_empty(message.kv, has_groups=message.kv_groups is not None)
         if not ledger.is_open:
             return
-        problems = ledger.take(message.moves, rows, message.events)
-        problems += ledger.check(message.kv)
+        problems = ledger.take(message.moves, message.move_groups, rows, message.events)
+        problems += ledger.check(message)
         check.num_checked += isinstance(message, StepRecord)
         for problem in problems:
             check.problem(f"{where}: {problem}")

@@ -203,7 +203,9 @@ class MooncakeWriter:
             elif isinstance(event, Admitted):
                 admitted.append(event)
         batch = (message.batch or []) if isinstance(message, StepRecord) else []
-        for request_id, chain in self.book.take(message.moves, batch, admitted).items():
+        # Blocks of several groups are no chain of the prompt's tokens.
+        moves = message.moves if message.kv_groups is None else []
+        for request_id, chain in self.book.take(moves, batch, admitted).items():
             self._admitted(request_id, chain)
         for row in batch:
             if row.request_id not in self._lines and row.request_id not in self._before:

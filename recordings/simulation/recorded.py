@@ -64,6 +64,11 @@ def recorded_work(
         raise RecordingError(
             f"{recording.path.name} does not say how large the KV cache was: it cannot be simulated"
         )
+    if info.kv_groups is not None:
+        kinds = ", ".join(group.kind for group in info.kv_groups)
+        raise RecordingError(
+            f"{recording.path.name} has KV blocks of {kinds}: it cannot be simulated"
+        )
     if info.role is not None:
         raise RecordingError(
             f"{recording.path} is of a {info.role} engine: one of two engines cannot be simulated"

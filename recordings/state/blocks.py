@@ -28,40 +28,50 @@ class PackedBlocks(NamedTuple):
 
     owner: bytes
     refs: bytes
+    groups: bytes | None
 
     def unpack(self) -> "BlockMap":
         owner, refs = zstandard.decompress(self.owner), zstandard.decompress(self.refs)
-        return BlockMap(array("q", owner), array("q", refs))
+        groups = None if self.groups is None else bytearray(zstandard.decompress(self.groups))
+        return BlockMap(array("q", owner), array("q", refs), groups)
 
     @property
     def num_bytes(self) -> int:
-        return len(self.owner) + len(self.refs)
+        return len(self.owner) + len(self.refs) + len(self.groups or b"")
 
 
 class BlockMap:
     """Owner and reference count of each KV block, in two arrays indexed by block id.
 
-    An owner is a request id, `CACHED` or `EMPTY`.
+    An owner is a request id, `CACHED` or `EMPTY`. `groups` has the place of each block's group in
+    `EngineInfo.kv_groups`, one byte each; None if all blocks are of one group.
     """
 
-    __slots__ = ("owner", "refs")
+    __slots__ = ("groups", "owner", "refs")
 
-    def __init__(self, owner: "array[int]", refs: "array[int]") -> None:
+    def __init__(
+        self, owner: "array[int]", refs: "array[int]", groups: bytearray | None = None
+    ) -> None:
         self.owner = owner
         self.refs = refs
+        self.groups = groups
 
     @classmethod
-    def empty(cls, num_blocks: int) -> "BlockMap | None":
+    def empty(cls, num_blocks: int, *, has_groups: bool = False) -> "BlockMap | None":
         """A map of `EMPTY` blocks; None if the number of blocks is impossible."""
         if not 0 <= num_blocks <= MAX_BLOCKS:
             return None
-        return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks)
+        groups = bytearray(num_blocks) if has_groups else None
+        return cls(array("q", (EMPTY,)) * num_blocks, array("q", (0,)) * num_blocks, groups)
 
     @classmethod
-    def from_runs(cls, runs: list[BlockRun]) -> "BlockMap | None":
+    def from_runs(cls, runs: list[BlockRun], groups: bytes | None = None) -> "BlockMap | None":
         """Build a map from the block runs of a snapshot; None if it has more than `MAX_BLOCKS`.
 
         A run is a number of consecutive blocks with the same owner and reference count.
+
+        Args:
+            groups: see `Snapshot.block_groups`.
         """
         counts = [run.count for run in runs]
         if min(counts, default=0) < 0:
@@ -77,10 +87,16 @@ class BlockMap:
             else:
                 owner += [run.owner] * count
                 refs += [run.ref_count] * count
-        return cls(array("q", owner), array("q", refs))
+        known = None if groups is None or len(groups) != len(owner) else bytearray(groups)
+        return cls(array("q", owner), array("q", refs), known)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BlockMap) and self.owner == other.owner and self.refs == other.refs
+        return (
+            isinstance(other, BlockMap)
+            and self.owner == other.owner
+            and self.refs == other.refs
+            and self.groups == other.groups
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -92,17 +108,26 @@ class BlockMap:
         ]
 
     def copy(self) -> "BlockMap":
-        return BlockMap(self.owner[:], self.refs[:])
+        return BlockMap(self.owner[:], self.refs[:], self.groups and self.groups[:])
 
     def pack(self) -> PackedBlocks:
-        return PackedBlocks(compressed(self.owner.tobytes()), compressed(self.refs.tobytes()))
+        groups = None if self.groups is None else compressed(self.groups)
+        owner, refs = compressed(self.owner.tobytes()), compressed(self.refs.tobytes())
+        return PackedBlocks(owner, refs, groups)
 
-    def apply(self, moves: Sequence[BlockMove]) -> None:
+    def apply(self, moves: Sequence[BlockMove], groups: bytes | None = None) -> None:
         """Set owner and reference count of the moved blocks.
 
         Unknown blocks and impossible owners are skipped.
+
+        Args:
+            groups: see `StepRecord.move_groups`.
         """
         owner, refs = self.owner, self.refs
+        if self.groups is not None and groups is not None:
+            for move, group in zip(moves, groups, strict=False):
+                if 0 <= move.block_id < len(self.groups):
+                    self.groups[move.block_id] = group
         if moves and type(moves[0]) is SoundMove:
             try:
                 for move in moves:

@@ -22,9 +22,11 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     FirstToken,
+    GroupCounts,
     KnobsChanged,
     KnobValue,
     KVCounts,
+    KVTransfers,
     LeasedKnobs,
     RequestEvent,
     RequestView,
@@ -53,7 +55,8 @@ _ENDS = (Finished, FirstToken)
 # Fields that a state and a snapshot have in common.
 _AS_IN_SNAPSHOTS = (
     "step", "time_ns", "info", "knobs", "knobs_version", "state", "kv", "num_dropped", "workload",
-    "workload_spec", "totals", "waiting_reasons", "control", "in_flight", "leased",
+    "workload_spec", "totals", "waiting_reasons", "control", "in_flight", "leased", "kv_groups",
+    "kv_transfers",
 )  # fmt: skip
 
 
@@ -73,6 +76,8 @@ class SessionState:
     table: RequestTable = field(default_factory=RequestTable)
     blocks: BlockMap | None = None
     kv: KVCounts | None = None
+    kv_groups: list[GroupCounts] | None = None  # replaced, not changed
+    kv_transfers: KVTransfers | None = None
     num_running: int = 0
     num_waiting: int = 0
     waiting_reasons: dict[str, int] | None = None
@@ -116,6 +121,11 @@ class SessionState:
         return None if self.blocks is None else self.blocks.owner
 
     @property
+    def block_groups(self) -> bytearray | None:
+        """Place of each block's group in `EngineInfo.kv_groups`; None if there is one group."""
+        return None if self.blocks is None else self.blocks.groups
+
+    @property
     def block_refs(self) -> "array[int] | None":
         """Reference count of each block."""
         return None if self.blocks is None else self.blocks.refs
@@ -131,6 +141,9 @@ class SessionState:
             sequence=sequence,
             requests=[copy.copy(view) for view in self.requests.values()],
             blocks=None if self.blocks is None else self.blocks.runs(),
+            block_groups=None
+            if self.blocks is None or self.blocks.groups is None
+            else bytes(self.blocks.groups),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             audit=self.audit or None,
@@ -144,9 +157,10 @@ class SessionState:
         table = RequestTable(snapshot.requests)
         num_running = snapshot.num_running
         num_waiting = snapshot.num_waiting
+        runs, groups = snapshot.blocks, snapshot.block_groups
         return cls(
             table=table,
-            blocks=None if snapshot.blocks is None else BlockMap.from_runs(snapshot.blocks),
+            blocks=None if runs is None else BlockMap.from_runs(runs, groups),
             num_running=table.num_with_status("running") if num_running is None else num_running,
             num_waiting=table.num_with_status("waiting", "preempted")
             if num_waiting is None
@@ -229,7 +243,8 @@ class SessionState:
         self.num_waiting = status.num_waiting
         if not status.num_waiting:
             self.waiting_reasons = None if self.waiting_reasons is None else {}
-        self.kv = status.kv
+        self.kv, self.kv_groups = status.kv, status.kv_groups
+        self.kv_transfers = status.kv_transfers
         self.totals = status.totals or self.totals
         self.num_dropped = status.num_dropped
         self.workload = status.workload
@@ -267,7 +282,8 @@ class SessionState:
         self.num_running = record.num_running
         self.num_waiting = record.num_waiting
         self.waiting_reasons = record.waiting_reasons
-        self.kv = record.kv
+        self.kv, self.kv_groups = record.kv, record.kv_groups
+        self.kv_transfers = record.kv_transfers
         self.totals = record.totals
         self.num_dropped = record.num_dropped
         table.forget_finished(record.step)
@@ -297,9 +313,10 @@ class SessionState:
         if self.blocks is None and is_start and kv is not None and has_map:
             # Before its first step an engine holds no blocks, so moves from then on give the whole
             # map.
-            self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty)
+            has_groups = message.kv_groups is not None
+            self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty, has_groups=has_groups)
         if self.blocks is not None:
-            self.blocks.apply(message.moves)
+            self.blocks.apply(message.moves, message.move_groups)
 
     def _resync(self, snapshot: Snapshot) -> None:
         """Replace the state by a snapshot, but keep requests that ended shortly before it."""

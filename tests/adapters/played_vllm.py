@@ -19,8 +19,7 @@ SECRET_TOKEN = 0x5EC2E7  # every token of every prompt
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
 
 
-class FullAttentionSpec:
-    """The adapter knows vLLM's class by this name."""
+FULL = "FullAttentionSpec"  # the adapter knows vLLM's class by this name
 
 
 class Grammars:
@@ -146,11 +145,22 @@ class PlayedScheduler:
             parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0),
         )
         self.kv_cache_config = SimpleNamespace(
-            kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
+            kv_cache_groups=[
+                SimpleNamespace(
+                    kv_cache_spec=type(name, (SimpleNamespace,), {})(
+                        block_size=self.block_size, **fields
+                    ),
+                    layer_names=[f"layer.{2 * number}", f"layer.{2 * number + 1}"],
+                )
+                for number, (name, fields) in enumerate(head.get("groups", [(FULL, {})]))
+            ]
         )
         self.structured_output_manager = Grammars()
         self.pool = SimpleNamespace(
-            blocks=[SimpleNamespace(block_hash=None) for _ in range(head["num_blocks"])],
+            blocks=[
+                SimpleNamespace(block_id=i, block_hash=None) for i in range(head["num_blocks"])
+            ],
+            free_blocks=lambda blocks: None,
             num_gpu_blocks=head["num_blocks"],
             get_num_free_blocks=lambda: self.num_free,
         )
@@ -251,6 +261,11 @@ class PlayedScheduler:
                 request.is_prefill_chunk = name in line["chunks"]
         if call == "schedule" and hasattr(self, "deferred_waiting"):
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
+        freed = [self.pool.blocks[abs(each)] for each in line.get("freed", [])]
+        for block, each in zip(freed, line.get("freed", []), strict=True):
+            block.block_hash = None if each > 0 else b"of its content"
+        if freed:
+            self.pool.free_blocks(iter(freed))
         for block in line.get("hashed", []):
             self.pool.blocks[block].block_hash = b"of its content"
         for block in line.get("unhashed", []):

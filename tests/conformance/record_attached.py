@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ from record_vllm import (
     sha256,
 )
 from vllm import PoolingParams, __version__
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_group_id,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
@@ -53,6 +57,19 @@ class Tape:
         self._before: dict[str, Any] = {}
         self._hashed: set[int] = set()
         manager = scheduler.kv_cache_manager
+        self._has_groups = "groups" in case
+        self._freed: list[int] = []
+        if self._has_groups:
+            free = manager.block_pool.free_blocks
+
+            def free_blocks(blocks: Iterable[Any]) -> None:
+                blocks = list(blocks)
+                free(blocks)
+                self._freed += [
+                    each.block_id if each.block_hash is None else -each.block_id for each in blocks
+                ]
+
+            manager.block_pool.free_blocks = free_blocks
         self.lines: list[dict[str, Any]] = [
             {
                 "vllm": __version__,
@@ -71,6 +88,7 @@ class Tape:
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),
             }
+            | ({"groups": case["groups"]} if self._has_groups else {})
         ]
 
     def add(self, request: Request) -> None:
@@ -163,6 +181,8 @@ class Tape:
         hashed = {i for i, block in enumerate(pool.blocks) if block.block_hash is not None}
         fields = {key: value for key, value in fields.items() if value not in ([], {})}
         line: dict[str, Any] = {"call": call, **fields, **changed}
+        if self._freed:
+            line["freed"], self._freed = self._freed, []  # those that stay cached are negative
         if requests:
             line["requests"] = requests
         if hashed != self._hashed:
@@ -193,6 +213,15 @@ class Tape:
             if hasattr(scheduler, name):
                 yield name, len(getattr(scheduler, name))
         yield "free", scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if self._has_groups:
+            managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+            tables = [list(each.req_to_blocks.values()) for each in managers]
+            ids = [{each.block_id for blocks in table for each in blocks} - {0} for table in tables]
+            yield "used", [len(each) for each in ids]
+            blocks = scheduler.kv_cache_manager.block_pool.blocks[1:]
+            hashes = [each.block_hash for each in blocks if not each.ref_cnt and each.block_hash]
+            tables_of = [get_group_id(each) for each in hashes]
+            yield "cached", [tables_of.count(number) for number in range(len(managers))]
 
 
 def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, Any]]:
@@ -352,6 +381,45 @@ def cases() -> dict[str, dict[str, Any]]:
             "pools": True,
             "max_num_batched_tokens": 64,
             "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
+        },
+        "windows": base
+        | {
+            "max_num_batched_tokens": 96,
+            "num_blocks": 40,
+            "requests": [each | {"output_len": 70} for each in shared_prompts()],
+            "reserve": "none",
+            "groups": [
+                ("FullAttentionSpec", {}),
+                ("SlidingWindowSpec", {"sliding_window": 40}),
+                ("SlidingWindowSpec", {"sliding_window": 40}),
+            ],
+            "abort_at": {30: ["2"], 31: ["9"]},
+        },
+        "hybrid": base
+        | {
+            "max_num_batched_tokens": 96,
+            "num_blocks": 40,
+            "requests": [each | {"output_len": 50} for each in shared_prompts()],
+            "reserve": "none",
+            "groups": [
+                ("FullAttentionSpec", {}),
+                ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}),
+                ("MambaSpec", {"mamba_cache_mode": "align"}),
+            ],
+            "reset_at": [40],
+        },
+        "windows_ahead": base
+        | {
+            "is_asynchronous": True,
+            "max_num_batched_tokens": 96,
+            "num_blocks": 40,
+            "requests": [each | {"output_len": 70} for each in shared_prompts()],
+            "reserve": "none",
+            "groups": [
+                ("FullAttentionSpec", {}),
+                ("SlidingWindowSpec", {"sliding_window": 40}),
+            ],
+            "abort_at": {30: ["2"], 31: ["9"]},
         },
         # From 0.33 on. Prompts are longer than the one token by which decodes are told.
         "cadence": base

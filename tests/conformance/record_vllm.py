@@ -37,6 +37,7 @@ from vllm.config import (
 )
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1 import kv_cache_interface
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -120,12 +121,24 @@ def make_scheduler(
         kv_cache_config=KVCacheConfig(
             num_blocks=workload["num_blocks"],
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+            kv_cache_groups=_groups(workload, block_size) or [KVCacheGroupSpec(["layer"], layer)],
         ),
         structured_output_manager=StructuredOutputManager(config),
         log_stats=False,
         **({"block_size": block_size} if has_block_size else {}),
     )
+
+
+def _groups(workload: dict[str, Any], block_size: int) -> list[KVCacheGroupSpec]:
+    """From pairs of (class of vLLM's spec, its fields), each with two layers."""
+    found = []
+    for number, (name, fields) in enumerate(workload.get("groups", ())):
+        sizes: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        if name == "MambaSpec":
+            sizes = {"shapes": ((1, 1),), "dtypes": (torch.float32,)}
+        spec = getattr(kv_cache_interface, name)(block_size=block_size, **sizes, **fields)
+        found.append(KVCacheGroupSpec([f"layer.{2 * number}", f"layer.{2 * number + 1}"], spec))
+    return found
 
 
 def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:

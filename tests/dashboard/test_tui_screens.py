@@ -260,7 +260,7 @@ def test_the_request_page_shows_the_request_at_the_cursors_step(source: Any) -> 
 
 def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
     history = source.history
-    frame = frame_of(history, View(page="kv", kv_by_owner=True))
+    frame = frame_of(history, View(page="kv", kv_map="owner"))
     state = history.state
     letters = {
         view.request_id: kv_page._letter(number)

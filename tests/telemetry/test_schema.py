@@ -35,10 +35,13 @@ from stepscope.engine.protocol.wire import (
     FirstToken,
     FrontEnd,
     FrontTimes,
+    GroupCounts,
     HeldRow,
     KnobsChanged,
     KnobSpec,
     KVCounts,
+    KVGroup,
+    KVTransfers,
     LatencyEstimate,
     LeasedKnobs,
     Mark,
@@ -145,11 +148,18 @@ INFO = EngineInfo(
     slo_ttft_ms=3000.0,
     slo_itl_ms=150.0,
     imported="a log of vllm",
+    kv_groups=(
+        KVGroup("full attention", 10, 16),
+        KVGroup("sliding window", 52, 16, 1024, 6),
+    ),
+    kv_tokens=65_536,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(
     "beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12
 )
+MOVE_GROUPS = bytes(3)  # one for each of MOVES
+TRANSFERS = KVTransfers(12, 10**12, 3, 10**12 + 5)
 FRONT = FrontEnd(
     1, 10**12, [TakenRow(7, 10**12, 10**12 + 5, True), TakenRow(8, None, 10**12, False)],
     [7, 8], [0, 2], [1, 1], [(7, "stop")],
@@ -272,6 +282,9 @@ MESSAGES: dict[str, Telemetry] = {
         held_prefills=True,
         held=[HeldRow(7, "lora: a"), HeldRow(8, ""), HeldRow(9, "remote_kv", 12)],
         front=[FRONT],
+        kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
+        move_groups=MOVE_GROUPS,
+        kv_transfers=TRANSFERS,
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),
@@ -289,6 +302,9 @@ MESSAGES: dict[str, Telemetry] = {
         totals=Totals(kv_used=0.5),
         held=[HeldRow(8, "grammar")],
         front=[FRONT],
+        kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
+        move_groups=MOVE_GROUPS,
+        kv_transfers=TRANSFERS,
     ),
     "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
     "Snapshot.full": Snapshot(
@@ -320,6 +336,9 @@ MESSAGES: dict[str, Telemetry] = {
         workload_spec={"rate": 2.5, "output_tokens": 64},
         totals=TOTALS,
         leased=LEASED,
+        kv_groups=[GroupCounts(1, 0), GroupCounts(0, 1)],
+        block_groups=bytes(1024),
+        kv_transfers=TRANSFERS,
     ),
     "Snapshot.least": Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None

@@ -97,7 +97,7 @@ _ACTIONS: tuple[Action, ...] = (
            "screens"),
     Action("screen_request", ("3",), "Request",
            "one request: its life, its gaps, and why each late token was late", "screens"),
-    Action("screen_kv", ("4",), "KV map", "every KV block, by state or by owner ({sort})",
+    Action("screen_kv", ("4",), "KV map", "every KV block, by state, owner or kind ({sort})",
            "screens"),
     Action("screen_latency", ("5",), "Latency",
            "latencies against the service levels, histogram, breaches and their causes",
@@ -176,7 +176,8 @@ _ACTIONS: tuple[Action, ...] = (
            "view", footer=23),
     Action("sort", ("o",), "Sort", "order of the lanes: arrival, state, blocks, latest first",
            "view", footer=15, pages=_ORDERED,
-           elsewhere=(("kv", "blocks by state or by owner"), ("latency", "kind of latency"),
+           elsewhere=(("kv", "blocks by state, owner or kind of layer"),
+                      ("latency", "kind of latency"),
                       ("compare", "align runs by time, step or request"),
                       ("fleet", "order engines by the next column"))),
     Action("compare_with", ("c",), "Compare with", "choose what to compare: a recording, or this "

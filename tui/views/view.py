@@ -8,10 +8,18 @@ from stepscope.tui.settings.page_names import PAGES, Page
 
 Axis: TypeAlias = Literal["step", "time"]
 Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]
+KVMapKind: TypeAlias = Literal["state", "owner", "group"]
 
 LATENCIES: tuple[LatencyKind, ...] = ("itl", "ttft", "tpot", "step")
 ZOOMS = (1, 2, 5, 10, 20, 50)
 SORTS: tuple[Sort, ...] = ("arrival", "state", "blocks", "latest")
+
+
+def next_kv_map(kind: KVMapKind, *, has_groups: bool) -> KVMapKind:
+    """Return what the KV map shows after key `o`. It shows groups only if there are several."""
+    if kind == "state":
+        return "owner"
+    return "group" if kind == "owner" and has_groups else "state"
 
 
 @dataclass(slots=True)
@@ -33,7 +41,7 @@ class View:
     trail: tuple[Page, ...] = ()  # the pages that Escape goes back to
     row: int = 0  # the selected one
     entry: object = None  # the selected entry of a list that grows; `row` follows it
-    kv_by_owner: bool = False
+    kv_map: KVMapKind = "state"
     latency: LatencyKind = "itl"
     longest_first: bool = False  # order of the list of breaches; else newest first
 
@@ -111,10 +119,14 @@ class View:
         self.page = self.trail[-1] if self.trail else "live"
         self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
-    def next_order(self) -> None:
-        """Handle key `o`: change the order of the shown page, or the latency that it shows."""
+    def next_order(self, *, has_groups: bool) -> None:
+        """Handle key `o`: change the order of the shown page, or what it shows.
+
+        Args:
+            has_groups: whether KV blocks are of several groups.
+        """
         if self.page == "kv":
-            self.kv_by_owner = not self.kv_by_owner
+            self.kv_map = next_kv_map(self.kv_map, has_groups=has_groups)
         elif self.page == "latency":
             at = LATENCIES.index(self.latency)
             self.latency = LATENCIES[(at + 1) % len(LATENCIES)]

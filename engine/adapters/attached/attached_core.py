@@ -27,6 +27,7 @@ from stepscope.engine.protocol.wire import (
     EngineState,
     EngineStatus,
     KnobValue,
+    KVTransfers,
     Snapshot,
     Telemetry,
     Totals,
@@ -51,6 +52,11 @@ class EngineWatcher(Protocol):
     @property
     def kv_used(self) -> float | None:
         """The share of the KV pool in use, by the engine's own figure; None: there are books."""
+        ...
+
+    @property
+    def kv_transfers(self) -> KVTransfers | None:
+        """See `StepRecord.kv_transfers`."""
         ...
 
     @property
@@ -163,7 +169,7 @@ class AttachedCore:
         """Publish everything that happened so far, then return the engine's state."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
-        books = self._recorder.books
+        books, groups = self._recorder.books, self._recorder.groups
         return Snapshot(
             sequence=self.sink.next_sequence - 1,
             step=self.last_step,
@@ -175,6 +181,9 @@ class AttachedCore:
             requests=self._recorder.views(),
             blocks=None if books is None else books.runs(),
             kv=None if books is None else books.counts(),
+            kv_groups=None if groups is None else groups.counts(),
+            block_groups=None if groups is None else bytes(groups.of_block),
+            kv_transfers=self._watcher.kv_transfers,
             totals=None if books is not None else Totals(kv_used=self._watcher.kv_used),
             num_dropped=self.sink.num_dropped,
             num_running=self._watcher.num_running,
@@ -205,6 +214,8 @@ class AttachedCore:
         """Publish the engine's state, and the request events that are not published yet."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         kv_used = self._watcher.kv_used
+        kv, groups = self._recorder.counts(), self._recorder.groups
+        moves, move_groups = self._recorder.drain_moves()
         self.publish(
             EngineStatus(
                 time_ns=now_ns,
@@ -212,11 +223,14 @@ class AttachedCore:
                 step=self.last_step,
                 num_running=self._watcher.num_running,
                 num_waiting=self._watcher.num_waiting,
-                kv=self._recorder.counts(),
+                kv=kv,
                 held=self._recorder.drain_held(),
                 front=self._recorder.drain_front(),
                 totals=None if kv_used is None else Totals(kv_used=kv_used),
-                moves=self._recorder.drain_moves(),
+                moves=moves,
+                kv_groups=None if groups is None else groups.counts(),
+                move_groups=move_groups,
+                kv_transfers=self._watcher.kv_transfers,
                 events=self._recorder.drain_events(),
                 num_dropped=self.sink.num_dropped,
                 control=self.control_tally.counts(),

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Freed, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Admitted,
     BlockMove,
     BlockRun,
+    GroupCounts,
     KVCounts,
     Preempted,
     RequestEvent,
@@ -20,27 +21,61 @@ from stepscope.engine.protocol.wire import (
 )
 
 
+class BlockGroups:
+    """The group of each KV block as published, and the counts of each group; see `KVGroup`.
+
+    Attributes:
+        of_block: the group of the latest holder, one byte for each block.
+        used, cached: number of blocks of each group.
+    """
+
+    def __init__(self, num_groups: int, num_blocks: int) -> None:
+        self.of_block = bytearray(num_blocks)
+        self.used, self.cached = [0] * num_groups, [0] * num_groups
+
+    def counts(self) -> list[GroupCounts]:
+        return list(map(GroupCounts, self.used, self.cached))
+
+    def of_moves(self, moves: Sequence[BlockMove]) -> bytes:
+        """Return the group of each moved block, one byte each."""
+        return bytes([self.of_block[move.block_id] for move in moves])
+
+
 class KVBooks(Protocol):
     """The published state of the KV pool: which requests hold each block.
 
     Attributes:
+        groups: None if all blocks are of one group.
         num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
             found in it, since the last `counts`.
     """
 
+    groups: BlockGroups | None
     num_queried: int
     num_hit: int
 
-    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
+    def take(
+        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
+    ) -> None:
         """Add request `owner` as a holder of `blocks`.
 
         Args:
             num_hit: number of blocks, from the first on, that came from the prefix cache.
+            group: that of the blocks. None if the pool does not tell its groups apart.
         """
         ...
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
         """Remove request `owner` as a holder of `blocks`."""
+        ...
+
+    def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
+        """Remove request `owner` as a holder of a block, if it is one.
+
+        Args:
+            owner: None: one that is not known as a holder.
+            is_cached: whether the block's content stays in the prefix cache.
+        """
         ...
 
     def look_again(self, blocks: Iterable[int]) -> None:
@@ -81,6 +116,7 @@ class Settlement:
         self._books = books
         self._caches = caches_prefixes
         self._to_release: list[TrackedRequest] = []
+        self._to_free: list[Freed] = []
         self._num_queried = self._num_hit = 0  # where no books count them
 
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
@@ -91,7 +127,7 @@ class Settlement:
                 ended earlier are skipped.
         """
         events: list[RequestEvent] = []
-        if not (step.preempted or step.taken or step.admitted):
+        if not (step.preempted or step.taken or step.admitted or step.freed):
             return events
         books = self._books
         for tracked in step.preempted:
@@ -104,14 +140,16 @@ class Settlement:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []
             tracked.num_blocks = 0
-        for tracked, blocks, num_hit in step.taken:
+        self._free(step.freed)
+        for tracked, blocks, num_hit, group in step.taken:
             if tracked.ended and tracked not in ended_now:
                 if books is not None:
                     books.look_again(blocks)
                 continue
             if books is not None:
-                books.take(tracked.request_id, blocks, num_hit)
-            tracked.published_blocks.extend(blocks)
+                books.take(tracked.request_id, blocks, num_hit, group)
+            if group is None:  # else the pool tells of each block that it frees
+                tracked.published_blocks.extend(blocks)
             tracked.num_blocks += len(blocks)
         for tracked, num_cached in step.admitted:
             if tracked.ended and tracked not in ended_now:
@@ -133,6 +171,18 @@ class Settlement:
     def release(self, tracked: TrackedRequest) -> None:
         """Remember a request that has ended. The next `drain` releases its blocks."""
         self._to_release.append(tracked)
+
+    def free(self, freed: Sequence[Freed]) -> None:
+        """Remember blocks that were freed since the last step. The next `drain` releases them."""
+        self._to_free += freed
+
+    def _free(self, freed: Sequence[Freed]) -> None:
+        for tracked, block, is_cached in freed:
+            assert self._books is not None
+            owner = None if tracked is None else tracked.request_id
+            self._books.free(owner, block, is_cached=is_cached)
+            if tracked is not None:
+                tracked.num_blocks = max(0, tracked.num_blocks - 1)
 
     def totals(self, kv_used: float | None) -> Totals | None:
         """Return what is known of the KV pool without books, and reset the counts; else None.
@@ -165,6 +215,8 @@ class Settlement:
             tracked.published_blocks = []
             tracked.num_blocks = 0
         self._to_release.clear()
+        self._free(self._to_free)
+        self._to_free.clear()
         if books is None:
             return None, []
         moves = books.drain()

@@ -17,9 +17,9 @@ from stepscope.engine.adapters.attached.rows import (
     num_tokens_of,
     running_row,
 )
-from stepscope.engine.adapters.attached.settlement import KVBooks, Settlement
+from stepscope.engine.adapters.attached.settlement import BlockGroups, KVBooks, Settlement
 from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Held, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Freed, Held, Row, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
@@ -27,6 +27,7 @@ from stepscope.engine.protocol.wire import (
     FrontEnd,
     HeldRow,
     KVCounts,
+    KVTransfers,
     RequestEvent,
     RequestView,
 )
@@ -168,6 +169,7 @@ class StepRecorder:
         num_dropped: int,
         ended_now: set[TrackedRequest],
         kv_used: float | None = None,
+        transfers: KVTransfers | None = None,
     ) -> StepDraft:
         """Return the record of a step that `take` returned.
 
@@ -176,6 +178,7 @@ class StepRecorder:
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
             kv_used: the share of the KV pool in use, if there are no books.
+            transfers: see `StepRecord.kv_transfers`.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
@@ -222,9 +225,25 @@ class StepRecorder:
             front=self.drain_front(),
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
+            kv_groups=None if self.groups is None else self.groups.counts(),
+            move_groups=self._groups_of(moves),
+            kv_transfers=transfers,
         )
 
     # Outside of a step
+
+    @property
+    def groups(self) -> BlockGroups | None:
+        """The groups of the KV blocks; None if all are of one, or unknown."""
+        return None if self.books is None else self.books.groups
+
+    def _groups_of(self, moves: Sequence[BlockMove]) -> bytes | None:
+        return self.groups.of_moves(moves) if self.groups is not None and moves else None
+
+    def freed(self, freed: Sequence[Freed]) -> None:
+        """Publish blocks that requests have given back since the last step was scheduled."""
+        self._settlement.free(freed)
+        self.has_unpublished |= bool(freed)
 
     def drain_events(self) -> list[RequestEvent]:
         """Remove and return the request events that are not published yet, in order."""
@@ -244,7 +263,7 @@ class StepRecorder:
 
     def hold_between(self, held: dict[TrackedRequest, Held]) -> None:
         """Note who is held back while no step runs; the next status tells of it."""
-        self._held_between = self._hold(held)
+        self._held_between = [*(self._held_between or ()), *(self._hold(held) or ())] or None
 
     def tell(self, front: FrontEnd) -> None:
         """Publish what a front end did with requests that have arrived."""
@@ -261,10 +280,10 @@ class StepRecorder:
         held, self._held_between = self._held_between, None
         return held
 
-    def drain_moves(self) -> list[BlockMove]:
-        """Remove and return the block changes that `counts` has collected."""
+    def drain_moves(self) -> tuple[list[BlockMove], bytes | None]:
+        """Remove and return the block changes that `counts` has collected, with their groups."""
         moves, self._moves = self._moves, []
-        return moves
+        return moves, self._groups_of(moves)
 
     @property
     def has_step_in_flight(self) -> bool:
@@ -298,7 +317,10 @@ class StepRecorder:
         return sorted(found, key=lambda tracked: tracked.request_id)
 
     def _settle_oldest(self) -> None:
-        self._settled += self._settlement.settle(self._in_flight.popleft(), set())
+        step = self._in_flight.popleft()
+        self._settled += self._settlement.settle(step, set())
+        if step.held is not None:
+            self.hold_between(step.held)
         self.has_unpublished = True
 
     def _hold(

@@ -34,8 +34,8 @@ class TrackedRequest:
         max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         request_id: our id. The engine's id is published as the client's id.
         source: the engine's own object.
-        block_table: the blocks that the request holds as scheduled, in order. All zeros if the
-            engine only reports their number.
+        block_table: the blocks that the request holds as scheduled, in order. All zeros if only
+            their number is known here.
         is_prefilling: whether part of the prompt is not scheduled yet.
         recompute_until: tokens before this position are computed a second time.
         published_blocks, num_blocks, status, num_preemptions, num_cached: as published.

@@ -31,6 +31,15 @@ class Taken(NamedTuple):
     request: TrackedRequest
     blocks: list[int]
     num_hit: int
+    group: int | None = None  # None if the pool does not tell its groups apart
+
+
+class Freed(NamedTuple):
+    """A block that a request no longer holds, though the request may go on."""
+
+    request: TrackedRequest | None  # None: it held the block so shortly that nobody noticed
+    block: int
+    is_cached: bool  # its content stays in the prefix cache
 
 
 @dataclass(slots=True)
@@ -47,6 +56,7 @@ class UnfinishedStep:
         num_got: how many tokens each of those got, known when the step has ended.
         set_back: requests whose drafts an earlier step rejected after this step was scheduled, and
             how many: their rows here start that much earlier.
+        freed: blocks freed before any of `taken` were taken; only where groups are told apart.
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.
@@ -68,6 +78,7 @@ class UnfinishedStep:
     batch: msgspec.Raw = field(default_factory=lambda: _NO_ROWS)
     rows: list[Row] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
+    freed: list[Freed] = field(default_factory=list)
     preempted: list[TrackedRequest] = field(default_factory=list)
     preempt_reason: str = "out of KV blocks"
     admitted: list[tuple[TrackedRequest, int]] = field(default_factory=list)

@@ -128,8 +128,13 @@ class PoolBooks:
 
     # These do nothing, because the owners of pages are unknown
 
-    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None: ...
+    groups = None
+
+    def take(
+        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
+    ) -> None: ...
     def release(self, owner: int, blocks: Iterable[int]) -> None: ...
+    def free(self, owner: int | None, block: int, *, is_cached: bool) -> None: ...
     def look_again(self, blocks: Iterable[int]) -> None: ...
 
     def drain(self) -> list[BlockMove]:
@@ -163,6 +168,10 @@ class SglangWatcher:
     @property
     def kv_used(self) -> None:
         return  # `books` knows the pages
+
+    @property
+    def kv_transfers(self) -> None:
+        return  # it does not attach to servers of prefill or decode alone
 
     @property
     def halted(self) -> None:

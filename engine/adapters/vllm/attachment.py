@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
@@ -19,7 +19,12 @@ from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attach
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
-from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.vllm.shapes import (
+    SchedulerOutput,
+    VllmBlock,
+    VllmRequest,
+    VllmScheduler,
+)
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
@@ -29,13 +34,10 @@ _API = "vLLM's own API"  # the client is unknown
 
 
 def describe(
-    scheduler: VllmScheduler, board: VllmKnobBoard, endpoint: Endpoint, num_blocks: int | None
+    scheduler: VllmScheduler, board: VllmKnobBoard, endpoint: Endpoint, watcher: VllmWatcher
 ) -> EngineInfo:
-    """Return the engine's description. Values that this version of vLLM lacks are None.
-
-    Args:
-        num_blocks: number of usable KV blocks, None if unknown.
-    """
+    """Return the engine's description. Values that this version of vLLM lacks are None."""
+    groups = watcher.groups
     config = scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
     vllm_version = known(_vllm_version)
@@ -55,7 +57,7 @@ def describe(
         num_kv_heads=known(lambda: int(model.get_total_num_kv_heads())),
         head_dim=known(lambda: int(model.get_head_size())),
         block_size=scheduler.block_size,
-        num_blocks=num_blocks,
+        num_blocks=None if watcher.books is None else watcher.books.num_blocks,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=board.limits.max_num_batched_tokens,
         max_num_seqs=board.limits.max_num_seqs,
@@ -73,6 +75,8 @@ def describe(
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
         slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
+        kv_groups=groups,
+        kv_tokens=groups and known(lambda: int(config.cache_config.kv_cache_size_tokens)),
     )
 
 
@@ -107,13 +111,12 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     versions.check(scheduler)
     at = endpoint_of(scheduler, endpoint)
     board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, front_path(at))
-    num_blocks = None if watcher.books is None else watcher.books.num_blocks
     attachment = Attachment(
         AttachedEngine(
             "vLLM",
             logging.getLogger("vllm.stepscope"),
             at,
-            describe(scheduler, board, at, num_blocks),
+            describe(scheduler, board, at, watcher),
             watcher,
             board,
             _VllmHooks(scheduler, watcher).hook,
@@ -147,6 +150,15 @@ class _VllmHooks:
             )
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
+        if watcher.holders is not None:
+            manager = scheduler.kv_cache_manager
+            attachment.hooks_on(manager.block_pool).wrap(
+                "free_blocks", lambda method: self._around_free(attachment, method)
+            )
+            if getattr(scheduler, "connector", None) is not None:
+                attachment.hooks_on(manager).wrap(
+                    "allocate_slots", lambda method: self._around_allocate(attachment, method)
+                )
         if hasattr(scheduler, "reset_prefix_cache"):
             hooks.wrap("reset_prefix_cache", lambda method: self._around_reset(attachment, method))
         if hasattr(scheduler, "set_pause_state"):
@@ -208,9 +220,10 @@ class _VllmHooks:
             tokens_ns: int,
             num_got: Mapping[str, int],
             kv_used: float | None,
+            freed: list[int],
             has_ended: bool = False,
         ) -> None:
-            ended_now = watcher.note_ended() if has_ended else set()
+            ended_now = watcher.note_ended(is_now=has_ended, freed=freed)
             graph = versions.cuda_graph(result)
             record = watcher.updated(
                 out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
@@ -233,7 +246,8 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        found = (out, model_runner_output, tokens_ns, num_got, watcher.kv_used)
+                        kv_used, freed = watcher.kv_used, watcher.take_freed()
+                        found = (out, model_runner_output, tokens_ns, num_got, kv_used, freed)
                         # Read freed blocks before vLLM gives them to another request.
                         if watcher.has_freed(out):
                             with notes.done():
@@ -259,12 +273,32 @@ class _VllmHooks:
                         # A request may end on arrival, or end another request.
                         if scheduler.finished_req_ids:
                             with attachment.notes.done():
-                                watcher.note_ended()
+                                self._note_ended()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return result
 
         return stepscope_add_request
+
+    def _around_free(self, attachment: Attachment, free: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_free_blocks(blocks: Iterable[VllmBlock], *args: Any, **kwargs: Any) -> Any:
+            freed = list(blocks)
+            result = free(freed, *args, **kwargs)
+            attachment.guard(lambda: self._watcher.note_freed(freed))
+            return result
+
+        return stepscope_free_blocks
+
+    def _around_allocate(
+        self, attachment: Attachment, allocate: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def stepscope_allocate_slots(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
+            result = allocate(request, *args, **kwargs)
+            if result is not None and kwargs.get("delay_cache_blocks"):
+                attachment.guard(lambda: self._watcher.note_load(request))
+            return result
+
+        return stepscope_allocate_slots
 
     def _around_put_back(
         self, attachment: Attachment, prepend: Callable[..., Any]
@@ -309,4 +343,4 @@ class _VllmHooks:
                 core.note_change(Pause(who=_API), "")
 
     def _note_ended(self) -> None:
-        self._watcher.note_ended()
+        self._watcher.note_ended(is_now=True, freed=self._watcher.take_freed())

@@ -10,6 +10,7 @@ import secrets
 from array import array
 from collections.abc import Iterable, Sequence
 
+from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.vllm.shapes import VllmBlockPool, VllmRequest
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, BlockRun, KVCounts
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
@@ -52,15 +53,21 @@ class VllmPrefixHashes:
 class BlockBooks:
     """Tracks who holds each block. Use it only inside `with attachment.notes.done()`.
 
+    Args:
+        num_groups: number of groups that the blocks are told apart by; 0: they are all of one.
+
     Attributes:
+        groups: see `BlockGroups`. None if all blocks are of one group.
         num_evicted: blocks evicted from the prefix cache since the last `counts`.
         num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
             found in it, since the last `counts`.
     """
 
-    def __init__(self, pool: VllmBlockPool) -> None:
+    def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:
         self._pool = pool
         self.num_blocks = pool.num_gpu_blocks - 1
+        self.groups = BlockGroups(num_groups, self.num_blocks) if num_groups else None
+        self._free_as: dict[int, bool] = {}  # whether free blocks were cached when they were freed
         self._owners = [EMPTY] * self.num_blocks  # the latest holder; valid while in use
         self._ref_counts = [0] * self.num_blocks
         self._holders: dict[int, dict[int, None]] = {}  # of blocks with several holders
@@ -71,12 +78,17 @@ class BlockBooks:
         self._num_used = self._num_cached = 0
         self.num_evicted = self.num_queried = self.num_hit = 0
 
-    def take(self, owner: int, blocks: Sequence[int], num_hit: int) -> None:
+    def take(
+        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
+    ) -> None:
         """Add request `owner` as a holder of `blocks`.
 
         Args:
             num_hit: number of blocks, from the first on, that came from the prefix cache.
+            group: that of the blocks, None without `groups`.
         """
+        if self.groups is not None and group is not None:
+            self._regroup(self.groups, blocks, group)
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for i, block in enumerate(blocks):
             count = ref_counts[block]
@@ -104,6 +116,28 @@ class BlockBooks:
                 if count == 1:
                     del self._holders[block]
 
+    def _regroup(self, groups: BlockGroups, blocks: Sequence[int], group: int) -> None:
+        for block in blocks:
+            before, owner = groups.of_block[block], self._published[block] >> REF_BITS
+            if before != group and owner != EMPTY:  # as it was last published
+                counts = groups.cached if owner == CACHED else groups.used
+                counts[before] -= 1
+                counts[group] += 1
+            groups.of_block[block] = group
+
+    def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
+        """Remove request `owner` as a holder of a block, if it is one.
+
+        Args:
+            owner: None: one that is not known as a holder.
+            is_cached: whether the block's content stays in the prefix cache.
+        """
+        holders = self._holders.get(block, (self._owners[block],))
+        if owner is not None and self._ref_counts[block] and owner in holders:
+            self.release(owner, (block,))
+        self._changed[block] = None
+        self._free_as[block] = is_cached
+
     def look_again(self, blocks: Iterable[int]) -> None:
         """Let the next `drain` check whether these free blocks still hold cached content."""
         self._changed.update(dict.fromkeys(blocks))
@@ -116,20 +150,28 @@ class BlockBooks:
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
-        blocks = self._pool.blocks
+        blocks, groups, free_as = self._pool.blocks, self.groups, self._free_as
         moves = []
         for block in self._changed:
             refs = ref_counts[block]
             if refs:
                 owner = owners[block]
             else:
-                owner = EMPTY if blocks[block + 1].block_hash is None else CACHED
+                is_cached = free_as.get(block)
+                if is_cached is None:
+                    is_cached = blocks[block + 1].block_hash is not None
+                owner = CACHED if is_cached else EMPTY
             before = published[block] >> REF_BITS
             self._num_used += (owner >= 0) - (before >= 0)
             self._num_cached += (owner == CACHED) - (before == CACHED)
+            if groups is not None:
+                group = groups.of_block[block]
+                groups.used[group] += (owner >= 0) - (before >= 0)
+                groups.cached[group] += (owner == CACHED) - (before == CACHED)
             published[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
+        free_as.clear()
         return moves
 
     def counts(self) -> KVCounts:
@@ -158,5 +200,7 @@ class BlockBooks:
 
         Call it when vLLM has reset its prefix cache.
         """
-        refs = self._ref_counts
-        self.look_again(block for block in range(self.num_blocks) if not refs[block])
+        refs, blocks = self._ref_counts, self._pool.blocks
+        free = [block for block in range(self.num_blocks) if not refs[block]]
+        self._free_as = {block: blocks[block + 1].block_hash is not None for block in free}
+        self.look_again(free)

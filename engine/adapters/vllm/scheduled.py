@@ -1,11 +1,12 @@
 """What vLLM has scheduled for a step: the blocks that requests received, and a row for each."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm.kv_groups import BlockHolders
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
 from stepscope.engine.protocol.wire import Phase
 
@@ -15,13 +16,18 @@ def note_blocks(
     out: SchedulerOutput,
     table: Mapping[str, TrackedRequest],
     block_size: int,
+    holders: BlockHolders | None,
 ) -> None:
-    """Add to `step` the admitted requests, and the blocks that requests received."""
+    """Add to `step` the admitted requests, and the blocks that requests received.
+
+    Args:
+        holders: None if outputs name each block that a request receives or gives back.
+    """
     for new in out.scheduled_new_reqs:
         tracked = table[new.req_id]
         if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
             step.resume(tracked)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
+        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size, holders)
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
@@ -31,7 +37,11 @@ def note_blocks(
         tracked = table[name]
         if name in resumed:
             step.resume(tracked)
-            _admit(step, tracked, block_ids, again.num_computed_tokens[i], block_size)
+            num_cached = again.num_computed_tokens[i]
+            _admit(step, tracked, block_ids, num_cached, block_size, holders)
+        elif holders is not None:
+            step.taken += holders.take(tracked, block_ids)
+            tracked.block_table = [0] * holders.num_held(tracked)
         else:
             blocks = _own_ids(block_ids)
             tracked.block_table.extend(blocks)
@@ -67,14 +77,19 @@ def make_rows(
 def _admit(
     step: UnfinishedStep,
     tracked: TrackedRequest,
-    block_ids: Collection[Collection[int]],
+    block_ids: Sequence[Sequence[int]],
     num_cached: int,
     block_size: int,
+    holders: BlockHolders | None,
 ) -> None:
-    blocks = _own_ids(block_ids)
     tracked.was_overtaken = False
-    tracked.block_table = blocks.copy()
-    step.taken.append(Taken(tracked, blocks, num_cached // block_size))
+    if holders is None:
+        blocks = _own_ids(block_ids)
+        tracked.block_table = blocks.copy()
+        step.taken.append(Taken(tracked, blocks, num_cached // block_size))
+    else:
+        step.taken += holders.take(tracked, block_ids, num_cached)
+        tracked.block_table = [0] * holders.num_held(tracked)
     step.admitted.append((tracked, num_cached))
 
 

@@ -63,6 +63,7 @@ class SchedulerOutput(Protocol):
 
 
 class VllmBlock(Protocol):
+    block_id: int
     block_hash: object | None
 
 

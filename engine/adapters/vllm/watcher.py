@@ -1,7 +1,7 @@
 """`VllmWatcher`: reads what vLLM schedules and finishes, for the step recorder."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple, cast
@@ -13,9 +13,22 @@ from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.front_reports import FrontReports
+from stepscope.engine.adapters.vllm.kv_groups import BlockHolders, as_freed, groups_of
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
-from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
-from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, RequestEvent
+from stepscope.engine.adapters.vllm.shapes import (
+    SchedulerOutput,
+    VllmBlock,
+    VllmRequest,
+    VllmScheduler,
+)
+from stepscope.engine.protocol.wire import (
+    Aborted,
+    EngineState,
+    Finished,
+    KVGroup,
+    KVTransfers,
+    RequestEvent,
+)
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 _LOOK_STEPS = 16
@@ -29,6 +42,9 @@ class Noted(NamedTuple):
     Attributes:
         budget: maximum number of tokens of this step.
         held: see `waits.held`; None: as before.
+        freed: blocks that were freed meanwhile, as in `as_freed`.
+        loads: waiting requests that got blocks for keys and values that are on their way, and the
+            ids of those blocks by block table.
         is_without_prefills: see `waits.leaves_out_prefills`.
     """
 
@@ -41,6 +57,8 @@ class Noted(NamedTuple):
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
     held: Mapping[str, Held] | None
+    freed: Sequence[int]
+    loads: Sequence[tuple[str, Sequence[Sequence[int]]]]
     is_without_prefills: bool
 
 
@@ -50,15 +68,29 @@ class VllmWatcher:
     Use it only inside `with attachment.notes.done()`, except for `note` and `has_freed`.
 
     Attributes:
-        books: the state of the KV blocks. None if vLLM frees blocks that no output names.
+        books: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
+        groups: of the KV blocks; None if all are of one, which holds the whole context.
         device_times: None if the GPU times are unknown.
     """
 
     def __init__(self, scheduler: VllmScheduler, front_path: Path) -> None:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
-        knows_blocks = versions.knows_blocks(scheduler)
-        self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
+        self.groups: tuple[KVGroup, ...] | None = None
+        self.books: BlockBooks | None = None
+        self.holders: BlockHolders | None = None
+        self._has_connector = getattr(scheduler, "connector", None) is not None
+        if versions.knows_blocks(scheduler):
+            self.books = BlockBooks(scheduler.kv_cache_manager.block_pool)
+        elif (found := groups_of(scheduler)) is not None:
+            groups, of_table = found
+            if len(groups) > 1 or groups[0].kind != "full attention":
+                self.groups = tuple(groups)
+            pool = scheduler.kv_cache_manager.block_pool
+            self.books = BlockBooks(pool, len(self.groups or ()))
+            self.holders = BlockHolders(of_table, [group.block_size for group in groups])
+        self._freed: list[int] = []
+        self._loads: list[str] = []
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.reports = FrontReports(front_path, self.recorder)
@@ -122,8 +154,9 @@ class VllmWatcher:
             preempted, self._put_back = self._put_back, []
         if preempted:
             self._freeing.add(id(out))
-        elif not out.total_num_scheduled_tokens:
+        elif not (out.total_num_scheduled_tokens or self._freed or self._loads):
             return None
+        loads, self._loads = self._loads, []
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
         is_free = waits.leaves_out_prefills(scheduler, is_throttled=is_throttled)
         held_anew = self._look_at_held(out, num_waiting)
@@ -145,8 +178,23 @@ class VllmWatcher:
             reasons,
             preempted,
             held_anew,
+            self.take_freed(),
+            [(name, scheduler.kv_cache_manager.get_block_ids(name)) for name in loads],
             is_free,
         )
+
+    def note_freed(self, blocks: Iterable[VllmBlock]) -> None:
+        """Note blocks that vLLM's pool has just freed."""
+        self._freed += as_freed(blocks)
+
+    def take_freed(self) -> list[int]:
+        """Remove and return the blocks that were freed since the last call, to be passed on."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def note_load(self, request: VllmRequest) -> None:
+        """Note that a request got blocks for keys and values that are on their way."""
+        self._loads.append(request.request_id)
 
     def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
         """Look who is held back, if that may have changed. Returns them if it has, else None.
@@ -221,7 +269,12 @@ class VllmWatcher:
         step.num_tokens = total
         if noted.preempted:
             step.preempt(recorder.known(noted.preempted))
-        note_blocks(step, out, recorder.table, self._scheduler.block_size)
+        if (holders := self.holders) is not None:
+            step.freed = holders.free(noted.freed)
+            for name, tables in noted.loads:
+                if name in recorder.table:
+                    step.taken += holders.load(recorder.table[name], tables, noted.end_ns)
+        note_blocks(step, out, recorder.table, self._scheduler.block_size, holders)
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
             step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
@@ -270,16 +323,25 @@ class VllmWatcher:
             step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed
                 step.lost.add(tracked)
-        return self.recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used)
+        recorder, transfers = self.recorder, self.kv_transfers
+        return recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used, transfers)
 
-    def note_ended(self) -> set[TrackedRequest]:
-        """Record and return the requests that vLLM has ended since the last call."""
-        finished = self._scheduler.finished_req_ids
-        if not finished:
-            return set()
-        found = self.recorder.known(finished)
+    def note_ended(self, *, is_now: bool, freed: list[int]) -> set[TrackedRequest]:
+        """Record what vLLM has ended and freed since the last call. Returns the ended requests.
+
+        Args:
+            is_now: whether vLLM's thread waits, so that vLLM's own list of them can be read.
+            freed: from `take_freed`.
+        """
+        finished = self._scheduler.finished_req_ids if is_now else ()
+        found = self.recorder.known(finished) if finished else []
         for tracked in found:
             self.recorder.ended(tracked, self._end_of(tracked))
+        if self.holders is not None:
+            self.recorder.freed(self.holders.free(freed))
+            if self._has_connector:
+                for tracked in found:
+                    self.holders.end(tracked, monotonic_ns())
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
@@ -296,12 +358,19 @@ class VllmWatcher:
             step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
             step.preempt_reason = _RESET
             step.preempt(lost)
+            if self.holders is not None:
+                # They are not cached any more.
+                step.freed = self.holders.free(each & ~1 for each in self.take_freed())
             self.recorder.begun(step)
             if self.recorder.step_under_way is None:
                 self.recorder.settle_empty()
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True
+
+    @property
+    def kv_transfers(self) -> KVTransfers | None:
+        return None if self.holders is None else self.holders.transfers()
 
     @property
     def num_running(self) -> int:

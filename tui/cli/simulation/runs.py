@@ -142,7 +142,9 @@ def choose_step_times(
         with Recording(find_recording(step_time)) as recording:
             info, text = recording.info, f"fit on {recording.path.name}"
             fitted = fit_recording(recording)
-        num_slots = info.num_blocks and info.block_size and info.num_blocks * info.block_size
+        num_slots = info.kv_tokens
+        if num_slots is None and info.kv_groups is None:
+            num_slots = info.num_blocks and info.block_size and info.num_blocks * info.block_size
         return ChosenStepTimes(fitted, text, info.model, info.device or "unknown", num_slots)
     path, name = Path(step_time), model or "unknown"
     try:

@@ -48,7 +48,7 @@ def tried(
         yield "budget"
     if view.zoom_idx or view.axis == "time":
         yield "columns"
-    if view.kv_by_owner:
+    if view.kv_map == "owner":
         yield "owners"
     if view.page != "latency":
         yield "leave"

@@ -154,7 +154,9 @@ class PageHandlers:
         if self._view.page == "fleet":
             self._session.fleet_view.move_sort(1)
         else:
-            self._view.next_order()
+            frame = self._screen.frame
+            has_groups = frame is not None and frame.state.block_groups is not None
+            self._view.next_order(has_groups=has_groups)
             self._session.prefer("sort", self._view.sort)
 
     def reverse(self) -> None:

@@ -43,7 +43,7 @@ def _title(frame: Frame, room: int) -> Line:
     evictions = frame.rates.evictions_per_s
     lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
     step = f"  as of step {frame.step:,}" if frame.step is not None and frame.view.live else ""
-    few = size.partition(" ×")[0]
+    few = size.partition(" ×")[0].partition(" =")[0]
     forms = (f"  {size}{lost}{step}", f"  {few}{lost}{step}", f"  {few}{step}", step)
     said = next((form for form in forms if len(form) + 6 <= room), "")
     return (("KV map", "title"), (said, "muted"))
@@ -52,7 +52,9 @@ def _title(frame: Frame, room: int) -> Line:
 def size_of_pool(info: EngineInfo) -> str:
     """Return the number of KV blocks, their size in tokens, and the dtype if not the model's."""
     words = [f"{info.num_blocks or 0:,} blocks"]
-    if info.block_size is not None:
+    if info.kv_groups is not None:
+        words += [] if info.kv_tokens is None else [f"= room for {info.kv_tokens:,} tok"]
+    elif info.block_size is not None:
         words.append(f"× {info.block_size} tok")
     if info.kv_cache_dtype not in (None, "auto", info.dtype):
         words.append(f"in {_SHORT_DTYPES.get(info.kv_cache_dtype, info.kv_cache_dtype)}")
@@ -146,14 +148,19 @@ def state_runs(cells: bytes) -> Line:
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Return lines that name the requests with most KV blocks, and the share they do not fill."""
+    """Return lines on the groups of KV blocks, the requests with most, and what is not filled."""
     state = frame.state
+    groups = [
+        ((f"{name:<18}", "text"), (f"{share:>5.0%}", "muted"))
+        for name, share in _groups_used(frame)
+    ]
+    rows -= len(groups)
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
         key=lambda view: -view.num_blocks,
     )
     if not holders and state.kv is None:
-        return [()] * rows
+        return [*groups, *[()] * rows]
     lines: list[Line] = [(("holds most", "muted"),)]
     for view in holders[: max(0, rows - 2)]:
         name = clean(request_name(view.request_id), 10)
@@ -161,14 +168,24 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
     lines += [()] * (rows - 1 - len(lines))
     unfilled = fmt.percent(unfilled_share(frame))
     lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted")))
-    return lines
+    return [*groups, *lines][: rows + len(groups)]
+
+
+def _groups_used(frame: Frame) -> list[tuple[str, float]]:
+    """Return each group's kind, and its used blocks as a share of the pool."""
+    info, kv, counts = frame.state.info, frame.state.kv, frame.state.kv_groups
+    if info is None or kv is None:
+        return []
+    total = max(1, kv.used + kv.cached + kv.empty)
+    groups = zip(info.kv_groups or (), counts or (), strict=False)
+    return [(clean(group.kind, 17), each.used / total) for group, each in groups]
 
 
 def unfilled_share(frame: Frame) -> float | None:
     """Return the share of token slots in held blocks that no token fills; None if unknown."""
     info = frame.state.info
     holders = [view for view in frame.state.requests.values() if view.num_blocks]
-    if info is None or not info.block_size or not holders:
+    if info is None or not info.block_size or not holders or info.kv_groups is not None:
         return None
     held = sum(view.num_blocks for view in holders) * info.block_size
     filled = sum(view.num_computed_tokens for view in holders)

@@ -13,12 +13,14 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, column_chart, table
 from stepscope.tui.views.lines import Line, Run, clean, framed, joined
+from stepscope.tui.views.view import next_kv_map
 
 NARROW = 100  # below this width only the map and one line of figures
 _SIDE_WIDTH = 46
 _CHART_HEIGHT = 8  # least height
 _MAX_BLOCK_WIDTH = 4  # cells
 _MAX_COUNTED = 65_536  # most blocks to look at; of more, evenly spaced ones
+_GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
 _COLUMNS = (
@@ -39,17 +41,20 @@ def targets(frame: Frame) -> list[Target]:
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     """Return the whole page."""
     info = frame.state.info
-    by_owner = frame.view.kv_by_owner
-    what, other = ("by owner", "by state") if by_owner else ("by state", "by owner")
+    kind, has_groups = frame.view.kv_map, frame.state.block_groups is not None
     size = ""
     if info is not None and info.num_blocks is not None:
         size = f"  {kv_map.size_of_pool(info)}"
     title: Line = (
-        (f"KV map {what}", "title"),
-        (f"{size}  ({frame.key('sort')}: {other})", "muted"),
+        (f"KV map by {kind}", "title"),
+        (f"{size}  ({frame.key('sort')}: by {next_kv_map(kind, has_groups=has_groups)})", "muted"),
     )
-    has_letters = by_owner and frame.state.block_owner is not None
-    key = _owner_key() if has_letters else kv_map.key(frame, width - 4)
+    if kind == "group" and has_groups:
+        key = _group_key(frame)
+    elif kind == "owner" and frame.state.block_owner is not None:
+        key = _owner_key()
+    else:
+        key = kv_map.key(frame, width - 4)
     if width < NARROW:
         block_width = _block_width(frame, width - 4, height - 4)
         body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]
@@ -126,14 +131,21 @@ def _block_width(frame: Frame, width: int, rows: int) -> int:
 def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
     if rows <= 0 or width <= 0:
         return []
-    if not frame.view.kv_by_owner or frame.state.block_owner is None:
+    owner, groups = frame.state.block_owner, frame.state.block_groups
+    kind = frame.view.kv_map
+    if owner is None or kind == "state" or (kind == "group" and groups is None):
         return kv_map.state_map(frame, width, rows, block_width)
-    letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
-    for number, view in enumerate(_holders(frame)):
-        letters[view.request_id] = _letter(number)
-    owner = frame.state.block_owner
-    stride = -(-len(owner) // _MAX_COUNTED)
-    names = "".join([letters.get(who, _OTHERS) for who in owner[:: max(1, stride)]])
+    owner = owner[:: max(1, -(-len(owner) // _MAX_COUNTED))]
+    if kind == "group" and groups is not None:
+        sampled = groups[:: max(1, -(-len(groups) // _MAX_COUNTED))]
+        names = "".join(map(_group_letter, sampled, owner))
+        styles = _group_styles(frame)
+    else:
+        letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
+        for number, view in enumerate(_holders(frame)):
+            letters[view.request_id] = _letter(number)
+        names = "".join([letters.get(who, _OTHERS) for who in owner])
+        styles = _owner_styles(frame)
     if block_width > 1:
         names = "".join([name * block_width for name in names])
         width -= width % block_width
@@ -143,20 +155,48 @@ def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
             _most(names[len(names) * cell // num_cells : len(names) * (cell + 1) // num_cells])
             for cell in range(num_cells)
         )
-    return [_owner_runs(names[y * width : (y + 1) * width], frame) for y in range(rows)]
+    lines = [names[y * width : (y + 1) * width] for y in range(rows)]
+    return [joined((name, styles.get(name, "muted")) for name in line) for line in lines]
 
 
 def _most(names: str) -> str:
     return Counter(names).most_common(1)[0][0]
 
 
-def _owner_runs(names: str, frame: Frame) -> Line:
-    """Return a row of the map by owner: a letter for the request of each block, as in the lanes."""
+def _owner_styles(frame: Frame) -> dict[str, str]:
+    """Return the styles of the map by owner: a letter for the request of each block."""
     styles = {_CACHED: "kv_cached", _EMPTY: "kv_empty", _OTHERS: "muted"}
     styles |= {_letter(number): _hue(view) for number, view in enumerate(_holders(frame)[:52])}
     chosen = _letter(frame.view.row)
     styles[chosen] = f"{styles.get(chosen, 'strong')}+cursor"
-    return joined((name, styles.get(name, "muted")) for name in names)
+    return styles
+
+
+def _group_letter(group: int, owner: int) -> str:
+    """Return a block's letter on the map by group: a capital if it is used, small if cached."""
+    letter = string.ascii_uppercase[min(group, 25)]
+    return _EMPTY if owner == EMPTY else letter.lower() if owner == CACHED else letter
+
+
+def _group_styles(frame: Frame) -> dict[str, str]:
+    styles = {_EMPTY: "kv_empty"}
+    for group, _ in enumerate(frame.state.kv_groups or ()):
+        letter = _group_letter(group, 0)
+        styles |= {letter: _GROUP_STYLES[group % len(_GROUP_STYLES)], letter.lower(): "kv_cached"}
+    return styles
+
+
+def _group_key(frame: Frame) -> Line:
+    """Return the key of the map by group."""
+    runs: list[Run] = []
+    styles, info = _group_styles(frame), frame.state.info
+    for number, group in enumerate((info and info.kv_groups) or ()):
+        letter = _group_letter(number, 0)
+        runs += [
+            (f"{letter} ", styles.get(letter, "text")),
+            (f"{clean(group.kind, 20)}  ", "muted"),
+        ]
+    return (*runs, ("small: cached  ", "muted"), (_EMPTY, "kv_empty"), ("free", "muted"))
 
 
 def _owner_key() -> Line:
@@ -197,6 +237,7 @@ def _figures(frame: Frame) -> list[Line]:
                     ("█" * cells, style),
                 )
             )
+    lines += _group_lines(frame)
     if owner is not None and refs is not None and len(refs):
         lines += _references(refs)
     rates = frame.rates
@@ -208,6 +249,49 @@ def _figures(frame: Frame) -> list[Line]:
         ),
         _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
     ]
+    return [*lines, *_transfer_lines(frame)]
+
+
+def _group_lines(frame: Frame) -> list[Line]:
+    """Return two lines on each group of KV blocks, and the tokens for which there is room."""
+    info, kv, counts = frame.state.info, frame.state.kv, frame.state.kv_groups
+    if info is None or kv is None or counts is None:
+        return []
+    lines: list[Line] = []
+    total, styles = max(1, kv.used + kv.cached + kv.empty), _group_styles(frame)
+    for number, (group, each) in enumerate(zip(info.kv_groups or (), counts, strict=False)):
+        letter, share = _group_letter(number, 0), each.used / total
+        window = "" if group.window is None else f", window {group.window:,}"
+        tables = "" if group.num_tables == 1 else f", {group.num_tables} tables"
+        about = f"   {group.num_layers} layers{tables}{window}; {group.block_size:,} tok"
+        lines += [
+            (
+                (f" {letter} ", styles[letter]),
+                (f"{clean(group.kind, 17):<17}", "text"),
+                (f"{each.used:>7,} {share:>4.0%}", "strong"),
+                (f" +{each.cached:,} cached", "kv_cached"),
+            ),
+            ((about[: _SIDE_WIDTH - 2], "muted"),),
+        ]
+    if info.kv_tokens is not None and info.max_model_len:
+        whole = f"tokens: {info.kv_tokens / info.max_model_len:,.1f} of {info.max_model_len:,}"
+        lines.append(_figure("room", f"{info.kv_tokens:,}", whole))
+    return lines
+
+
+def _transfer_lines(frame: Frame) -> list[Line]:
+    """Return lines on the blocks that wait for a connector, and for how long."""
+    transfers = frame.state.kv_transfers
+    if transfers is None:
+        return []
+    lines = []
+    for name, count, since_ns in (
+        ("being loaded", transfers.num_loading, transfers.loading_since_ns),
+        ("to be sent", transfers.num_sending, transfers.sending_since_ns),
+    ):
+        if count and since_ns is not None:
+            seconds = max(0, frame.state.time_ns - since_ns) / 1e9
+            lines.append(_figure(name, f"{count:,}", f"used blocks, {seconds:,.1f} s"))
     return lines
 
 

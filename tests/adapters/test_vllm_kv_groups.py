@@ -1,0 +1,170 @@
+"""KV blocks of models with several kinds of layers: vLLM frees some while their request runs."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.engine.protocol.wire import (
+    EMPTY,
+    EngineInfo,
+    GroupCounts,
+    KVGroup,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
+from stepscope.recordings.check.verify import verify
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.session import SessionState
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages import kv_page
+from stepscope.tui.views.view import View
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.screens.screen_text import line_texts
+from tests.support.sessions.seek_sessions import record
+
+TABLES = {
+    "windows": [0, 1, 1],
+    "hybrid": [0, 1, 2],
+    "windows_ahead": [0, 1],
+}  # the group of each block table of vLLM
+
+
+class Played:
+    """A recorded schedule with stepscope attached, and what vLLM's own managers held meanwhile."""
+
+    def __init__(self, attach: Attach, case: str) -> None:
+        scheduler = PlayedScheduler("0.32.0", case)
+        attachment = attach(scheduler)
+        state: dict[str, Any] = {}
+        self.truth: list[dict[str, Counter[int]]] = []  # after each update of a step with tokens
+        ran = []
+        for line, call in zip(scheduler.calls, scheduler.play(), strict=True):
+            state |= line
+            if call == "schedule":
+                ran.append(bool(scheduler.outputs[-1].num_scheduled_tokens))
+            if call == "update" and ran[sum(1 for _ in self.truth)]:
+                found = {}
+                for name in ("used", "cached"):
+                    found[name] = Counter[int]()
+                    for group, count in zip(TABLES[case], state[name], strict=True):
+                        found[name][group] += count
+                self.truth.append(found)
+        with attachment.notes.done():
+            self.snapshot: Snapshot = attachment.core.snapshot()
+        attachment.close()
+        self.messages = published(attachment)
+        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
+        self.info = next(m for _, m in self.messages if isinstance(m, EngineInfo))
+
+
+@pytest.mark.parametrize("case", ["windows", "hybrid"])
+def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
+    attach: Attach, case: str
+) -> None:
+    played = Played(attach, case)
+    assert len(played.steps) == len(played.truth)
+    for step, truth in zip(played.steps, played.truth, strict=True):
+        assert step.kv is not None
+        assert step.kv_groups is not None
+        for group, counts in enumerate(step.kv_groups):
+            assert counts.used == truth["used"][group], step.step
+            assert counts.cached == truth["cached"][group], step.step
+        assert step.kv.used == sum(truth["used"].values())
+        assert step.kv.cached == sum(truth["cached"].values())
+
+
+@pytest.mark.parametrize("case", sorted(TABLES))
+def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, case: str) -> None:
+    played = Played(attach, case)
+    state = SessionState()
+    for _, message in played.messages:
+        state.apply(message)
+        if not isinstance(message, StepRecord):
+            continue
+        assert message.kv_groups is not None
+        assert state.block_owner is not None
+        assert state.block_groups is not None
+        owners = zip(state.block_groups, state.block_owner, strict=True)
+        used = Counter(group for group, owner in owners if owner >= 0)
+        assert [each.used for each in message.kv_groups] == [
+            used[group] for group in range(len(message.kv_groups))
+        ]
+    late = SessionState.from_snapshot(played.snapshot)
+    assert late.blocks == state.blocks
+    assert late.kv_groups == state.kv_groups
+    assert [each.used for each in state.kv_groups or ()] == [0] * len(late.kv_groups or ())
+    assert set(late.block_owner or ()) - {EMPTY}  # some are cached
+
+
+def test_layers_that_hold_the_same_of_a_context_are_one_group(attach: Attach) -> None:
+    assert Played(attach, "windows").info.kv_groups == (
+        KVGroup("full attention", 2, 16),
+        KVGroup("sliding window", 4, 16, 40, 2),
+    )
+    groups = Played(attach, "hybrid").info.kv_groups or ()
+    assert [(group.kind, group.window) for group in groups] == [
+        ("full attention", None),
+        ("chunked attention", 64),
+        ("Mamba", None),
+    ]
+
+
+def test_with_one_group_no_message_tells_of_groups(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "prefix")
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        pass
+    attachment.close()
+    for _, message in published(attachment):
+        for name in ("kv_groups", "move_groups", "block_groups", "kv_transfers", "kv_tokens"):
+            assert getattr(message, name, None) is None
+
+
+def test_verify_names_groups_that_do_not_add_up_to_the_pool(attach: Attach, tmp_path: Path) -> None:
+    played = Played(attach, "windows")
+    messages: list[tuple[int, Telemetry]] = []
+    for sequence, message in played.messages:
+        wrong = message
+        if isinstance(message, StepRecord) and message.step == 30:
+            counts = [GroupCounts(1, 0), *(message.kv_groups or ())[1:]]
+            wrong = msgspec.structs.replace(message, kv_groups=counts)
+        messages.append((sequence, wrong))
+    report = verify(record(tmp_path / "wrong.mcap", messages), lambda share: None)
+    assert len(report.blocks.problems) == 1
+    assert report.blocks.problems[0].startswith("step 30: ")
+    assert "by groups" in report.blocks.problems[0]
+
+
+def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> None:
+    history = History()
+    for sequence, message in Played(attach, "hybrid").messages:
+        history.append(sequence, message)
+    view = View(page="kv", cursor=30)
+    titles = []
+    for _ in range(3):
+        frame = FrameBuilder(history, clock=lambda: 0.0).build(view, 80, 0, 8)
+        body = line_texts(kv_page.draw(frame, 200, 50))
+        titles.append(body[0].split("  ")[0].partition("KV map ")[2])
+        view.next_order(has_groups=frame.state.block_groups is not None)
+    assert titles == ["by state", "by owner", "by group"]
+    counts = frame.state.kv_groups or ()
+    for letter, kind, each in zip(
+        "ABC", ("full attention", "chunked attention", "Mamba"), counts, strict=True
+    ):
+        said = re.search(rf"{letter} {kind} +(\d+) +\d+% \+(\d+) cached", "\n".join(body))
+        assert said is not None, kind
+        assert said.groups() == (str(each.used), str(each.cached))
+    rows = [
+        line[2:150] for line in body[1 : next(i for i, each in enumerate(body) if "small:" in each)]
+    ]
+    cells = "".join(rows)
+    assert [cells.count(letter) for letter in "ABC"] == [4 * each.used for each in counts]
+    assert [cells.count(letter) for letter in "abc"] == [4 * each.cached for each in counts]
+    assert "fragmentation" in "\n".join(body)  # of blocks of several groups it is unknown
+    assert re.search(r"fragmentation +—", "\n".join(body))
