@@ -111,7 +111,7 @@ class BlockMap:
         return BlockMap(self.owner[:], self.refs[:], self.groups and self.groups[:])
 
     def pack(self) -> PackedBlocks:
-        groups = None if self.groups is None else compressed(self.groups)
+        groups = None if self.groups is None else compressed(bytes(self.groups))
         owner, refs = compressed(self.owner.tobytes()), compressed(self.refs.tobytes())
         return PackedBlocks(owner, refs, groups)
 

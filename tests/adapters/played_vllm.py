@@ -164,7 +164,13 @@ class PlayedScheduler:
             num_gpu_blocks=head["num_blocks"],
             get_num_free_blocks=lambda: self.num_free,
         )
-        self.kv_cache_manager = SimpleNamespace(block_pool=self.pool)
+        self._loads: dict[str, list[list[int]]] = {}
+        self.kv_cache_manager = SimpleNamespace(
+            block_pool=self.pool,
+            allocate_slots=lambda request, **kwargs: "blocks",
+            get_block_ids=self._loads.__getitem__,
+        )
+        self.connector = object() if "kv_role" in head else None
         if head["watermark_blocks"] is not None:
             self.kv_cache_manager.watermark_blocks = head["watermark_blocks"]
 
@@ -261,6 +267,9 @@ class PlayedScheduler:
                 request.is_prefill_chunk = name in line["chunks"]
         if call == "schedule" and hasattr(self, "deferred_waiting"):
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
+        self._loads |= line.get("loads", {})
+        for name in line.get("loads", {}):
+            self.kv_cache_manager.allocate_slots(self._all[name], delay_cache_blocks=True)
         freed = [self.pool.blocks[abs(each)] for each in line.get("freed", [])]
         for block, each in zip(freed, line.get("freed", []), strict=True):
             block.block_hash = None if each > 0 else b"of its content"

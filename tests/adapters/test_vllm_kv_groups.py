@@ -13,6 +13,7 @@ from stepscope.engine.protocol.wire import (
     EngineInfo,
     GroupCounts,
     KVGroup,
+    KVTransfers,
     Snapshot,
     StepRecord,
     Telemetry,
@@ -32,7 +33,11 @@ TABLES = {
     "windows": [0, 1, 1],
     "hybrid": [0, 1, 2],
     "windows_ahead": [0, 1],
+    "connector": [0, 1],
 }  # the group of each block table of vLLM
+
+
+WAITS = ("loading", "sending")  # for a connector
 
 
 class Played:
@@ -54,6 +59,7 @@ class Played:
                     found[name] = Counter[int]()
                     for group, count in zip(TABLES[case], state[name], strict=True):
                         found[name][group] += count
+                found["waits"] = Counter({name: state.get(name, 0) for name in WAITS})
                 self.truth.append(found)
         with attachment.notes.done():
             self.snapshot: Snapshot = attachment.core.snapshot()
@@ -63,7 +69,7 @@ class Played:
         self.info = next(m for _, m in self.messages if isinstance(m, EngineInfo))
 
 
-@pytest.mark.parametrize("case", ["windows", "hybrid"])
+@pytest.mark.parametrize("case", ["windows", "hybrid", "connector"])
 def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
     attach: Attach, case: str
 ) -> None:
@@ -77,6 +83,20 @@ def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
             assert counts.cached == truth["cached"][group], step.step
         assert step.kv.used == sum(truth["used"].values())
         assert step.kv.cached == sum(truth["cached"].values())
+
+
+def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
+    attach: Attach,
+) -> None:
+    played = Played(attach, "connector")
+    since: dict[str, set[int | None]] = {name: set() for name in WAITS}
+    for step, truth in zip(played.steps, played.truth, strict=True):
+        told = step.kv_transfers or KVTransfers()
+        assert (told.num_loading, told.num_sending) == tuple(truth["waits"][n] for n in WAITS)
+        since["loading"].add(told.loading_since_ns)
+        since["sending"].add(told.sending_since_ns)
+    assert {len(times) for times in since.values()} == {3}  # two requests after each other, or none
+    assert played.steps[-1].kv_transfers is None
 
 
 @pytest.mark.parametrize("case", sorted(TABLES))

@@ -38,6 +38,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from stepscope.engine.adapters.vllm import versions
@@ -46,6 +47,12 @@ QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting"
 OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl", "local_prefill_interval")
 CADENCE = ("num_executed_steps", "last_prefill_step", "prefill_capacity_bound")
 MAX_STEPS = 400
+CONNECTED = {
+    0: "do_remote_decode",
+    1: "do_remote_prefill",
+    3: "do_remote_prefill",
+    4: "do_remote_decode",
+}  # what becomes of each request in the case with a connector
 
 
 class Tape:
@@ -70,6 +77,18 @@ class Tape:
                 ]
 
             manager.block_pool.free_blocks = free_blocks
+        self._loads: dict[str, list[list[int]]] = {}
+        if "kv_role" in case:
+            allocate = manager.allocate_slots
+
+            def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+                blocks = allocate(request, *args, **kwargs)
+                if blocks is not None and kwargs.get("delay_cache_blocks"):
+                    name = request.request_id
+                    self._loads[name] = [list(each) for each in manager.get_block_ids(name)]
+                return blocks
+
+            manager.allocate_slots = allocate_slots
         self.lines: list[dict[str, Any]] = [
             {
                 "vllm": __version__,
@@ -88,7 +107,7 @@ class Tape:
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),
             }
-            | ({"groups": case["groups"]} if self._has_groups else {})
+            | {name: case[name] for name in ("groups", "kv_role") if name in case}
         ]
 
     def add(self, request: Request) -> None:
@@ -181,6 +200,8 @@ class Tape:
         hashed = {i for i, block in enumerate(pool.blocks) if block.block_hash is not None}
         fields = {key: value for key, value in fields.items() if value not in ([], {})}
         line: dict[str, Any] = {"call": call, **fields, **changed}
+        if self._loads:
+            line["loads"], self._loads = self._loads, {}
         if self._freed:
             line["freed"], self._freed = self._freed, []  # those that stay cached are negative
         if requests:
@@ -221,7 +242,17 @@ class Tape:
             blocks = scheduler.kv_cache_manager.block_pool.blocks[1:]
             hashes = [each.block_hash for each in blocks if not each.ref_cnt and each.block_hash]
             tables_of = [get_group_id(each) for each in hashes]
+            if scheduler.connector is not None:
+                yield "loading", self._num_held("WAITING_FOR_REMOTE_KVS")
+                yield "sending", self._num_held("FINISHED")
             yield "cached", [tables_of.count(number) for number in range(len(managers))]
+
+    def _num_held(self, status: str) -> int:
+        """How many blocks are held by requests that vLLM keeps with this status."""
+        scheduler = self._scheduler
+        names = [k for k, each in scheduler.requests.items() if each.status.name.startswith(status)]
+        tables = [scheduler.kv_cache_manager.get_block_ids(name) for name in names]
+        return sum(bool(block) for table in tables for ids in table for block in ids)
 
 
 def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, Any]]:
@@ -259,6 +290,9 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
             whole = [bool(tokens) for tokens in result.sampled_token_ids]
             result.pooler_output = [torch.zeros(1) if each else None for each in whole]
             result.sampled_token_ids = []
+        if "kv_role" in case:
+            done = case["transferred_at"].get(step, {})
+            result.kv_connector_output = KVConnectorOutput(**{k: set(v) for k, v in done.items()})
         in_flight.append((output, result))
         if len(in_flight) == most_in_flight:
             output, result = in_flight.popleft()
@@ -420,6 +454,26 @@ def cases() -> dict[str, dict[str, Any]]:
                 ("SlidingWindowSpec", {"sliding_window": 40}),
             ],
             "abort_at": {30: ["2"], 31: ["9"]},
+        },
+        # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
+        "connector": base
+        | {
+            "max_num_batched_tokens": 96,
+            "num_blocks": 40,
+            "requests": [
+                each | {"transfer": {kind: True}} if (kind := CONNECTED.get(number)) else each
+                for number, each in enumerate(
+                    requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2))
+                )
+            ],
+            "kv_role": "kv_both",
+            "groups": [("FullAttentionSpec", {}), ("SlidingWindowSpec", {"sliding_window": 40})],
+            "transferred_at": {
+                8: {"finished_recving": ["1"]},
+                12: {"finished_sending": ["0"]},
+                20: {"finished_sending": ["4"], "finished_recving": ["3"]},
+            },
+            "abort_at": {16: ["3"]},
         },
         # From 0.33 on. Prompts are longer than the one token by which decodes are told.
         "cadence": base

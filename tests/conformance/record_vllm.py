@@ -29,6 +29,7 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVTransferConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
@@ -100,6 +101,15 @@ def make_scheduler(
             **{name: value for name, value in newer.items() if name in known},
         ),
         speculative_config=speculative_config(workload),
+        kv_transfer_config=(
+            KVTransferConfig(
+                kv_connector="SlowConnector",
+                kv_connector_module_path="slow_connector",
+                kv_role=workload["kv_role"],
+            )
+            if "kv_role" in workload
+            else None
+        ),
         lora_config=(
             LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
             if "max_loras" in workload
@@ -183,7 +193,11 @@ def make_request(
     return Request(
         request_id=str(number),
         prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
-        sampling_params=SamplingParams(max_tokens=wanted["output_len"], ignore_eos=True),
+        sampling_params=SamplingParams(
+            max_tokens=wanted["output_len"],
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": wanted["transfer"]} if "transfer" in wanted else None,
+        ),
         pooling_params=None,
         arrival_time=float(number),
         priority=wanted.get("priority", 0),

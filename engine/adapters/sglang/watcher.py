@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import Any, cast
 
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
+from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
@@ -128,7 +129,7 @@ class PoolBooks:
 
     # These do nothing, because the owners of pages are unknown
 
-    groups = None
+    groups: BlockGroups | None = None
 
     def take(
         self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None

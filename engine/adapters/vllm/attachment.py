@@ -76,7 +76,9 @@ def describe(
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
         slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
         kv_groups=groups,
-        kv_tokens=groups and known(lambda: int(config.cache_config.kv_cache_size_tokens)),
+        kv_tokens=None
+        if groups is None
+        else known(lambda: int(config.cache_config.kv_cache_size_tokens)),
     )
 
 
