@@ -165,6 +165,7 @@ class PlayedScheduler:
             get_num_free_blocks=lambda: self.num_free,
         )
         self._loads: dict[str, list[list[int]]] = {}
+        self._tables: dict[str, list[int]] = {}
         self.kv_cache_manager = SimpleNamespace(
             block_pool=self.pool,
             allocate_slots=lambda request, **kwargs: "blocks",
@@ -267,6 +268,8 @@ class PlayedScheduler:
                 request.is_prefill_chunk = name in line["chunks"]
         if call == "schedule" and hasattr(self, "deferred_waiting"):
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
+        if "groups" not in self.head:
+            line = line | {"freed": self._freed_by(line)}
         self._loads |= line.get("loads", {})
         for name in line.get("loads", {}):
             self.kv_cache_manager.allocate_slots(self._all[name], delay_cache_blocks=True)
@@ -280,6 +283,23 @@ class PlayedScheduler:
         for block in line.get("unhashed", []):
             self.pool.blocks[block].block_hash = None
         return line
+
+    def _freed_by(self, line: dict[str, Any]) -> list[int]:
+        """Return what a recording with one group need not tell: the blocks of those that left."""
+        gone = [
+            name
+            for name, (*_, status) in line.get("requests", {}).items()
+            if status.startswith("FINISHED") or (line["call"] == "reset" and status == "PREEMPTED")
+        ]
+        if line["call"] == "schedule":
+            gone += line.get("preempted", [])
+        freed = [block for name in gone for block in reversed(self._tables.pop(name, []))]
+        for name, tables, *_ in line.get("new", []):
+            self._tables[name] = [block for table in tables for block in table]
+        for name, tables, _ in line.get("again", []):
+            for table in tables or ():
+                self._tables.setdefault(name, []).extend(table)
+        return [-each if self.pool.blocks[each].block_hash else each for each in freed]
 
     # The test's side
 

@@ -56,6 +56,7 @@ def device_times(attach: Attach) -> list[int | None]:
     for call in scheduler.play():
         if call == "schedule":
             assert Worker().execute_model(scheduler.outputs[-1]) == "vLLM's own output"
+        attachment.notes.read()
     with attachment.notes.done():
         records = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
     attachment.close()

@@ -4,7 +4,7 @@ While two steps are in flight, the engine's own state is ahead of the published 
 effects of a step are applied to the published state only when that step ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
@@ -54,19 +54,13 @@ class KVBooks(Protocol):
     num_queried: int
     num_hit: int
 
-    def take(
-        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
-    ) -> None:
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
         """Add request `owner` as a holder of `blocks`.
 
         Args:
             num_hit: number of blocks, from the first on, that came from the prefix cache.
-            group: that of the blocks. None if the pool does not tell its groups apart.
+            group: that of the blocks; 0 without `groups`.
         """
-        ...
-
-    def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """Remove request `owner` as a holder of `blocks`."""
         ...
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
@@ -76,10 +70,6 @@ class KVBooks(Protocol):
             owner: None: one that is not known as a holder.
             is_cached: whether the block's content stays in the prefix cache.
         """
-        ...
-
-    def look_again(self, blocks: Iterable[int]) -> None:
-        """Let the next `drain` check whether these free blocks still hold cached content."""
         ...
 
     def drain(self) -> list[BlockMove]:
@@ -115,7 +105,6 @@ class Settlement:
     def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
         self._books = books
         self._caches = caches_prefixes
-        self._to_release: list[TrackedRequest] = []
         self._to_free: list[Freed] = []
         self._num_queried = self._num_hit = 0  # where no books count them
 
@@ -136,20 +125,13 @@ class Settlement:
             tracked.num_preemptions += 1
             tracked.status = "preempted"
             events.append(Preempted(tracked.request_id, tracked.num_blocks, step.preempt_reason))
-            if books is not None:
-                books.release(tracked.request_id, tracked.published_blocks)
-            tracked.published_blocks = []
             tracked.num_blocks = 0
         self._free(step.freed)
         for tracked, blocks, num_hit, group in step.taken:
             if tracked.ended and tracked not in ended_now:
-                if books is not None:
-                    books.look_again(blocks)
                 continue
             if books is not None:
                 books.take(tracked.request_id, blocks, num_hit, group)
-            if group is None:  # else the pool tells of each block that it frees
-                tracked.published_blocks.extend(blocks)
             tracked.num_blocks += len(blocks)
         for tracked, num_cached in step.admitted:
             if tracked.ended and tracked not in ended_now:
@@ -167,10 +149,6 @@ class Settlement:
                     books.num_hit += num_cached
             events.append(Admitted(tracked.request_id, num_cached))
         return events
-
-    def release(self, tracked: TrackedRequest) -> None:
-        """Remember a request that has ended. The next `drain` releases its blocks."""
-        self._to_release.append(tracked)
 
     def free(self, freed: Sequence[Freed]) -> None:
         """Remember blocks that were freed since the last step. The next `drain` releases them."""
@@ -203,18 +181,12 @@ class Settlement:
         return totals
 
     def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
-        """Release the blocks of ended requests.
+        """Release the blocks that were freed since the last step.
 
         Returns:
             The block counts, and the new state of each block that changed since the last call.
         """
         books = self._books
-        for tracked in self._to_release:
-            if books is not None:
-                books.release(tracked.request_id, tracked.published_blocks)
-            tracked.published_blocks = []
-            tracked.num_blocks = 0
-        self._to_release.clear()
         self._free(self._to_free)
         self._to_free.clear()
         if books is None:

@@ -126,7 +126,6 @@ class StepRecorder:
         del self.table[tracked.source.request_id]
         tracked.ended = True
         self._ends.append(event)
-        self._settlement.release(tracked)
         self._last_to_sift = self.next_step - 1
         self.has_unpublished = True
 

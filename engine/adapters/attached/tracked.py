@@ -34,11 +34,10 @@ class TrackedRequest:
         max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         request_id: our id. The engine's id is published as the client's id.
         source: the engine's own object.
-        block_table: the blocks that the request holds as scheduled, in order. All zeros if only
-            their number is known here.
+        block_table: a zero for each block that the request holds as scheduled.
         is_prefilling: whether part of the prompt is not scheduled yet.
         recompute_until: tokens before this position are computed a second time.
-        published_blocks, num_blocks, status, num_preemptions, num_cached: as published.
+        num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
@@ -59,7 +58,6 @@ class TrackedRequest:
         "num_blocks",
         "num_cached",
         "num_preemptions",
-        "published_blocks",
         "recompute_until",
         "request_id",
         "source",
@@ -74,7 +72,6 @@ class TrackedRequest:
         self.max_tokens = source.max_tokens
         self.arrival_ns = arrival_ns
         self.block_table: list[int] = []
-        self.published_blocks: list[int] = []
         self.num_blocks = 0
         self.status: RequestStatus = "waiting"
         self.is_prefilling = True

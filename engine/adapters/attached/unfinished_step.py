@@ -31,7 +31,7 @@ class Taken(NamedTuple):
     request: TrackedRequest
     blocks: list[int]
     num_hit: int
-    group: int | None = None  # None if the pool does not tell its groups apart
+    group: int = 0
 
 
 class Freed(NamedTuple):
@@ -56,7 +56,7 @@ class UnfinishedStep:
         num_got: how many tokens each of those got, known when the step has ended.
         set_back: requests whose drafts an earlier step rejected after this step was scheduled, and
             how many: their rows here start that much earlier.
-        freed: blocks freed before any of `taken` were taken; only where groups are told apart.
+        freed: blocks that were freed before any of `taken` were taken.
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.

@@ -9,7 +9,7 @@ SGLang does not report which request holds which page, so single pages are not p
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any, cast
 
@@ -131,12 +131,8 @@ class PoolBooks:
 
     groups: BlockGroups | None = None
 
-    def take(
-        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
-    ) -> None: ...
-    def release(self, owner: int, blocks: Iterable[int]) -> None: ...
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None: ...
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None: ...
-    def look_again(self, blocks: Iterable[int]) -> None: ...
 
     def drain(self) -> list[BlockMove]:
         return []

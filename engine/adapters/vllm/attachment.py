@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
@@ -222,10 +222,10 @@ class _VllmHooks:
             tokens_ns: int,
             num_got: Mapping[str, int],
             kv_used: float | None,
+            finished: Collection[str],
             freed: list[int],
-            has_ended: bool = False,
         ) -> None:
-            ended_now = watcher.note_ended(is_now=has_ended, freed=freed)
+            ended_now = watcher.note_ended(finished, freed)
             graph = versions.cuda_graph(result)
             record = watcher.updated(
                 out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
@@ -248,15 +248,10 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        kv_used, freed = watcher.kv_used, watcher.take_freed()
-                        found = (out, model_runner_output, tokens_ns, num_got, kv_used, freed)
-                        # Read freed blocks before vLLM gives them to another request.
-                        if watcher.has_freed(out):
-                            with notes.done():
-                                publish(*found, has_ended=True)
-                        else:
-                            notes.put(publish, *found)
-                            notes.wake()
+                        ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
+                        found = (out, model_runner_output, tokens_ns, num_got, watcher.kv_used)
+                        notes.put(publish, *found, *ended)
+                        notes.wake()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return result
@@ -345,4 +340,4 @@ class _VllmHooks:
                 core.note_change(Pause(who=_API), "")
 
     def _note_ended(self) -> None:
-        self._watcher.note_ended(is_now=True, freed=self._watcher.take_freed())
+        self._watcher.note_ended(self._scheduler.finished_req_ids, self._watcher.take_freed())

@@ -8,7 +8,7 @@ Published block ids are one lower than vLLM's, because vLLM's block 0 belongs to
 import os
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.vllm.shapes import VllmBlockPool, VllmRequest
@@ -78,16 +78,14 @@ class BlockBooks:
         self._num_used = self._num_cached = 0
         self.num_evicted = self.num_queried = self.num_hit = 0
 
-    def take(
-        self, owner: int, blocks: Sequence[int], num_hit: int, group: int | None = None
-    ) -> None:
+    def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
         """Add request `owner` as a holder of `blocks`.
 
         Args:
             num_hit: number of blocks, from the first on, that came from the prefix cache.
-            group: that of the blocks, None without `groups`.
+            group: that of the blocks; 0 without `groups`.
         """
-        if self.groups is not None and group is not None:
+        if self.groups is not None:
             self._regroup(self.groups, blocks, group)
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
         for i, block in enumerate(blocks):
@@ -100,21 +98,6 @@ class BlockBooks:
             ref_counts[block] = count + 1
             owners[block] = owner
             changed[block] = None
-
-    def release(self, owner: int, blocks: Iterable[int]) -> None:
-        """Remove request `owner` as a holder of `blocks`."""
-        ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
-        for block in blocks:
-            count = ref_counts[block] - 1
-            ref_counts[block] = count
-            changed[block] = None
-            if count:
-                holders = self._holders[block]
-                del holders[owner]
-                if owners[block] == owner:
-                    owners[block] = next(reversed(holders))
-                if count == 1:
-                    del self._holders[block]
 
     def _regroup(self, groups: BlockGroups, blocks: Sequence[int], group: int) -> None:
         for block in blocks:
@@ -132,15 +115,19 @@ class BlockBooks:
             owner: None: one that is not known as a holder.
             is_cached: whether the block's content stays in the prefix cache.
         """
-        holders = self._holders.get(block, (self._owners[block],))
-        if owner is not None and self._ref_counts[block] and owner in holders:
-            self.release(owner, (block,))
         self._changed[block] = None
         self._free_as[block] = is_cached
-
-    def look_again(self, blocks: Iterable[int]) -> None:
-        """Let the next `drain` check whether these free blocks still hold cached content."""
-        self._changed.update(dict.fromkeys(blocks))
+        owners, count = self._owners, self._ref_counts[block] - 1
+        holders = self._holders.get(block)
+        if owner is None or count < 0 or owner not in (holders or (owners[block],)):
+            return
+        self._ref_counts[block] = count
+        if holders is not None:
+            del holders[owner]
+            if owners[block] == owner:
+                owners[block] = next(reversed(holders))
+            if count == 1:
+                del self._holders[block]
 
     def drain(self) -> list[BlockMove]:
         """Update the published state.
@@ -150,17 +137,14 @@ class BlockBooks:
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
-        blocks, groups, free_as = self._pool.blocks, self.groups, self._free_as
+        groups, free_as = self.groups, self._free_as
         moves = []
         for block in self._changed:
             refs = ref_counts[block]
             if refs:
                 owner = owners[block]
             else:
-                is_cached = free_as.get(block)
-                if is_cached is None:
-                    is_cached = blocks[block + 1].block_hash is not None
-                owner = CACHED if is_cached else EMPTY
+                owner = CACHED if free_as.get(block) else EMPTY
             before = published[block] >> REF_BITS
             self._num_used += (owner >= 0) - (before >= 0)
             self._num_cached += (owner == CACHED) - (before == CACHED)
@@ -200,7 +184,7 @@ class BlockBooks:
 
         Call it when vLLM has reset its prefix cache.
         """
-        refs, blocks = self._ref_counts, self._pool.blocks
-        free = [block for block in range(self.num_blocks) if not refs[block]]
-        self._free_as = {block: blocks[block + 1].block_hash is not None for block in free}
-        self.look_again(free)
+        for block, refs in enumerate(self._ref_counts):
+            if not refs:
+                self._changed[block] = None
+                self._free_as[block] = self._pool.blocks[block + 1].block_hash is not None

@@ -1,6 +1,6 @@
 """What vLLM has scheduled for a step: the blocks that requests received, and a row for each."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
@@ -15,19 +15,18 @@ def note_blocks(
     step: UnfinishedStep,
     out: SchedulerOutput,
     table: Mapping[str, TrackedRequest],
-    block_size: int,
     holders: BlockHolders | None,
 ) -> None:
     """Add to `step` the admitted requests, and the blocks that requests received.
 
     Args:
-        holders: None if outputs name each block that a request receives or gives back.
+        holders: None if vLLM has kinds of layers that are not known.
     """
     for new in out.scheduled_new_reqs:
         tracked = table[new.req_id]
         if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
             step.resume(tracked)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size, holders)
+        _admit(step, tracked, new.block_ids, new.num_computed_tokens, holders)
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
@@ -37,15 +36,9 @@ def note_blocks(
         tracked = table[name]
         if name in resumed:
             step.resume(tracked)
-            num_cached = again.num_computed_tokens[i]
-            _admit(step, tracked, block_ids, num_cached, block_size, holders)
-        elif holders is not None:
-            step.taken += holders.take(tracked, block_ids)
-            tracked.block_table = [0] * holders.num_held(tracked)
+            _admit(step, tracked, block_ids, again.num_computed_tokens[i], holders)
         else:
-            blocks = _own_ids(block_ids)
-            tracked.block_table.extend(blocks)
-            step.taken.append(Taken(tracked, blocks, 0))
+            _give(step, tracked, block_ids, 0, holders)
 
 
 def make_rows(
@@ -79,20 +72,25 @@ def _admit(
     tracked: TrackedRequest,
     block_ids: Sequence[Sequence[int]],
     num_cached: int,
-    block_size: int,
     holders: BlockHolders | None,
 ) -> None:
     tracked.was_overtaken = False
-    if holders is None:
-        blocks = _own_ids(block_ids)
-        tracked.block_table = blocks.copy()
-        step.taken.append(Taken(tracked, blocks, num_cached // block_size))
-    else:
-        step.taken += holders.take(tracked, block_ids, num_cached)
-        tracked.block_table = [0] * holders.num_held(tracked)
+    tracked.block_table = [] if holders is None else [0] * holders.num_held(tracked)
+    _give(step, tracked, block_ids, num_cached, holders)
     step.admitted.append((tracked, num_cached))
 
 
-def _own_ids(block_ids: Collection[Collection[int]]) -> list[int]:
-    """Return stepscope's ids of the blocks of all KV cache groups, without vLLM's null block."""
-    return [block - 1 for group in block_ids for block in group if block]
+def _give(
+    step: UnfinishedStep,
+    tracked: TrackedRequest,
+    block_ids: Sequence[Sequence[int]],
+    num_cached: int,
+    holders: BlockHolders | None,
+) -> None:
+    if holders is None:
+        taken = [Taken(tracked, list(filter(None, table)), 0) for table in block_ids]
+    else:
+        taken = holders.take(tracked, block_ids, num_cached)
+    for each in taken:
+        tracked.block_table += [0] * len(each.blocks)
+    step.taken += taken

@@ -33,7 +33,7 @@ NEEDED = (
     "kv_cache_config",
     "kv_cache_manager",
 )
-_NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks")
+_NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 SEATS = "max_num_active_reqs"
@@ -178,17 +178,3 @@ def token_budget(scheduler: VllmScheduler) -> int:
     """Return the maximum number of tokens of the next step."""
     most: int = scheduler.scheduler_config.max_num_batched_tokens
     return min(scheduler.max_num_scheduled_tokens, most)
-
-
-def knows_blocks(scheduler: VllmScheduler) -> bool:
-    """Whether scheduler outputs name every block that a request receives or frees.
-
-    They do not with sliding windows, hybrid models and KV connectors. Then vLLM frees blocks that
-    no output names.
-    """
-    if len(scheduler.kv_cache_config.kv_cache_groups) != 1:
-        return False
-    spec = type(scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec).__name__
-    return spec in ("FullAttentionSpec", "MLAAttentionSpec") and (
-        getattr(scheduler, "connector", None) is None
-    )

@@ -65,7 +65,7 @@ class Noted(NamedTuple):
 class VllmWatcher:
     """Reports what vLLM does to the step recorder.
 
-    Use it only inside `with attachment.notes.done()`, except for `note` and `has_freed`.
+    Use it only inside `with attachment.notes.done()`, except for `note` and what it passes on.
 
     Attributes:
         books: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
@@ -80,9 +80,7 @@ class VllmWatcher:
         self.books: BlockBooks | None = None
         self.holders: BlockHolders | None = None
         self._has_connector = getattr(scheduler, "connector", None) is not None
-        if versions.knows_blocks(scheduler):
-            self.books = BlockBooks(scheduler.kv_cache_manager.block_pool)
-        elif (found := groups_of(scheduler)) is not None:
+        if (found := groups_of(scheduler)) is not None:
             groups, of_table = found
             if len(groups) > 1 or groups[0].kind != "full attention":
                 self.groups = tuple(groups)
@@ -103,7 +101,6 @@ class VllmWatcher:
         self._max_loras = 0 if loras is None else int(loras.max_loras or 0)
         self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
-        self._freeing: set[int] = set()
         self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
@@ -152,9 +149,7 @@ class VllmWatcher:
             self._taken_back = set()
         if self._put_back:
             preempted, self._put_back = self._put_back, []
-        if preempted:
-            self._freeing.add(id(out))
-        elif not (out.total_num_scheduled_tokens or self._freed or self._loads):
+        if not (preempted or out.total_num_scheduled_tokens or self._freed or self._loads):
             return None
         loads, self._loads = self._loads, []
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
@@ -243,13 +238,6 @@ class VllmWatcher:
             if name in requests
         ]
 
-    def has_freed(self, out: SchedulerOutput) -> bool:
-        """Whether this step freed blocks. Call it after `update_from_output` has returned."""
-        if id(out) in self._freeing:
-            self._freeing.remove(id(out))
-            return True
-        return bool(self._scheduler.finished_req_ids)
-
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
         """Record what `schedule()` decided.
 
@@ -274,7 +262,7 @@ class VllmWatcher:
             for name, tables in noted.loads:
                 if name in recorder.table:
                     step.taken += holders.load(recorder.table[name], tables, noted.end_ns)
-        note_blocks(step, out, recorder.table, self._scheduler.block_size, holders)
+        note_blocks(step, out, recorder.table, holders)
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
             step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
@@ -326,15 +314,14 @@ class VllmWatcher:
         recorder, transfers = self.recorder, self.kv_transfers
         return recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used, transfers)
 
-    def note_ended(self, *, is_now: bool, freed: list[int]) -> set[TrackedRequest]:
+    def note_ended(self, finished: Collection[str], freed: list[int]) -> set[TrackedRequest]:
         """Record what vLLM has ended and freed since the last call. Returns the ended requests.
 
         Args:
-            is_now: whether vLLM's thread waits, so that vLLM's own list of them can be read.
+            finished: vLLM's `finished_req_ids`; those that are known already are left out.
             freed: from `take_freed`.
         """
-        finished = self._scheduler.finished_req_ids if is_now else ()
-        found = self.recorder.known(finished) if finished else []
+        found = self.recorder.known(finished)
         for tracked in found:
             self.recorder.ended(tracked, self._end_of(tracked))
         if self.holders is not None:
