@@ -40,12 +40,16 @@ class Arrived(Event, frozen=True, omit_defaults=True):
     # contexts are equal up to the end of the last block whose hashes are equal.
     prefix_hashes: list[int] | None = None
     origin: RequestOrigin | None = None  # None: it came from a client
+    # Of an engine whose clients, or their proxy, send a request to two engines: the client id under
+    # which another engine has computed its prompt. Empty: another engine will load what this one
+    # computes. None: neither.
+    elsewhere: str | None = None
 
 
 class Admitted(Event, frozen=True, omit_defaults=True):
     num_cached_tokens: int
-    # Of a handed-over request: tokens whose keys and values were copied here while the step was
-    # scheduled, and how long that took.
+    # Tokens whose keys and values came from elsewhere. Of a handed-over request: copied here while
+    # the step was scheduled, and how long that took.
     num_loaded_tokens: int = 0
     load_ns: int = 0
 

@@ -52,6 +52,7 @@ class RequestView(Struct, kw_only=True):
     high_water: int = 0
     held: str = ""  # why the engine holds it back while it waits, as in `HeldRow`
     front: FrontTimes | None = None  # None: no front end tells of it
+    elsewhere: str | None = None  # as in `Arrived`
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,12 +1,13 @@
 """`WholeLives`: follows requests that are prefilled in one engine and decoded in another.
 
 The two engines know the same request under different ids. A life is all that is known of the
-request in both.
+request in both. Attached engines get it twice, from a proxy, and then the keys and values only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.state.session import SessionState
 
@@ -50,21 +51,21 @@ class WholeLives:
     ) -> tuple[WholeLife, ...]:
         """Return the lives of current requests, in order of arrival.
 
-        The result is empty if no engine is a prefill engine. Ended requests are included for
+        The result is empty if no engine hands requests over. Ended requests are included for
         `KEPT_NS`.
         """
-        if not any(each.info is not None and each.info.role == "prefill" for each in engines):
-            self._lives.clear()
-            return ()
         self._seen.clear()
         pairs = list(zip(engines, states, strict=True))
         self.now_ns = max((state.time_ns for state in states), default=0)
         for engine, state in pairs:
-            if engine.info is not None and engine.info.role == "prefill":
-                self._add_prefills(engine.info.name, state)
+            if engine.info is not None:
+                self._add_prefills(engine.info, state)
+        by_client = {life.client_id: key for key, life in self._lives.items()}
         for engine, state in pairs:
             if engine.info is not None and engine.info.role == "decode":
                 self._add_decodes(engine.info.name, state)
+            if engine.info is not None and engine.info.engine is not None:
+                self._add_loads(engine.info.name, state, by_client)
         for key in self._lives.keys() - self._seen:
             if self._lives[key].end_ns is None:  # its engine was killed, and no engine took it back
                 self._lives[key] = self._lives[key]._replace(end_ns=self.now_ns)
@@ -75,14 +76,20 @@ class WholeLives:
         }
         return tuple(sorted(self._lives.values(), key=lambda life: life.arrival_ns))
 
-    def _add_prefills(self, name: str, state: SessionState) -> None:
+    def _add_prefills(self, info: EngineInfo, state: SessionState) -> None:
+        name, is_attached = info.name, info.engine is not None
         for view in state.requests.values():
+            if (view.elsewhere != "") if is_attached else (info.role != "prefill"):
+                continue
             self._seen.add((name, view.request_id))
             before = self._lives.get((name, view.request_id))
-            if view.is_partial or (before is not None and view.handed_to is not None):
+            has_left = view.handed_to is not None or (
+                is_attached and view.status == "finished" and view.finish_reason != "abort"
+            )
+            if view.is_partial or (before is not None and has_left and before.sent_ns is not None):
                 continue
             waited_ns = 0 if before is None else before.waited_until_ns
-            is_gone = view.status == "finished" and view.handed_to is None
+            is_gone = view.status == "finished" and not has_left
             self._lives[name, view.request_id] = WholeLife(
                 name,
                 view.request_id,
@@ -90,8 +97,28 @@ class WholeLives:
                 view.arrival_ns,
                 waited_until_ns=state.time_ns if view.status == "waiting" else waited_ns,
                 first_token_ns=view.first_token_ns,
+                sent_ns=view.finish_ns if is_attached and has_left else None,
                 end_ns=view.finish_ns if is_gone else None,
                 decodes_here=view.num_output_tokens > 1,
+            )
+
+    def _add_loads(
+        self, name: str, state: SessionState, by_client: Mapping[str, tuple[str, int]]
+    ) -> None:
+        """Join the requests of an attached engine whose prompts another one has computed."""
+        for view in state.requests.values():
+            key = by_client.get(view.elsewhere or "")
+            if key is None:
+                continue
+            self._seen.add(key)
+            life = self._lives[key]
+            waits, is_loading = view.status == "waiting", view.held == "remote_kv"
+            self._lives[key] = life._replace(
+                decode=name,
+                decode_id=view.request_id,
+                received_ns=state.time_ns if is_loading else life.received_ns or view.arrival_ns,
+                loaded_after_ns=state.time_ns if waits and not is_loading else life.loaded_after_ns,
+                end_ns=view.finish_ns,
             )
 
     def _add_decodes(self, name: str, state: SessionState) -> None:

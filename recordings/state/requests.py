@@ -343,6 +343,7 @@ def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
     view.max_tokens = event.max_tokens
     view.priority = event.priority
     view.is_partial = False
+    view.elsewhere = event.elsewhere
     if (origin := event.origin) is not None:
         view.origin = origin
         view.num_output_tokens = origin.num_output_tokens

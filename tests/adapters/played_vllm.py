@@ -59,6 +59,7 @@ class PlayedRequest:
         self.prompt_token_ids = [SECRET_TOKEN] * self.num_prompt_tokens
         self.max_tokens: int = line["max_tokens"]
         self.priority: int = line["priority"]
+        self.kv_transfer_params: dict[str, object] = line.get("transfer", {})
         self.pooling_params: object | None = True if "pooling" in line else None
         adapter = line.get("adapter")
         self.lora_request = (
@@ -270,9 +271,11 @@ class PlayedScheduler:
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
         if "groups" not in self.head:
             line = line | {"freed": self._freed_by(line)}
-        self._loads |= line.get("loads", {})
-        for name in line.get("loads", {}):
-            self.kv_cache_manager.allocate_slots(self._all[name], delay_cache_blocks=True)
+        for name, (num_tokens, tables) in line.get("loads", {}).items():
+            self._loads[name] = tables
+            self.kv_cache_manager.allocate_slots(
+                self._all[name], num_external_computed_tokens=num_tokens, delay_cache_blocks=True
+            )
         freed = [self.pool.blocks[abs(each)] for each in line.get("freed", [])]
         for block, each in zip(freed, line.get("freed", []), strict=True):
             block.block_hash = None if each > 0 else b"of its content"

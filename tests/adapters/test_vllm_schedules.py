@@ -120,7 +120,10 @@ def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Played) -> None:
     arrived = {each.request_id: each.num_prompt_tokens for each in played.events(Arrived)}
-    hits = {each.request_id: each.num_cached_tokens for each in played.events(Admitted)}
+    hits = {
+        each.request_id: each.num_cached_tokens + each.num_loaded_tokens
+        for each in played.events(Admitted)
+    }
     preempted = {each.request_id for each in played.events(Preempted)}
     computed: Counter[int] = Counter()
     for step in played.steps:

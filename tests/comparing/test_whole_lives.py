@@ -1,5 +1,7 @@
 """Requests across a prefill and a decode engine, as the fleet screen draws them."""
 
+import msgspec
+
 from stepscope.engine.protocol.wire import EngineInfo, RequestOrigin, RequestView
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.imbalance import findings
@@ -16,6 +18,12 @@ def engine(name: str, role: str | None, **figures: float) -> EngineFigures:
         role=role,
     )  # fmt: skip
     return EngineFigures(name, "live", info=info, **figures)  # type: ignore[arg-type]
+
+
+def attached(name: str) -> EngineFigures:
+    return engine(name, None)._replace(
+        info=msgspec.structs.replace(engine(name, None).info, engine="vllm")
+    )
 
 
 def state(time_ns: int, *views: RequestView) -> SessionState:
@@ -94,3 +102,25 @@ def test_prefill_and_decode_engines_are_not_compared_with_each_other() -> None:
     assert not findings(apart)
     alike = [engine("d0", "decode", kv_used=0.1), engine("d1", "decode", kv_used=0.9)]
     assert [finding.engine for finding in findings([apart[0], *alike])] == [2]
+
+
+def test_a_request_that_a_proxy_sends_to_two_attached_engines_is_one_lane() -> None:
+    engines = [attached("a"), attached("b")]  # each may do both
+    lives = WholeLives()
+    begun = view(3, "running", elsewhere="")
+    assert len(lives.look(engines, [state(11 * S, begun), state(11 * S)])) == 1
+    done = view(
+        3, "finished", elsewhere="", finish_reason="length", finish_ns=13 * S, first_token_ns=13 * S
+    )
+    loading = view(7, "waiting", elsewhere="chat-3", held="remote_kv")
+    loading.client_id, loading.arrival_ns = "chat-7", 14 * S
+    [life] = lives.look(engines, [state(16 * S, done), state(16 * S, loading)])
+    assert (life.prefill, life.decode, life.decode_id, life.end_ns) == ("a", "b", 7, None)
+    running = view(7, "running", elsewhere="chat-3")
+    [life] = lives.look(engines, [state(17 * S, done), state(17 * S, running)])
+    assert text_of(life, 19) == " ▓▓▓→→→━━━"
+    gone = view(7, "finished", elsewhere="chat-3", finish_ns=18 * S)
+    [life] = lives.look(engines, [state(18 * S), state(18 * S, gone)])  # a has forgotten it
+    assert life.end_ns == 18 * S
+    alone = view(8, "running")  # a request of one engine has no lane
+    assert lives.look(engines, [state(100 * S, alone), state(100 * S)]) == ()

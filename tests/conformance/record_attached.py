@@ -77,7 +77,7 @@ class Tape:
                 ]
 
             manager.block_pool.free_blocks = free_blocks
-        self._loads: dict[str, list[list[int]]] = {}
+        self._loads: dict[str, list[Any]] = {}  # how many tokens, and into which blocks
         if "kv_role" in case:
             allocate = manager.allocate_slots
 
@@ -85,7 +85,8 @@ class Tape:
                 blocks = allocate(request, *args, **kwargs)
                 if blocks is not None and kwargs.get("delay_cache_blocks"):
                     name = request.request_id
-                    self._loads[name] = [list(each) for each in manager.get_block_ids(name)]
+                    ids = [list(each) for each in manager.get_block_ids(name)]
+                    self._loads[name] = [kwargs["num_external_computed_tokens"], ids]
                 return blocks
 
             manager.allocate_slots = allocate_slots
@@ -119,6 +120,7 @@ class Tape:
             prompt=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             priority=request.priority,
+            transfer=getattr(request, "kv_transfer_params", None) or {},
             pooling=[True] if request.pooling_params is not None else [],
             adapter=[] if request.lora_request is None else request.lora_request.lora_name,
         )
@@ -461,7 +463,9 @@ def cases() -> dict[str, dict[str, Any]]:
             "max_num_batched_tokens": 96,
             "num_blocks": 40,
             "requests": [
-                each | {"transfer": {kind: True}} if (kind := CONNECTED.get(number)) else each
+                each | {"transfer": {kind: True, "remote_request_id": f"there-{number}"}}
+                if (kind := CONNECTED.get(number))
+                else each
                 for number, each in enumerate(
                     requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2))
                 )

@@ -174,7 +174,7 @@ EVENTS: list[wire.RequestEvent] = [
     Rejected(3, "chat-3", "too long"),
     Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
     Finished(8, "handed_over", 1, handed_to="beta"),
-    Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN),
+    Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN, elsewhere="cmpl-0"),
     Admitted(9, 0, 300, 1_500_000),
 ]
 MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
@@ -202,6 +202,7 @@ VIEW = RequestView(
     high_water=290,
     held="lora: a",
     front=FrontTimes(1, 10**12, 10**12 + 5, True, 10**12 + 7, 10**12 + 8, 10**12 + 9, 3, 1),
+    elsewhere="cmpl-0",
 )
 IN_FLIGHT = StepInFlight(
     step=41,

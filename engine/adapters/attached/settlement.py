@@ -147,7 +147,7 @@ class Settlement:
                 elif self._caches:
                     books.num_queried += num_prompt
                     books.num_hit += num_cached
-            events.append(Admitted(tracked.request_id, num_cached))
+            events.append(Admitted(tracked.request_id, num_cached, tracked.num_loaded))
         return events
 
     def free(self, freed: Sequence[Freed]) -> None:

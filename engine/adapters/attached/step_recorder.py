@@ -79,15 +79,17 @@ class StepRecorder:
         prefix_hashes: list[int] | None = None,
         *,
         has_output: bool = True,
+        elsewhere: str | None = None,
     ) -> TrackedRequest:
         """Add a request that is not in the table, and return it.
 
-        For `prefix_hashes` see `Arrived`.
+        For `prefix_hashes` and `elsewhere` see `Arrived`.
 
         Args:
             has_output: whether it samples tokens after its prompt.
         """
         tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
+        tracked.elsewhere = elsewhere
         if not has_output:
             tracked.max_tokens = 0
         self._next_id += 1
@@ -101,6 +103,7 @@ class StepRecorder:
                 priority=source.priority,
                 time_ns=tracked.arrival_ns,
                 prefix_hashes=prefix_hashes,
+                elsewhere=elsewhere,
             )
         )
         self.has_unpublished = True

@@ -40,6 +40,8 @@ class TrackedRequest:
         num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
+        elsewhere: as in `Arrived`.
+        num_loaded: tokens whose keys and values come from elsewhere, as scheduled.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
         ended: whether the engine has ended it.
     """
@@ -47,6 +49,7 @@ class TrackedRequest:
     __slots__ = (
         "arrival_ns",
         "block_table",
+        "elsewhere",
         "ended",
         "first_ns",
         "has_first_token",
@@ -57,6 +60,7 @@ class TrackedRequest:
         "max_tokens",
         "num_blocks",
         "num_cached",
+        "num_loaded",
         "num_preemptions",
         "recompute_until",
         "request_id",
@@ -79,6 +83,8 @@ class TrackedRequest:
         self.has_first_token = False
         self.held = ""
         self.held_blocks = 0
+        self.elsewhere: str | None = None
+        self.num_loaded = 0
         self.was_overtaken = False
         self.ended = False
         self.recompute_until = 0
@@ -110,4 +116,5 @@ class TrackedRequest:
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,
             held=self.held,
+            elsewhere=self.elsewhere,
         )

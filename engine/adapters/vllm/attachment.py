@@ -75,6 +75,9 @@ def describe(
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
         slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
+        role={"kv_producer": "prefill", "kv_consumer": "decode"}.get(
+            str(getattr(getattr(config, "kv_transfer_config", None), "kv_role", None))
+        ),
         kv_groups=groups,
         kv_tokens=None
         if groups is None
@@ -200,15 +203,22 @@ class _VllmHooks:
                             notes.put(watcher.scheduled, out, noted)
                             if versions.changes_later(out):
                                 notes.read()
+                            if noted.loads and not out.total_num_scheduled_tokens:
+                                with notes.done():
+                                    watcher.recorder.settle_empty()
+                                    self._publish_status(attachment)
                         elif (held := watcher.held_anew()) is not None:
                             with notes.done():
                                 watcher.recorder.hold_between(held)
-                                attachment.core.heartbeat.publish_status(attachment.core.state)
+                                self._publish_status(attachment)
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
 
         return stepscope_schedule
+
+    def _publish_status(self, attachment: Attachment) -> None:
+        attachment.core.heartbeat.publish_status(attachment.core.state)
 
     def _around_update(
         self, attachment: Attachment, update: Callable[..., Any]
@@ -291,8 +301,11 @@ class _VllmHooks:
     ) -> Callable[..., Any]:
         def stepscope_allocate_slots(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
             result = allocate(request, *args, **kwargs)
-            if result is not None and kwargs.get("delay_cache_blocks"):
-                attachment.guard(lambda: self._watcher.note_load(request))
+            num_tokens = kwargs.get("num_external_computed_tokens", 0)  # not told by early releases
+            waits = bool(kwargs.get("delay_cache_blocks"))
+            if result is not None and (num_tokens or waits):
+                note = self._watcher.note_load
+                attachment.guard(lambda: note(request, num_tokens, waits=waits))
             return result
 
         return stepscope_allocate_slots

@@ -77,7 +77,8 @@ def _admit(
     tracked.was_overtaken = False
     tracked.block_table = [] if holders is None else [0] * holders.num_held(tracked)
     _give(step, tracked, block_ids, num_cached, holders)
-    step.admitted.append((tracked, num_cached))
+    tracked.num_loaded = min(tracked.num_loaded, num_cached)
+    step.admitted.append((tracked, num_cached - tracked.num_loaded))
 
 
 def _give(

@@ -178,3 +178,11 @@ def token_budget(scheduler: VllmScheduler) -> int:
     """Return the maximum number of tokens of the next step."""
     most: int = scheduler.scheduler_config.max_num_batched_tokens
     return min(scheduler.max_num_scheduled_tokens, most)
+
+
+def elsewhere(request: Any) -> str | None:
+    """Return whether another engine computes a part of a request, as in `Arrived.elsewhere`."""
+    params: Any = getattr(request, "kv_transfer_params", None) or {}
+    if params.get("do_remote_decode"):
+        return ""
+    return str(params["remote_request_id"]) if params.get("remote_request_id") else None

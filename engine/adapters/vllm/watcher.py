@@ -43,8 +43,8 @@ class Noted(NamedTuple):
         budget: maximum number of tokens of this step.
         held: see `waits.held`; None: as before.
         freed: blocks that were freed meanwhile, as in `as_freed`.
-        loads: waiting requests that got blocks for keys and values that are on their way, and the
-            ids of those blocks by block table.
+        loads: requests that got blocks for keys and values from elsewhere, for how many tokens;
+            and if these are on their way while the request waits, the ids of those blocks by table.
         is_without_prefills: see `waits.leaves_out_prefills`.
     """
 
@@ -58,7 +58,7 @@ class Noted(NamedTuple):
     preempted: Collection[str]
     held: Mapping[str, Held] | None
     freed: Sequence[int]
-    loads: Sequence[tuple[str, Sequence[Sequence[int]]]]
+    loads: Sequence[tuple[str, int, Sequence[Sequence[int]]]]
     is_without_prefills: bool
 
 
@@ -88,7 +88,7 @@ class VllmWatcher:
             self.books = BlockBooks(pool, len(self.groups or ()))
             self.holders = BlockHolders(of_table, [group.block_size for group in groups])
         self._freed: list[int] = []
-        self._loads: list[str] = []
+        self._loads: list[tuple[str, int, bool]] = []
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self.recorder = StepRecorder(self.books, caches_prefixes)
         self.reports = FrontReports(front_path, self.recorder)
@@ -113,8 +113,13 @@ class VllmWatcher:
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
-        has_output = request.pooling_params is None
-        tracked = self.recorder.arrived(request, arrival_ns, hashes, has_output=has_output)
+        tracked = self.recorder.arrived(
+            request,
+            arrival_ns,
+            hashes,
+            has_output=request.pooling_params is None,
+            elsewhere=versions.elsewhere(request),
+        )
         self.reports.arrived(request.request_id, tracked.request_id)
 
     def put_back(self, request: VllmRequest) -> None:
@@ -151,10 +156,10 @@ class VllmWatcher:
             preempted, self._put_back = self._put_back, []
         if not (preempted or out.total_num_scheduled_tokens or self._freed or self._loads):
             return None
-        loads, self._loads = self._loads, []
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
         is_free = waits.leaves_out_prefills(scheduler, is_throttled=is_throttled)
         held_anew = self._look_at_held(out, num_waiting)
+        loads, self._loads = self._loads, []
         reasons: dict[str, int] = {}
         if num_waiting:
             common = "preemption" if preempted else "paused" if self.halted else None
@@ -174,7 +179,10 @@ class VllmWatcher:
             preempted,
             held_anew,
             self.take_freed(),
-            [(name, scheduler.kv_cache_manager.get_block_ids(name)) for name in loads],
+            [
+                (name, count, scheduler.kv_cache_manager.get_block_ids(name) if waits else ())
+                for name, count, waits in loads
+            ],
             is_free,
         )
 
@@ -187,9 +195,13 @@ class VllmWatcher:
         freed, self._freed = self._freed, []
         return freed
 
-    def note_load(self, request: VllmRequest) -> None:
-        """Note that a request got blocks for keys and values that are on their way."""
-        self._loads.append(request.request_id)
+    def note_load(self, request: VllmRequest, num_tokens: int, *, waits: bool) -> None:
+        """Note that a request got blocks for keys and values from elsewhere.
+
+        Args:
+            waits: whether it waits while they are on their way.
+        """
+        self._loads.append((request.request_id, num_tokens, waits))
 
     def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
         """Look who is held back, if that may have changed. Returns them if it has, else None.
@@ -202,7 +214,7 @@ class VllmWatcher:
             held: Mapping[str, Held] = {}
         else:
             counts = len(scheduler.running), num_waiting
-            is_alike = counts == self._counts and not out.scheduled_new_reqs
+            is_alike = counts == self._counts and not (out.scheduled_new_reqs or self._loads)
             self._counts = counts
             if is_alike and self.recorder.next_step % _LOOK_STEPS:
                 return None
@@ -259,9 +271,11 @@ class VllmWatcher:
             step.preempt(recorder.known(noted.preempted))
         if (holders := self.holders) is not None:
             step.freed = holders.free(noted.freed)
-            for name, tables in noted.loads:
-                if name in recorder.table:
-                    step.taken += holders.load(recorder.table[name], tables, noted.end_ns)
+            for name, num_tokens, tables in noted.loads:
+                if (tracked := recorder.table.get(name)) is not None:
+                    tracked.num_loaded = num_tokens
+                    if tables:
+                        step.taken += holders.load(tracked, tables, noted.end_ns)
         note_blocks(step, out, recorder.table, holders)
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:

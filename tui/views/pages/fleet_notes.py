@@ -29,6 +29,8 @@ def notes(page: FleetPage, width: int) -> list[Line]:
         info = each.figures.info
         if info is None or info.role != "prefill" or info.decode_engine is not None:
             continue
+        if info.engine is not None:  # attached: which engine goes on is decided for each request
+            continue
         if each.figures.is_up:
             begin = ((" ", "text"), (f"▲ {each.figures.name}", "caution"), ("  ", "text"))
             text = "has no decode engine: it runs the decodes itself until one is there"

@@ -126,6 +126,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 
 def _role(info: EngineInfo) -> Run | None:
     """Return the role of an engine that does only prefill or only decode; else None."""
+    if info.role == "prefill" and info.engine is not None:
+        return " prefill ", "prefill"
     if info.role == "prefill" and info.decode_engine is None:
         return " prefill, NO DECODE ENGINE: runs the decodes itself ", "caution"
     if info.role == "prefill":

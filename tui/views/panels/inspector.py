@@ -262,7 +262,8 @@ def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
         )
         icon, text = ("▲", "good"), f"{name} {comes.format(event.num_cached_tokens)}"
         if event.num_loaded_tokens:
-            text += f", {event.num_loaded_tokens:,} loaded in {event.load_ns / 1e6:.1f} ms"
+            text += f", {event.num_loaded_tokens:,} loaded"
+            text += f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
     elif isinstance(event, FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
     elif isinstance(event, Finished) and event.handed_to is not None:
