@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.adapters.attached.unfinished_step import Held
 from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
@@ -123,41 +122,32 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
 def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
     status: str, connector: object, reason: str
 ) -> None:
-    request = SimpleNamespace(
-        request_id="a", status=SimpleNamespace(name=status), num_computed_tokens=0
-    )
-    manager = SimpleNamespace(get_block_ids=lambda name: ([0, 7, 8], [9]))  # 0 is vLLM's null block
-    scheduler: Any = SimpleNamespace(
-        skipped_waiting=[request], connector=connector, kv_cache_manager=manager
-    )
-    is_loading = status == "WAITING_FOR_REMOTE_KVS"
-    assert waits.held(scheduler) == {"a": Held(reason, 3 if is_loading else 0)}
-    request.num_computed_tokens = 48
-    assert waits.held(scheduler) == {"a": Held(reason, 3)}
+    request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
+    scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
+    assert waits.held(scheduler) == {"a": reason}
 
 
-def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(
-    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
-    scheduler = PlayedScheduler("0.32.0", "adapters")
-    scheduler.kv_cache_manager.get_block_ids = lambda name: ([1, 2, 3],)
+def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "connector")
     attachment = attach(scheduler)
-    for call in scheduler.play():
-        if call == "add":
-            newest = list(scheduler.requests.values())[-1]
-            newest.num_computed_tokens = 48  # as vLLM has it once keys and values have come
+    for _ in scheduler.play():
+        pass
     attachment.close()
-    messages = published(attachment)
-    state, seen = SessionState(), set()
-    for _, message in messages:
+    loads = {k: v for line in scheduler.calls for k, v in line.get("loads", {}).items()}
+    given = {
+        name: sum(bool(each) for ids in tables for each in ids)
+        for name, (_, tables) in loads.items()
+    }
+    state, seen = SessionState(), {}
+    for _, message in published(attachment):
         state.apply(message)
         waiting = [each for each in state.requests.values() if each.status == "waiting"]
-        seen |= {(each.num_blocks, bool(each.held)) for each in waiting}
+        seen |= {each.client_id: each.num_blocks for each in waiting if each.held == "remote_kv"}
         if state.waiting_reasons is not None:
             held_blocks = sum(each.num_blocks for each in waiting)
             assert waiting_figures(state)["waiting_blocks"] == held_blocks
-    assert (3, True) in seen
-    assert (3, False) not in seen
+    assert seen == given
+    assert set(given) == {"1", "3"}
 
 
 def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> None:

@@ -19,7 +19,7 @@ from stepscope.engine.adapters.attached.rows import (
 )
 from stepscope.engine.adapters.attached.settlement import BlockGroups, KVBooks, Settlement
 from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Held, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Freed, Row, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
@@ -263,7 +263,7 @@ class StepRecorder:
         self._moves += moves
         return kv
 
-    def hold_between(self, held: dict[TrackedRequest, Held]) -> None:
+    def hold_between(self, held: dict[TrackedRequest, str]) -> None:
         """Note who is held back while no step runs; the next status tells of it."""
         self._held_between = [*(self._held_between or ()), *(self._hold(held) or ())] or None
 
@@ -326,7 +326,7 @@ class StepRecorder:
         self.has_unpublished = True
 
     def _hold(
-        self, held: dict[TrackedRequest, Held] | None, overtaken: Sequence[TrackedRequest] = ()
+        self, held: dict[TrackedRequest, str] | None, overtaken: Sequence[TrackedRequest] = ()
     ) -> list[HeldRow] | None:
         """Publish who is held back from this step on. Returns what has changed.
 
@@ -338,10 +338,11 @@ class StepRecorder:
         for tracked in [*looked_at, *overtaken]:
             is_running = tracked.status == "running"
             common = "priority" if tracked.was_overtaken and not is_running else ""
-            now = (held or {}).get(tracked, Held(common))
+            reason = (held or {}).get(tracked, common)
+            now = reason, tracked.num_blocks if reason else 0
             if (tracked.held, tracked.held_blocks) != now and not tracked.ended:
                 tracked.held, tracked.held_blocks = now
-                if now.reason or not is_running:
+                if reason or not is_running:
                     changed.append(HeldRow(tracked.request_id, *now))
         if held is not None:
             self._held = list(held)

@@ -111,7 +111,7 @@ class TrackedRequest:
             num_computed_tokens=max(0, source.num_computed_tokens - num_in_flight),
             num_output_tokens=source.num_output_tokens,
             num_cached_tokens=self.num_cached,
-            num_blocks=self.num_blocks or self.held_blocks,
+            num_blocks=self.num_blocks,
             num_preemptions=self.num_preemptions,
             first_token_ns=self.first_ns,
             last_token_ns=self.last_ns,

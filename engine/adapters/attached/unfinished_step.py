@@ -15,13 +15,6 @@ from stepscope.engine.telemetry.batch_rows import RowFields
 Row: TypeAlias = tuple[TrackedRequest, Phase | None, int, RowFields | None]
 
 
-class Held(NamedTuple):
-    """Why the engine holds a waiting request back, as in `HeldRow`, and the blocks it has."""
-
-    reason: str
-    num_blocks: int = 0
-
-
 _NO_ROWS = msgspec.Raw(b"\x90")
 
 
@@ -85,7 +78,7 @@ class UnfinishedStep:
     drafted: dict[TrackedRequest, int] = field(default_factory=dict)
     num_got: dict[TrackedRequest, int] = field(default_factory=dict)
     set_back: dict[TrackedRequest, int] = field(default_factory=dict)
-    held: dict[TrackedRequest, Held] | None = None
+    held: dict[TrackedRequest, str] | None = None
     overtaken: list[TrackedRequest] = field(default_factory=list)
     lost: set[TrackedRequest] = field(default_factory=set)
     num_tokens: int = 0

@@ -59,8 +59,7 @@ class BlockBooks:
     Attributes:
         groups: see `BlockGroups`. None if all blocks are of one group.
         num_evicted: blocks evicted from the prefix cache since the last `counts`.
-        num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
-            found in it, since the last `counts`.
+        num_queried, num_hit: see `KVBooks`.
     """
 
     def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:
@@ -79,12 +78,7 @@ class BlockBooks:
         self.num_evicted = self.num_queried = self.num_hit = 0
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
-        """Add request `owner` as a holder of `blocks`.
-
-        Args:
-            num_hit: number of blocks, from the first on, that came from the prefix cache.
-            group: that of the blocks; 0 without `groups`.
-        """
+        """See `KVBooks`."""
         if self.groups is not None:
             self._regroup(self.groups, blocks, group)
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
@@ -109,12 +103,7 @@ class BlockBooks:
             groups.of_block[block] = group
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
-        """Remove request `owner` as a holder of a block, if it is one.
-
-        Args:
-            owner: None: one that is not known as a holder.
-            is_cached: whether the block's content stays in the prefix cache.
-        """
+        """See `KVBooks`."""
         self._changed[block] = None
         self._free_as[block] = is_cached
         owners, count = self._owners, self._ref_counts[block] - 1
@@ -130,10 +119,7 @@ class BlockBooks:
                 del self._holders[block]
 
     def drain(self) -> list[BlockMove]:
-        """Update the published state.
-
-        Returns the new state of each block that changed since the last call.
-        """
+        """See `KVBooks`."""
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
@@ -159,10 +145,7 @@ class BlockBooks:
         return moves
 
     def counts(self) -> KVCounts:
-        """Return the numbers of used, cached and empty blocks as of the last `drain`.
-
-        Also returns the evictions and prefix-cache counts since the last call, and resets them.
-        """
+        """See `KVBooks`."""
         num_empty = self.num_blocks - self._num_used - self._num_cached
         found = KVCounts(
             self._num_used,
@@ -176,7 +159,7 @@ class BlockBooks:
         return found
 
     def runs(self) -> list[BlockRun]:
-        """Return the state of all blocks as of the last `drain`: runs of equal blocks, by id."""
+        """See `KVBooks`."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:

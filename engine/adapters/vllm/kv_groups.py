@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Freed, Taken
-from stepscope.engine.adapters.vllm.shapes import VllmBlock, VllmScheduler
+from stepscope.engine.adapters.vllm.shapes import VllmScheduler
 from stepscope.engine.protocol.wire import KVGroup, KVTransfers
 
 _KINDS = {
@@ -46,11 +46,6 @@ def groups_of(scheduler: VllmScheduler) -> tuple[list[KVGroup], list[int]] | Non
         for (kind, block_size, window), layers in found.items()
     ]
     return (groups, [list(found).index(key) for key in keys]) if groups else None
-
-
-def as_freed(blocks: Iterable[VllmBlock]) -> list[int]:
-    """Return the ids of blocks that the pool has just freed, twice, plus 1 if they are cached."""
-    return [block.block_id << 1 | (block.block_hash is not None) for block in blocks]
 
 
 class BlockHolders:
@@ -105,7 +100,7 @@ class BlockHolders:
         return taken
 
     def free(self, freed: Iterable[int]) -> list[Freed]:
-        """Return who held the blocks that the pool has freed, as in `as_freed`.
+        """Return who held the blocks that the pool has freed, see `VllmWatcher.note_freed`.
 
         Call it when requests that ended or were preempted meanwhile are marked as such.
         """

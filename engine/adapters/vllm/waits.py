@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Held, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 
@@ -21,12 +21,12 @@ _OF_STATUS = {
 }
 
 
-def held(scheduler: VllmScheduler) -> dict[str, Held]:
-    """Return the waiting requests that vLLM passes over, with the reason and their blocks.
+def held(scheduler: VllmScheduler) -> dict[str, str]:
+    """Return the waiting requests that vLLM passes over, with the reason.
 
     Before 0.20 it does not say which they are.
     """
-    found: dict[str, Held] = {}
+    found: dict[str, str] = {}
     skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
         scheduler, "skipped_waiting", None
     )
@@ -44,19 +44,8 @@ def held(scheduler: VllmScheduler) -> dict[str, Held]:
         if reason is None:
             is_remote = getattr(scheduler, "connector", None) is not None
             reason = "remote_kv" if is_remote else "deferred"
-        found[request.request_id] = Held(reason, _num_blocks(scheduler, request))
+        found[request.request_id] = reason
     return found
-
-
-def _num_blocks(scheduler: VllmScheduler, request: VllmRequest) -> int:
-    """Return how many KV blocks a waiting request holds, vLLM's null block left out.
-
-    It holds some while its keys and values are on their way, or once they are there.
-    """
-    if not request.num_computed_tokens and "REMOTE_KVS" not in request.status.name:
-        return 0
-    groups = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-    return sum(1 for group in groups for block in group if block)
 
 
 def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
@@ -124,13 +113,13 @@ def common_reason(
 _FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
-def counted(num_waiting: int, common: str, held: Mapping[str, Held]) -> dict[str, int]:
+def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
     """Return how many requests wait for what; those held back for a reason of their own last."""
     rest = max(0, num_waiting - len(held))
     num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
     reasons = {common: rest - num_behind, "queued": num_behind}
     for each in held.values():
-        kind = each.reason.partition(":")[0]
+        kind = each.partition(":")[0]
         reasons[kind] = reasons.get(kind, 0) + 1
     return {reason: count for reason, count in reasons.items() if count}
 

@@ -8,12 +8,12 @@ from typing import NamedTuple, cast
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Held, UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.front_reports import FrontReports
-from stepscope.engine.adapters.vllm.kv_groups import BlockHolders, as_freed, groups_of
+from stepscope.engine.adapters.vllm.kv_groups import BlockHolders, groups_of
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import (
     SchedulerOutput,
@@ -42,7 +42,7 @@ class Noted(NamedTuple):
     Attributes:
         budget: maximum number of tokens of this step.
         held: see `waits.held`; None: as before.
-        freed: blocks that were freed meanwhile, as in `as_freed`.
+        freed: blocks that were freed meanwhile, see `note_freed`.
         loads: requests that got blocks for keys and values from elsewhere, for how many tokens;
             and if these are on their way while the request waits, the ids of those blocks by table.
         is_without_prefills: see `waits.leaves_out_prefills`.
@@ -56,7 +56,7 @@ class Noted(NamedTuple):
     num_waiting: int
     waiting_reasons: dict[str, int]
     preempted: Collection[str]
-    held: Mapping[str, Held] | None
+    held: Mapping[str, str] | None
     freed: Sequence[int]
     loads: Sequence[tuple[str, int, Sequence[Sequence[int]]]]
     is_without_prefills: bool
@@ -94,7 +94,7 @@ class VllmWatcher:
         self.reports = FrontReports(front_path, self.recorder)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
-        self._held: Mapping[str, Held] = {}  # as of the last `schedule()`
+        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
         self._counts = 0, 0  # of running and waiting requests, at the last look who is held
         policy = scheduler.scheduler_config.policy
         loras = getattr(scheduler, "lora_config", None)
@@ -187,8 +187,8 @@ class VllmWatcher:
         )
 
     def note_freed(self, blocks: Iterable[VllmBlock]) -> None:
-        """Note blocks that vLLM's pool has just freed."""
-        self._freed += as_freed(blocks)
+        """Note blocks that the pool has just freed: twice their ids, and 1 if they are cached."""
+        self._freed += [each.block_id << 1 | (each.block_hash is not None) for each in blocks]
 
     def take_freed(self) -> list[int]:
         """Remove and return the blocks that were freed since the last call, to be passed on."""
@@ -203,7 +203,7 @@ class VllmWatcher:
         """
         self._loads.append((request.request_id, num_tokens, waits))
 
-    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, Held] | None:
+    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
         """Look who is held back, if that may have changed. Returns them if it has, else None.
 
         With as many running and waiting requests as before, and none that begins, it can only have
@@ -211,7 +211,7 @@ class VllmWatcher:
         """
         scheduler = self._scheduler
         if not num_waiting or self.halted:
-            held: Mapping[str, Held] = {}
+            held: Mapping[str, str] = {}
         else:
             counts = len(scheduler.running), num_waiting
             is_alike = counts == self._counts and not (out.scheduled_new_reqs or self._loads)
@@ -219,12 +219,12 @@ class VllmWatcher:
             if is_alike and self.recorder.next_step % _LOOK_STEPS:
                 return None
             held = waits.held(scheduler)
-        if held == self._held:
+        if held == self._held and not self._loads:
             return None
         self._held = held
         return held
 
-    def held_anew(self) -> dict[TrackedRequest, Held] | None:
+    def held_anew(self) -> dict[TrackedRequest, str] | None:
         """Return who is held back while no step runs, and why; None if that is known already."""
         held = {}
         if self.num_waiting and not self.halted:
@@ -234,7 +234,7 @@ class VllmWatcher:
         self._held = held
         return self._tracked(held)
 
-    def _tracked(self, held: Mapping[str, Held]) -> dict[TrackedRequest, Held]:
+    def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
         table = self.recorder.table
         return {table[name]: reason for name, reason in held.items() if name in table}
 
