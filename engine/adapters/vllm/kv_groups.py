@@ -65,14 +65,21 @@ class BlockHolders:
         self._sending: dict[TrackedRequest, int] = {}
 
     def take(
-        self, tracked: TrackedRequest, tables: Sequence[Sequence[int]], num_cached: int = 0
+        self,
+        tracked: TrackedRequest,
+        tables: Sequence[Sequence[int]],
+        num_cached: int = 0,
+        loads_since_ns: int | None = None,
     ) -> list[Taken]:
         """Note the blocks that a request received, by block table.
 
         Args:
             num_cached: how many of its tokens came from the prefix cache.
+            loads_since_ns: since when it waits for keys and values that are on their way.
         """
         self._loading.pop(tracked, None)
+        if loads_since_ns is not None:
+            self._loading[tracked] = loads_since_ns
         taken = []
         for group, table in zip(self._of_table, tables, strict=True):
             blocks = []
@@ -90,14 +97,6 @@ class BlockHolders:
     def num_held(self, tracked: TrackedRequest) -> int:
         """Return how many blocks a request holds."""
         return self._num_held.get(tracked, 0)
-
-    def load(
-        self, tracked: TrackedRequest, tables: Sequence[Sequence[int]], now_ns: int
-    ) -> list[Taken]:
-        """Note the blocks of a waiting request whose keys and values are on their way."""
-        taken = self.take(tracked, tables)
-        self._loading[tracked] = now_ns
-        return taken
 
     def free(self, freed: Iterable[int]) -> list[Freed]:
         """Return who held the blocks that the pool has freed, see `VllmWatcher.note_freed`.
@@ -135,7 +134,13 @@ class BlockHolders:
         tracked = holders[0]
         if len(holders) > 1:
             # All hold it at the same place of their context, so a window passes the longest first.
-            tracked = max(holders, key=_eagerness)
+            tracked = max(
+                holders,
+                key=lambda each: (
+                    each.ended or (each.was_preempted and not each.block_table),
+                    each.source.num_computed_tokens,
+                ),
+            )
         holders.remove(tracked)
         return tracked
 
@@ -144,12 +149,8 @@ class BlockHolders:
         if not self._loading and not self._sending:
             return None
         return KVTransfers(
-            sum(self._num_held[each] for each in self._loading),
+            sum(map(self.num_held, self._loading)),
             min(self._loading.values(), default=None),
-            sum(self._num_held[each] for each in self._sending),
+            sum(map(self.num_held, self._sending)),
             min(self._sending.values(), default=None),
         )
-
-
-def _eagerness(tracked: TrackedRequest) -> tuple[bool, int]:
-    return tracked.ended or not tracked.block_table, tracked.source.num_computed_tokens

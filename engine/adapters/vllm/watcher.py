@@ -275,7 +275,7 @@ class VllmWatcher:
                 if (tracked := recorder.table.get(name)) is not None:
                     tracked.num_loaded = num_tokens
                     if tables:
-                        step.taken += holders.load(tracked, tables, noted.end_ns)
+                        step.taken += holders.take(tracked, tables, 0, noted.end_ns)
         note_blocks(step, out, recorder.table, holders)
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:

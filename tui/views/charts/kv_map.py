@@ -5,7 +5,7 @@ from array import array
 from functools import lru_cache
 from itertools import pairwise, product, starmap
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, GroupCounts, KVGroup
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
@@ -148,37 +148,41 @@ def state_runs(cells: bytes) -> Line:
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Return lines on the groups of KV blocks, the requests with most, and what is not filled."""
+    """Return lines that name the requests with most KV blocks.
+
+    Then the share of the pool that each group uses; with one group, the share of slots not filled.
+    """
     state = frame.state
-    groups = [
-        ((f"{name:<18}", "text"), (f"{share:>5.0%}", "muted"))
-        for name, share in _groups_used(frame)
-    ]
-    rows -= len(groups)
     holders = sorted(
         (view for view in state.requests.values() if view.num_blocks),
         key=lambda view: -view.num_blocks,
     )
     if not holders and state.kv is None:
-        return [*groups, *[()] * rows]
+        return [()] * rows
+    unfilled = fmt.percent(unfilled_share(frame))
+    last: list[Line] = [
+        ((f"{clean(group.kind, 17):<18}", "text"), (f"{share:>4.0%}", "muted"))
+        for group, _, share in groups_of(frame)
+    ] or [(("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted"))]
     lines: list[Line] = [(("holds most", "muted"),)]
-    for view in holders[: max(0, rows - 2)]:
+    for view in holders[: max(0, rows - 1 - len(last))]:
         name = clean(request_name(view.request_id), 10)
         lines.append(((f"{name:<10}", "text"), (f"{view.num_blocks:>6} blocks", "muted")))
-    lines += [()] * (rows - 1 - len(lines))
-    unfilled = fmt.percent(unfilled_share(frame))
-    lines.append((("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted")))
-    return [*groups, *lines][: rows + len(groups)]
+    lines += [()] * (rows - len(last) - len(lines))
+    return [*lines, *last][:rows]
 
 
-def _groups_used(frame: Frame) -> list[tuple[str, float]]:
-    """Return each group's kind, and its used blocks as a share of the pool."""
+def groups_of(frame: Frame) -> list[tuple[KVGroup, GroupCounts, float]]:
+    """Return the groups of KV blocks, with their counts and the share of the pool that they use.
+
+    Empty if all blocks are of one group.
+    """
     info, kv, counts = frame.state.info, frame.state.kv, frame.state.kv_groups
     if info is None or kv is None:
         return []
     total = max(1, kv.used + kv.cached + kv.empty)
     groups = zip(info.kv_groups or (), counts or (), strict=False)
-    return [(clean(group.kind, 17), each.used / total) for group, each in groups]
+    return [(group, each, each.used / total) for group, each in groups]
 
 
 def unfilled_share(frame: Frame) -> float | None:

@@ -172,30 +172,30 @@ def _owner_styles(frame: Frame) -> dict[str, str]:
     return styles
 
 
-def _group_letter(group: int, owner: int) -> str:
+def _group_letter(group: int, owner: int = 0) -> str:
     """Return a block's letter on the map by group: a capital if it is used, small if cached."""
     letter = string.ascii_uppercase[min(group, 25)]
     return _EMPTY if owner == EMPTY else letter.lower() if owner == CACHED else letter
 
 
+def _group_style(group: int) -> str:
+    return _GROUP_STYLES[group % len(_GROUP_STYLES)]
+
+
 def _group_styles(frame: Frame) -> dict[str, str]:
     styles = {_EMPTY: "kv_empty"}
-    for group, _ in enumerate(frame.state.kv_groups or ()):
-        letter = _group_letter(group, 0)
-        styles |= {letter: _GROUP_STYLES[group % len(_GROUP_STYLES)], letter.lower(): "kv_cached"}
+    for number in range(len(frame.state.kv_groups or ())):
+        styles[_group_letter(number)] = _group_style(number)
+        styles[_group_letter(number, CACHED)] = "kv_cached"
     return styles
 
 
 def _group_key(frame: Frame) -> Line:
     """Return the key of the map by group."""
     runs: list[Run] = []
-    styles, info = _group_styles(frame), frame.state.info
-    for number, group in enumerate((info and info.kv_groups) or ()):
-        letter = _group_letter(number, 0)
-        runs += [
-            (f"{letter} ", styles.get(letter, "text")),
-            (f"{clean(group.kind, 20)}  ", "muted"),
-        ]
+    for number, (group, _, _) in enumerate(kv_map.groups_of(frame)):
+        runs += [(f"{_group_letter(number)} ", _group_style(number))]
+        runs += [(f"{clean(group.kind, 20)}  ", "muted")]
     return (*runs, ("small: cached  ", "muted"), (_EMPTY, "kv_empty"), ("free", "muted"))
 
 
@@ -254,26 +254,22 @@ def _figures(frame: Frame) -> list[Line]:
 
 def _group_lines(frame: Frame) -> list[Line]:
     """Return two lines on each group of KV blocks, and the tokens for which there is room."""
-    info, kv, counts = frame.state.info, frame.state.kv, frame.state.kv_groups
-    if info is None or kv is None or counts is None:
-        return []
     lines: list[Line] = []
-    total, styles = max(1, kv.used + kv.cached + kv.empty), _group_styles(frame)
-    for number, (group, each) in enumerate(zip(info.kv_groups or (), counts, strict=False)):
-        letter, share = _group_letter(number, 0), each.used / total
+    for number, (group, each, share) in enumerate(kv_map.groups_of(frame)):
         window = "" if group.window is None else f", window {group.window:,}"
         tables = "" if group.num_tables == 1 else f", {group.num_tables} tables"
         about = f"   {group.num_layers} layers{tables}{window}; {group.block_size:,} tok"
         lines += [
             (
-                (f" {letter} ", styles[letter]),
+                (f" {_group_letter(number)} ", _group_style(number)),
                 (f"{clean(group.kind, 17):<17}", "text"),
                 (f"{each.used:>7,} {share:>4.0%}", "strong"),
                 (f" +{each.cached:,} cached", "kv_cached"),
             ),
             ((about[: _SIDE_WIDTH - 2], "muted"),),
         ]
-    if info.kv_tokens is not None and info.max_model_len:
+    info = frame.state.info
+    if info is not None and info.kv_tokens is not None and info.max_model_len:
         whole = f"tokens: {info.kv_tokens / info.max_model_len:,.1f} of {info.max_model_len:,}"
         lines.append(_figure("room", f"{info.kv_tokens:,}", whole))
     return lines
