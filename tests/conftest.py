@@ -195,6 +195,12 @@ def _end_zmq() -> Iterator[None]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like pytest's own, without the test's name: paths of sockets must be short."""
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
 def runtime_folder() -> Iterator[Path]:
     """A folder for sockets: a socket's path must be short, and `tmp_path` may be long."""
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
