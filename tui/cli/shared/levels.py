@@ -17,7 +17,7 @@ from stepscope.recordings.file.service_levels import (
     slo_of,
 )
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -77,27 +77,13 @@ def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
 
 # What limited the steps
 
-_NAMES: dict[Limit, str] = {
-    "budget": "token budget",
-    "seats": "seats",
-    "kv": "KV blocks",
-    "mode": "batching mode",
-    "threshold": "long-prefill threshold",
-    "paused": "paused by the operator",
-    "work": "no setting",
-    "lora": "LoRA slots",
-    "grammar": "grammars being compiled",
-    "remote_kv": "KV from elsewhere",
-    "encoder": "encoder budget",
-    "cadence": "prefill cadence",
-}
 _SHOWN = 0.005  # smaller shares are left out
 
 
 def limits_text(side: Run) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = side.figures()
-    names = dict(_NAMES)
+    names = {limit: spec.words for limit, spec in LIMIT_SPECS.items()}
     if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
         names["work"] += ", but prompts were prefilled whole"
     shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
