@@ -301,7 +301,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             {
                 "request_id": each.request_id,
                 "client_id": each.client_id,
-                "token": each.token_idx,
+                "token": each.token_idx + 1,
                 "kind": each.kind,
                 "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),
