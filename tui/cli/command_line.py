@@ -5,7 +5,7 @@ list of commands needs none of them.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -73,16 +73,6 @@ _INTERNAL = {
     "http": "engines.http:serve_http_for",
     "simulated-engine": "simulation.simulated_engine:run",
 }
-# Names of the release before: what they run, and what to write instead.
-_OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
-    "audit": (("snapshot", "--audit"), "snapshot --audit"),
-    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl"),
-    "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
-    "ledger": (("explain", "--queue"), "explain --queue"),
-    "http": (("http",), "serve --http-for ENDPOINT --http HOST:PORT"),
-    "schedule": (("simulate", "--steps"), "simulate --steps"),
-    "repair": (("verify", "--repair"), "verify --repair"),
-}
 _PLACES = {name: place for group in GROUPS.values() for name, (place, _) in group.items()}
 _NAME_WIDTH = 12
 
@@ -112,14 +102,6 @@ class _CommandLine(CommandGroup):
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()  # type: ignore[assignment]
-
-    def resolve_command(self, context: Any, words: list[str]) -> Any:
-        if words[0] in _OLD_NAMES and "--inherited-socket" not in words:
-            arguments, said = _OLD_NAMES[words[0]]
-            note = f"'stepscope {words[0]}' is now 'stepscope {said}', and goes in the next release"
-            print(f"stepscope: note: {note}", file=sys.stderr)
-            words = [*arguments, *("--http" if each == "--bind" else each for each in words[1:])]
-        return super().resolve_command(context, words)
 
     def format_help(self, context: Any, formatter: Any) -> None:
         lines = [self.help or "", "Usage: stepscope [--version] [--help] COMMAND [ARGS]...", ""]

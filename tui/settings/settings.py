@@ -142,10 +142,6 @@ SECTIONS: dict[Section, type[Struct]] = {
 }
 
 
-# Settings that the release before saved by itself: they must not stop a start.
-_GONE = {"own_load"}
-
-
 def config_path() -> Path:
     """Return the path of the config file, which may not exist; `STEPSCOPE_CONFIG` overrides it."""
     named = os.environ.get("STEPSCOPE_CONFIG")
@@ -248,8 +244,6 @@ def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:
     fields = {field.name: field for field in msgspec.structs.fields(SECTIONS[section])}
     for key, value in values.items():
-        if key in _GONE:
-            continue
         if key not in fields:
             known = ", ".join(fields)
             raise WrongUsage(f"{path}: unknown key {key!r} in [{section}]; there are: {known}")
