@@ -1,10 +1,12 @@
-"""Tables of a session for export: its steps, the rows of their batches, and its requests."""
+"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from itertools import islice
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import DraftRow, Phase, RequestView, RowFlag, StepRecord
 from stepscope.recordings.export.moments import Moment
+from stepscope.recordings.export.output import missing
 from stepscope.recordings.state.outcome import Outcome
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
@@ -228,3 +230,39 @@ def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
         ttft_ms,
         tpot_ms,
     )
+
+
+ROW_GROUP = 64 * 1024
+
+
+def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
+    """Write a table. Returns the number of rows.
+
+    Raises:
+        MissingPackage: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing("pyarrow", "parquet") from error
+
+    kinds: dict[str, Any] = {
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "text": pyarrow.string(),
+    }
+    columns = COLUMNS[table]
+    schema = pyarrow.schema([(column.name, kinds[column.kind]) for column in columns])
+    count = 0
+    rows = table_rows(table, moments)
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+        while group := list(islice(rows, ROW_GROUP)):
+            arrays = [
+                pyarrow.array(values, kinds[column.kind])
+                for column, values in zip(columns, zip(*group, strict=True), strict=True)
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            count += len(group)
+    return count

@@ -26,7 +26,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import text
 from stepscope.tui.cli.engines import watch
-from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
+from stepscope.tui.cli.engines.watch import serve_alert_metrics
 from stepscope.tui.session.session import AlertWatch
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings

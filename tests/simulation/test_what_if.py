@@ -14,9 +14,8 @@ from stepscope.engine.simulation.virtual import session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
-from stepscope.recordings.simulation.intervals import Predicted
 from stepscope.recordings.simulation.recorded import recorded_work
-from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, what_if
+from stepscope.recordings.simulation.what_if import Forecast, Predicted, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.simulation import what_if as command

@@ -47,7 +47,7 @@ serve  engines.serve  Run an engine, and publish every step of it.
 load  engines.load  Send work to an engine: a synthetic mix, or a real trace.
 chat  engines.chat  Talk to a model, and see what its tokens waited for.
 demo  dashboards.demo  Start a real engine and watch it at work, or simulate one.
-bench  bench.bench:commands  Measure an engine on this machine.
+bench  engines.bench:commands  Measure an engine on this machine.
 
 Learn
 tour  dashboards.tour  Learn how serving works, on a live engine.
@@ -70,7 +70,7 @@ def _groups() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = dict(_groups())
 # Run by other commands, in processes of their own.
 _INTERNAL = {
-    "http": "engines.http:serve_http_for",
+    "http": "engines.serve:serve_http_for",
     "simulated-engine": "simulation.simulated_engine:run",
 }
 _PLACES = {name: place for group in GROUPS.values() for name, (place, _) in group.items()}

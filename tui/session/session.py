@@ -17,11 +17,11 @@ from stepscope.recordings.alerts.meter import Meter
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
-from stepscope.tui.session.compare.state import CompareState
+from stepscope.tui.session.compare_state import CompareState
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.control.who import who
-from stepscope.tui.session.export.jobs import FileJobs
+from stepscope.tui.session.file_jobs import FileJobs
 from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need

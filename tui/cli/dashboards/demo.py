@@ -9,7 +9,7 @@ from typing import Any
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.workload.capacity import in_words
+from stepscope.engine.workload.arrivals import in_words
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
@@ -21,14 +21,17 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo_engine import (
     KNOBS,
     SERVICE_LEVELS,
+    WHO,
     WORKLOAD,
+    Act,
+    DemoStage,
     engine_arguments,
+    first_minute,
     simulated_gpu,
     speaks,
     workload_of,
     workload_text,
 )
-from stepscope.tui.cli.dashboards.demo_stage import WHO, Act, DemoStage, first_minute
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels

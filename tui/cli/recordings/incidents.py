@@ -23,8 +23,8 @@ from stepscope.tui.cli.shared.levels import chosen_rules
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.setting_values import milliseconds
 from stepscope.tui.views.format import plural
 
 _TICK_S = 0.25

@@ -1,4 +1,4 @@
-"""Finds the engine that a command is meant for, waits for it, and connects to it."""
+"""Finds the engine that a command is meant for, waits for it, and connects to it with a key."""
 
 import contextlib
 import os
@@ -7,10 +7,11 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import typer
 
@@ -26,14 +27,47 @@ from stepscope.engine.client.errors import (
 from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.engine.transport.local_engines import called
+from stepscope.engine.transport.keys import check_public, read_credentials
+from stepscope.engine.transport.local_engines import called, local_credentials
+from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import ClientSettings
 from stepscope.tui.settings.terminal import in_browser
+
+
+def use_key(flags: Mapping[str, Any]) -> None:
+    """Make all connections of this process and its children use the key that the user chose."""
+    settings = resolve(ClientSettings, "client", flags)
+    if not settings.key:
+        if settings.server_key:
+            raise WrongUsage("--server-key: only with --key FILE")
+        return
+    path = Path(settings.key).expanduser().absolute()
+    read_credentials(path)
+    os.environ[KEY_VARIABLE] = str(path)
+    if settings.server_key:
+        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
+
+
+def note_unused_key(endpoints: Iterable[str]) -> None:
+    """Say which of the engines named (none: of this machine) ask for no key."""
+    try:
+        named = [Endpoint.parse(each) for each in endpoints] or find_local()
+        keyless = [each for each in named if local_credentials(each) == (True, None)]
+    except (ConfigError, OSError):
+        return  # the command itself says what is wrong
+    for each in keyless:
+        print(
+            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
+            file=sys.stderr,
+        )
+
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
 _HELLO_S = 2.0  # a live engine answers a hello at once, even during a step

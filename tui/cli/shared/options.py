@@ -87,7 +87,7 @@ class CliCommand:
     def run(self, named: dict[str, Any]) -> Any:
         """Call the function with the options by name, as the command line gave them."""
         if self._takes_key:
-            from stepscope.tui.cli.shared.client_key import note_unused_key, use_key
+            from stepscope.tui.cli.shared.connect import note_unused_key, use_key
 
             given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
             use_key({name: value for name, value in given.items() if value is not None})

@@ -6,7 +6,7 @@ import typer
 
 from stepscope.engine.process.simulated import serve_simulated
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.tui.cli.engines.engine import end_process, prepare_process, when_parent_ends

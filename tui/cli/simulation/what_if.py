@@ -12,8 +12,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.plot.frontier import Between, FrontierPoint, frontier_figure
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
-from stepscope.recordings.simulation.intervals import Predicted
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, Predicted, WhatIf
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
