@@ -1,13 +1,9 @@
 """Finds the engine that a command is meant for, waits for it, and connects to it with a key."""
 
-import contextlib
 import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -33,7 +29,6 @@ from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
-from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -135,43 +130,33 @@ def called_text(endpoint: Endpoint) -> str:
     return address if name == endpoint.name else f"{address} (called {name})"
 
 
-def wait_for_any(
-    find: Callable[[], Sequence[Address]], waits: bool, q_ends: bool = False
-) -> Sequence[Address]:
+def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence[Address]:
     """Return what `find` returns, once at least one of the engines answers or is starting.
 
     Args:
         find: called before each look, because ranks that have come have addresses of their own.
         waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
-        q_ends: whether q, typed on the terminal, ends the command.
     """
     since, said = time.strftime("%H:%M:%S"), ""
     parent = os.getppid()
-    typed: Callable[[float], str] | None = None
-    with contextlib.ExitStack() as stack:
-        while True:
-            found = find()
-            try:
-                check_any(found)
-            except (EngineUnreachable, CommandFailed) as error:
-                if not waits or not _may_come(error):
-                    raise
-                why = str(error)
-            else:
-                return found
-            if in_browser() and os.getppid() != parent:  # its server is gone
-                raise typer.Exit(DONE)
-            if q_ends and typed is None:
-                typed = stack.enter_context(_typed())
-            if why != said and sys.stderr is not None:
-                names = ", ".join(each.name for each in found)
-                how = f"since {since} ({'q or ' if q_ends else ''}Ctrl-C ends)"
-                print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
-                said = why
-            if typed is None:
-                time.sleep(_LOOK_S)
-            elif "q" in typed(_LOOK_S):
-                raise typer.Exit(DONE)
+    while True:
+        found = find()
+        try:
+            check_any(found)
+        except (EngineUnreachable, CommandFailed) as error:
+            if not waits or not _may_come(error):
+                raise
+            why = str(error)
+        else:
+            return found
+        if in_browser() and os.getppid() != parent:  # its server is gone
+            raise typer.Exit(DONE)
+        if why != said and sys.stderr is not None:
+            names = ", ".join(each.name for each in found)
+            how = f"since {since} (Ctrl-C ends)"
+            print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
+            said = why
+        time.sleep(_LOOK_S)
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
@@ -263,24 +248,6 @@ def _may_come(error: Exception) -> bool:
     if isinstance(error, KeyRefused | NoEngine):
         return False
     return isinstance(error, EngineUnreachable | NotThere)
-
-
-@contextlib.contextmanager
-def _typed() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits some seconds for keys on the terminal, and returns them."""
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-
-    def typed(seconds: float) -> str:
-        is_typed = bool(select.select([descriptor], [], [], seconds)[0])
-        return os.read(descriptor, 1024).decode(errors="replace") if is_typed else ""
-
-    with ending_on_signals():
-        tty.setcbreak(descriptor)
-        try:
-            yield typed
-        finally:
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def check_metrics(address: MetricsAddress) -> None:
