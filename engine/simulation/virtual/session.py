@@ -93,12 +93,7 @@ class SimulatedSession:
         scheduler = setup.scheduler()
         scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
         self._core = EngineCore(
-            setup.info(seed),
-            self._runner,
-            scheduler,
-            setup.limits,
-            sink,
-            overlap=setup.overlap,
+            setup.info(seed), self._runner, scheduler, setup.limits, sink, overlap=setup.overlap
         )
         self._names = BlockNames(setup.block_size)
         self._client = SilentClient()

@@ -31,10 +31,7 @@ WHO = "stepscope demo"
 STALL_S = 9.0  # when a long prompt is prefilled whole
 _STALL_MS = 800.0  # how long it shall take
 _LEAST_TOKENS, _MOST_TOKENS = 768, 3072
-_WHOLE: dict[str, int | bool] = {
-    "enable_chunked_prefill": False,
-    "max_num_batched_tokens": 8192,
-}
+_WHOLE: dict[str, int | bool] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 _TIMEOUT_S = 60.0  # commands wait for the step in flight
 _AGAIN_S = 0.4  # the prompt is being prefilled by then, however slow the machine
 # Requests under way from a second on. Two at a time: their prompts fit into three seconds.
@@ -203,10 +200,7 @@ def workload_text(workload: WorkloadSpec) -> str:
 
 
 def engine_arguments(
-    model: str,
-    with_tokens: bool,
-    simulated: SimulatedGpu | None,
-    levels: Levels,
+    model: str, with_tokens: bool, simulated: SimulatedGpu | None, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
     """Return the command that runs the engine, and its options before it."""
     if simulated is None:

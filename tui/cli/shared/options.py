@@ -252,15 +252,13 @@ LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--unt
 Target = Annotated[
     str | None,
     _argument(
-        "FILE|ENDPOINT",
-        "a recording, a sample or an engine (default: the only local engine)",
+        "FILE|ENDPOINT", "a recording, a sample or an engine (default: the only local engine)"
     ),
 ]
 LastSeconds = Annotated[
     float | None,
     _option(
-        "NUMBER",
-        "only the last seconds (default: the whole recording, or a minute of an engine)",
+        "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
     ),
 ]
 AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
