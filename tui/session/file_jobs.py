@@ -5,12 +5,12 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
+from stepscope.tui.session.record_switch import untaken
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views import format as fmt
@@ -90,13 +90,7 @@ def file_name(order: ExportOrder) -> str:
 
 def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
     """Return a path that is taken neither by a file nor by an unfinished export."""
-    name, suffix = file_name(order), order.choice.suffix
-    for number in count(1):
-        tail = suffix if number == 1 else f"-{number}{suffix}"
-        path = order.folder / (name.removesuffix(suffix) + tail)
-        if not path.exists() and not path.with_name(path.name + unfinished_suffix).exists():
-            return path
-    raise AssertionError("numbers end")
+    return untaken(order.folder, file_name(order), order.choice.suffix, unfinished_suffix)
 
 
 log = logging.getLogger("stepscope.tui")

@@ -54,7 +54,7 @@ class AlertWatch:
         if not self._judge.watches or now_s < self._next_s:
             return []
         self._next_s = now_s + _LOOK_S
-        changes = self._judge.take(self._meter.measure(), now_s)
+        changes = self._judge.apply(self._meter.measure(), now_s)
         for change in changes:
             if change.is_firing and self._source.history.last_step is not None:
                 add_mark(self._source, change.text, _WHO)

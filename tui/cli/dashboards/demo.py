@@ -24,7 +24,7 @@ from stepscope.tui.cli.dashboards.demo_engine import (
     WHO,
     WORKLOAD,
     Act,
-    DemoStage,
+    FirstMinute,
     engine_arguments,
     first_minute,
     simulated_gpu,
@@ -127,18 +127,18 @@ def demo(
             acts = [Act(0.0, SetWorkload(workload=workload, who=WHO))]
             if workload == WORKLOAD and model == EngineConfig().model:
                 acts = first_minute(workload, KNOBS, costs)
-            stage = DemoStage(engine.endpoint, acts, history)
+            minute = FirstMinute(engine.endpoint, acts, history)
             source.start()
             try:
                 wait_until_live(engine, source, stop)
                 if headless:
-                    stage.start()
+                    minute.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
                 elif browsers is not None:
                     progress.close()
                     say(*about)
-                    stage.start()
+                    minute.start()
                     browsers.serve([engine.endpoint.control], flags)
                 else:
                     progress.close()
@@ -149,10 +149,10 @@ def demo(
                         settings,
                         recorder,
                         keeps_levels=False,
-                        news=lambda: ended() or stage.news(),
+                        news=lambda: ended() or minute.news(),
                     )
             finally:
-                stage.stop()
+                minute.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()

@@ -78,7 +78,7 @@ def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) 
     return sorted(acts, key=lambda act: act.at_s)
 
 
-class DemoStage:
+class FirstMinute:
     """Plays the acts on a thread, until `history` tells that someone else changed the engine."""
 
     def __init__(self, endpoint: Endpoint, acts: Sequence[Act], history: History) -> None:

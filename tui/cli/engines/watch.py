@@ -75,7 +75,7 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
 
     def look() -> None:
         while not is_over.wait(TICK_S):
-            judge.take(meter.measure(), time.monotonic())
+            judge.apply(meter.measure(), time.monotonic())
 
     thread = threading.Thread(target=look, name="rules", daemon=True)
     source.start()
@@ -162,7 +162,7 @@ def watch(
         try:
             while not stop.wait(TICK_S):
                 now_s = time.monotonic()
-                changes = judge.take(meter.measure(), now_s)
+                changes = judge.apply(meter.measure(), now_s)
                 has_fired = has_fired or any(change.is_firing for change in changes)
                 if once and _is_decided(judge, now_s - start_s):
                     return _verdict(judge, out)

@@ -77,7 +77,7 @@ def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
 
 # What limited the steps
 
-_NAMES: dict[Limit, str] = {
+LIMIT_NAMES: dict[Limit, str] = {
     "budget": "token budget",
     "seats": "seats",
     "kv": "KV blocks",
@@ -97,7 +97,7 @@ _SHOWN = 0.005  # smaller shares are left out
 def limits_text(side: Run) -> str:
     """Return a line with each limit and the share of steps that it limited, the largest first."""
     figures = side.figures()
-    names = dict(_NAMES)
+    names = dict(LIMIT_NAMES)
     if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
         names["work"] += ", but prompts were prefilled whole"
     shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
