@@ -158,6 +158,7 @@ class SideWork(NamedTuple):
     num_steps: int  # of records, if `sums_up`
     seconds: float
     num_requests: int | None
+    num_arrived: int | None  # of them, during the run
     num_finished: int | None
     num_in_tokens: int | None
     num_out_tokens: int | None
@@ -260,6 +261,7 @@ def _work(side: Side) -> SideWork:
         sums.num_records,
         sums.seconds,
         num_requests or (None if sums.num_arrived is None else 0),
+        sums.num_arrived,
         sums.num_finished,
         sums.num_in_tokens,
         sums.num_out_tokens,

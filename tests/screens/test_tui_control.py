@@ -578,6 +578,7 @@ async def test_a_key_switches_recording_on_and_off(
         assert not [each for each in landmarks(recording) if each.kind == "mark"]
 
 
+@pytest.mark.slow
 async def test_why_a_recording_ended_is_shown_until_the_next_key(
     source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

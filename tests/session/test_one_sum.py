@@ -435,6 +435,7 @@ def test_what_an_engine_does_not_publish_is_unknown_and_not_zero(
         assert {name for name in unknown if figures[name] is not None} == set(), way
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 500), max_size=4))
 def test_the_sums_of_all_parts_add_up_to_those_of_the_whole(cuts: list[int]) -> None:

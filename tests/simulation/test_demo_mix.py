@@ -140,7 +140,7 @@ def test_nothing_is_late_in_the_demo_before_the_staged_stall(times_slower: float
 def test_the_verdict_explains_the_staged_stall_of_the_demo(times_slower: float) -> None:
     said = [each.text for at_s, each in half_a_minute(times_slower).verdicts if STALL_S < at_s < 15]
     stalled = next(text for text in said if "stood still" in text)
-    assert re.match(r"\d streams stood still [\d.]+ s behind ", stalled), stalled
+    assert re.match(r"\d streams stood still [\d.]+ s at step [\d,]+ behind ", stalled), stalled
     assert "prompt" in stalled
 
 

@@ -130,7 +130,7 @@ def test_tune_names_what_an_attached_engine_waited_for_instead_of_its_machine() 
     held = {"lora": 0.73}
     found = diagnosis.Diagnosis(nothing, kept_share=0.2, findings=[], bottlenecks=[], held=held)
     assert list(tune._bottlenecks(found)) == [
-        "no setting is the bottleneck: LoRA slots limited 73% of the recorded steps, "
+        "no setting is the bottleneck: LoRA slots (max_loras) limited 73% of the recorded steps, "
         "which no simulation lifts"
     ]
 

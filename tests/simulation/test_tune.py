@@ -42,7 +42,7 @@ def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
     assert "max_num_seqs" in found["promising"]["changes"]
     assert found["promising"]["keeps"]
     assert 0 < found["load_that_keeps_per_s"] < found["load_per_s"]
-    assert "of the load) would do; seats limited" in found["verdict"]
+    assert "of the load) would do; max_num_seqs limited" in found["verdict"]
 
 
 def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(

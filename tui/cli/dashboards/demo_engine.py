@@ -196,7 +196,7 @@ def workload_text(workload: WorkloadSpec) -> str:
     text = describe(workload)
     if workload.max_concurrency is None or workload.rate < WORKLOAD.rate:
         return text
-    return f"{workload.max_concurrency} requests under way at all times: {text.partition(': ')[2]}"
+    return f"up to {workload.max_concurrency} requests under way at once: {text.partition(': ')[2]}"
 
 
 def engine_arguments(

@@ -134,11 +134,12 @@ def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, 
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
         num_held_up = sum(each.step == longest.step for each in gaps)
+        held_up = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
         steps = fmt.plural(len({each.step for each in gaps}), "step")
         lines.append(
             f"  in {steps}, the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
-            f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up "
-            + ("1 stream" if num_held_up == 1 else f"{num_held_up:,} streams")
+            f"({clock_ms(found.wall_ns(longest.end_ns))})"
+            + (f", which held up {held_up}" if found.request_id is None else "")
         )
     ttft = found.ttft
     lines.append(_measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), ttft))
@@ -295,7 +296,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             {
                 "request_id": each.request_id,
                 "client_id": each.client_id,
-                "token": each.token_idx,
+                "token": each.token_idx + 1,
                 "kind": each.kind,
                 "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),

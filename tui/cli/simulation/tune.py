@@ -17,9 +17,8 @@ from stepscope.recordings.simulation.tuning import (
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.levels import LIMIT_NAMES
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
@@ -175,7 +174,7 @@ def _limit(seen: Seen) -> str:
     share = f"{seen.share(most):.0%} of the recorded steps"
     if most == "work":
         return f"no setting limited {share}, only the speed of the machine"
-    return f"{LIMIT_NAMES[most]} limited {share}"
+    return f"{LIMIT_SPECS[most].words} limited {share}"
 
 
 def _late(each: Candidate, level: SLO) -> str:
@@ -267,8 +266,8 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
         for limit, share in found.held.items():
             yield (
-                f"{begin} {LIMIT_NAMES[limit]} limited {share:.0%} of the recorded steps, which "
-                "no simulation lifts"
+                f"{begin} {LIMIT_SPECS[limit].words} limited {share:.0%} of the recorded steps, "
+                "which no simulation lifts"
             )
         if found.held:
             return
