@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.bootstrap import (
-    RatioInterval,
-    draw,
-    percentile_ratio,
-    ratio_of,
-)
+from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side

@@ -23,11 +23,9 @@ from stepscope.engine.protocol.wire import (
     TakenRow,
     Totals,
 )
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.feed import Feed
+from stepscope.recordings.compare.side.advice import RecentRun, advice
+from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
-from stepscope.recordings.compare.side.history_feed import HistoryFeed
-from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES

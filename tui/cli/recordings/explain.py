@@ -17,12 +17,7 @@ from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
 from stepscope.tui.cli.recordings.profiled import print_profile
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.levels import (
-    advice_lines,
-    level_of,
-    limits_document,
-    limits_text,
-)
+from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
 from stepscope.tui.cli.shared.paths import request_number

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.comparison import Comparison, SettingDifference
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import COMPARED_KINDS, PARTS, ComparedFigure, Verdict
-from stepscope.recordings.compare.settings import SettingDifference
 from stepscope.recordings.figures.table import RANKS
 from stepscope.recordings.state.audit_text import value_text
 from stepscope.tui.views import format as fmt
