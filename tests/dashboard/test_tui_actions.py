@@ -184,7 +184,7 @@ async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> Non
         ("fleet", {"live"}, "inspect", "the screens of the chosen engine"),
         ("fleet", {"live", "recorder", "files"}, "record", "a recording of the chosen engine"),
         ("live", {"live", "recorder", "files"}, "record", "start or end a recording"),
-        ("kv", {"live"}, "sort", "blocks by state or by owner"),
+        ("kv", {"live"}, "sort", "blocks by state, owner or kind of layer"),
     ],
 )
 def test_help_and_palette_describe_a_key_as_it_works_on_the_current_screen(

@@ -270,7 +270,7 @@ def _group_lines(frame: Frame) -> list[Line]:
         ]
     info = frame.state.info
     if info is not None and info.kv_tokens is not None and info.max_model_len:
-        whole = f"tokens: {info.kv_tokens / info.max_model_len:,.1f} of {info.max_model_len:,}"
+        whole = f"tokens, {info.kv_tokens / info.max_model_len:,.1f} × {info.max_model_len:,}"
         lines.append(_figure("room", f"{info.kv_tokens:,}", whole))
     return lines
 
