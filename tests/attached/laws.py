@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,20 @@ def used_blocks_are_the_pools(published: Published, calls: Sequence[dict[str, An
     assert last.kv is not None
     assert last.kv.used == 0, f"{last.kv.used} blocks are used by nobody"
     return f"equal after {num_equal} of {len(used) - first} steps"
+
+
+def used_blocks_of_each_group_are_its_managers(
+    published: Published, calls: Sequence[dict[str, Any]]
+) -> str:
+    """After every step, the used blocks of each group are those in its block tables in vLLM."""
+    tables = [call["tables"] for call in calls if call["call"] == "update"]
+    groups = published.infos[0].kv_groups or ()
+    assert len(groups) > 1
+    for step, used in zip(published.steps, tables[published.steps[0].step :], strict=True):
+        rest = iter(used)  # vLLM has the tables of a group next to each other
+        expected = [sum(islice(rest, group.num_tables)) for group in groups]
+        assert [each.used for each in step.kv_groups or ()] == expected, f"step {step.step}"
+    return f"{', '.join(group.kind for group in groups)}: {len(published.steps)} steps"
 
 
 def a_budget_holds_from_the_answered_step(

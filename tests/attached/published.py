@@ -12,6 +12,7 @@ from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     Audited,
+    EngineInfo,
     EngineStatus,
     Finished,
     Preempted,
@@ -56,6 +57,7 @@ class Published:
     """Decoded messages, by kind."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
+        self.infos = [each for each in messages if isinstance(each, EngineInfo)]
         self.steps = [each for each in messages if isinstance(each, StepRecord)]
         self.in_flight = [each for each in messages if isinstance(each, StepInFlight)]
         self.audited = [each for each in messages if isinstance(each, Audited)]

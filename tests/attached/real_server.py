@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 VOCABULARY = 260  # of the byte tokenizer
@@ -41,8 +41,18 @@ class CannotServeError(Exception):
     """vLLM does not run here. The message is vLLM's last error."""
 
 
-def write_model(folder: Path) -> None:
-    """A Llama of two layers and random weights, with a byte tokenizer."""
+WINDOWS = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "head_dim": 32,
+    "sliding_window": 64,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+}  # a Gemma-3 in place of a Llama
+
+
+def write_model(folder: Path, **changes: Any) -> None:
+    """A Llama of two layers and random weights, with a byte tokenizer; or another, by changes."""
     from stepscope.engine.models.demo import byte_tokenizer
 
     byte_tokenizer().save_pretrained(folder)
@@ -62,7 +72,7 @@ def write_model(folder: Path) -> None:
         "torch_dtype": "float32",
         "bos_token_id": None,
         "eos_token_id": None,
-    }
+    } | changes
     (folder / "config.json").write_text(json.dumps(config))
 
 

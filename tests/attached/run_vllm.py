@@ -24,7 +24,7 @@ from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.models.demo import byte_tokenizer
 from tests.attached import laws
 from tests.attached.published import Collector
-from tests.attached.real_server import Answer, CannotServeError, VllmServer, write_model
+from tests.attached.real_server import WINDOWS, Answer, CannotServeError, VllmServer, write_model
 from tests.support.screens.pty_process import PtyProcess
 from tests.support.waiting import wait_for
 
@@ -42,11 +42,16 @@ def main(releases: list[str]) -> int:
         model = Path(temporary) / "model"
         model.mkdir()
         write_model(model)
+        windows = Path(temporary) / "windows"
+        windows.mkdir()
+        write_model(windows, **WINDOWS)
         for release in releases or RELEASES:
             report = Report(release)
             try:
                 python = environment(release)
-                Trial(python, model, Path(temporary) / release, report).run()
+                trial = Trial(python, model, Path(temporary) / release, report)
+                trial.run()
+                trial.with_windows(windows)
             except CannotServeError as error:
                 report.line("cannot run", f"{error}; {instruction_sets()}")
             except (OSError, HTTPException, AssertionError, AttributeError) as error:
@@ -94,10 +99,26 @@ class Trial:
         self._with_an_error_of_ours()
         self._left_out()
 
-    def _serve(self, name: str, *, asynchronous: bool = False, **environment: str) -> VllmServer:
+    def with_windows(self, model: Path) -> None:
+        """Hold a model with sliding windows to the laws of one server, and its groups of blocks."""
+        report = Report(self._report.release, "sliding windows: ")
+        self._model = model
+        # Its longest request needs 70 blocks.
+        blocks = ("--num-gpu-blocks-override", "97", "--no-disable-hybrid-kv-cache-manager")
+        self._under_load(self._serve("windows", blocks), report)
+        self._report.num_failed += report.num_failed
+
+    def _serve(
+        self,
+        name: str,
+        more: tuple[str, ...] = (),
+        *,
+        asynchronous: bool = False,
+        **environment: str,
+    ) -> VllmServer:
         settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
         folder = self._folder / name
-        options = ("--cudagraph-metrics",) if self._reports_graphs else ()
+        options = (*more, "--cudagraph-metrics") if self._reports_graphs else more
         return VllmServer(
             self._python, self._model, folder, settings, options, asynchronous=asynchronous
         )
@@ -138,6 +159,11 @@ class Trial:
             recorder.wait(30)
             published, calls = collector.published(), server.calls
             check = report.check
+            if len(published.infos[0].kv_groups or ()) > 1:
+                check(
+                    "used blocks of each group are those of its tables",
+                    lambda: laws.used_blocks_of_each_group_are_its_managers(published, calls),
+                )
             check(
                 "rows add up to each request's tokens",
                 lambda: laws.every_request_is_accounted_for(published, answers),

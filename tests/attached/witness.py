@@ -57,7 +57,11 @@ def _update(update: Callable[..., Any], folder: Path) -> Callable[..., Any]:
         if out.total_num_scheduled_tokens:
             pool = self.kv_cache_manager.block_pool
             num_used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-            _write(folder, {"call": "update", "used": num_used})
+            managers = self.kv_cache_manager.coordinator.single_type_managers
+            tables = [list(each.req_to_blocks.values()) for each in managers]
+            ids = [{each.block_id for blocks in table for each in blocks} - {0} for table in tables]
+            tables_used = [len(each) for each in ids]
+            _write(folder, {"call": "update", "used": num_used, "tables": tables_used})
         return result
 
     return witnessed
