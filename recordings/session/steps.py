@@ -64,6 +64,10 @@ class StepSummary(NamedTuple):
     limit: int | None  # place in `LIMITS`
     num_drafted_tokens: int | None  # guessed tokens that the step checked
     num_accepted_tokens: int | None  # those of them that were right
+    num_evicted_tokens: int | None  # of prompts, computed again because they had been evicted
+    num_diverged_tokens: int | None  # of prompts that begin like an earlier one
+    num_more_in_half: int | None  # prompt tokens that a pool 1.5 times as large would have hit, too
+    num_more_in_twice: int | None  # ... and one twice as large
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -87,6 +91,7 @@ COLUMNS = StepSummary._fields[:-3]  # the flags are looked up
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
+_NO_MISSES = (UNKNOWN,) * 4
 
 
 class Span(NamedTuple):
@@ -255,6 +260,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
+        *((has_events and kv and outcome.num_missed_tokens) or _NO_MISSES),
     )
 
 

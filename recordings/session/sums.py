@@ -48,6 +48,10 @@ class Sums:
     num_decode_rows: int | None = 0
     num_drafted_tokens: int | None = 0
     num_accepted_tokens: int | None = 0
+    num_evicted_tokens: int | None = 0
+    num_diverged_tokens: int | None = 0
+    num_more_in_half: int | None = 0
+    num_more_in_twice: int | None = 0
     num_waiting: int | None = 0
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
@@ -90,6 +94,12 @@ class Sums:
         return per(self.num_kv_used, self.num_kv_blocks)
 
     @property
+    def num_new_tokens(self) -> int | None:
+        """Prompt tokens that were neither hit nor evicted, and have not diverged."""
+        parts = self.num_hit_tokens, self.num_evicted_tokens, self.num_diverged_tokens
+        return less(self.num_queried_tokens, *parts)
+
+    @property
     def num_known_limits(self) -> int:
         """Number of steps whose limit is known."""
         return sum(self.num_limited)
@@ -101,6 +111,18 @@ _ADDED = tuple(field.name for field in fields(Sums) if field.name not in ("num_l
 def per(part: float | None, whole: float | None) -> float | None:
     """Return `part / whole`; None if one of them is unknown or `whole` is 0."""
     return None if part is None or not whole else part / whole
+
+
+def less(whole: int | None, *parts: int | None) -> int | None:
+    """Return `whole` without `parts`; None if one of them is unknown."""
+    known = [part for part in parts if part is not None]
+    return None if whole is None or len(known) < len(parts) else whole - sum(known)
+
+
+def plus(*parts: int | None) -> int | None:
+    """Return the sum; None if one of `parts` is unknown."""
+    rest = less(0, *parts)
+    return None if rest is None else -rest
 
 
 def sums_between(outcome: Outcome | None) -> Sums:
@@ -206,6 +228,10 @@ class _Rows:
             num_decode_rows=self.total("num_decode_rows"),
             num_drafted_tokens=self.total("num_drafted_tokens"),
             num_accepted_tokens=self.total("num_accepted_tokens"),
+            num_evicted_tokens=self.total("num_evicted_tokens"),
+            num_diverged_tokens=self.total("num_diverged_tokens"),
+            num_more_in_half=self.total("num_more_in_half"),
+            num_more_in_twice=self.total("num_more_in_twice"),
             num_waiting=self.total("num_waiting"),
             num_evicted=self.total("num_evicted"),
             num_kv_used=used,

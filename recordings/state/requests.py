@@ -22,6 +22,7 @@ from stepscope.engine.protocol.wire import (
     HeldRow,
     Phase,
     Preempted,
+    PrefixMisses,
     RequestEvent,
     RequestView,
     RowFlag,
@@ -212,6 +213,8 @@ class RequestTable:
                 # Not from its first row, which may come steps later.
                 view.num_cached_tokens = event.num_cached_tokens
                 outcome.num_cached_tokens += event.num_cached_tokens
+                view.misses = event.misses
+                outcome.num_missed_tokens = _added(outcome.num_missed_tokens, event.misses)
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:
@@ -299,6 +302,20 @@ class RequestTable:
 def comes_back(view: RequestView) -> bool:
     """Whether a request that is admitted ran before, so that its prompt is counted already."""
     return view.num_preemptions > 0 or view.num_output_tokens > 0
+
+
+def _added(
+    known: tuple[int, int, int, int] | None, misses: PrefixMisses | None
+) -> tuple[int, int, int, int] | None:
+    if known is None or misses is None:
+        return None
+    evicted, diverged, half, twice = known
+    return (
+        evicted + misses.num_evicted,
+        diverged + misses.num_diverged,
+        half + misses.num_more_in_half,
+        twice + misses.num_more_in_twice,
+    )
 
 
 def _num_again(row: BatchRow, view: RequestView) -> int:
