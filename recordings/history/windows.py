@@ -121,6 +121,12 @@ class Windows:
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 
+    def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
+        """The sums over the steps of a window. The window is given as in `HistoryView.latency`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            return sums_in(self._timeline.columns, start_ns, end_ns)
+
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
         """For each limit, the sums over the steps that had it."""
         with self._lock:

@@ -58,8 +58,8 @@ class Outcome:
     # Prompt tokens looked up in the prefix cache, and those found, each once. None is unknown.
     num_queried_tokens: int | None = None
     num_hit_tokens: int | None = None
-    # Of those looked up and not found: evicted, diverged; hit in a pool 1.5 times and twice as large
-    # (`PrefixMisses`). None is unknown.
+    # Of those not found: evicted, diverged; and what a pool 1.5 times and twice as large would have
+    # hit (`PrefixMisses`). None is unknown.
     num_missed_tokens: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     # In the prefill of requests that come back, all but new prompt tokens.
     num_recomputed_tokens: int = 0

@@ -27,6 +27,7 @@ from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views import misses_text
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
@@ -112,6 +113,7 @@ def explain(
         *_summary(file, found, own, given),
         *said,
         *_served(found),
+        *_prompt(found),
         *_shares(found),
         *_table(found, limit),
     )
@@ -194,6 +196,14 @@ def _served(found: Explanation) -> list[str]:
         for name, spread in clocks.items()
     ]
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
+
+
+def _prompt(found: Explanation) -> list[str]:
+    """Lines on the prompt of the request in the prefix cache; none for all requests."""
+    if found.view is None:
+        return []
+    block_size = found.info.block_size
+    return misses_text.texts(found.view, block_size, lambda ns: clock_ms(found.wall_ns(ns)))
 
 
 def _clocks(found: Explanation) -> dict[str, LatencySpread]:
@@ -290,6 +300,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
             for name, spread in _clocks(found).items()
         },
+        "prompt": _prompt_document(found),
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
@@ -311,6 +322,23 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             }
             for each in found.late
         ],
+    }
+
+
+def _prompt_document(found: Explanation) -> dict[str, Any] | None:
+    view = found.view
+    if view is None or (misses := view.misses) is None:
+        return None
+    evicted_ns = misses.evicted_ns
+    return {
+        "num_tokens": view.num_prompt_tokens,
+        **(misses_text.parts_of(view) or {}),
+        "evicted_by": misses.evicted_by,
+        "evicted_wall_ns": None if evicted_ns is None else found.wall_ns(evicted_ns),
+        "life_ms": None if misses.life_ns is None else in_ms(misses.life_ns),
+        "diverged_from": misses.diverged_from,
+        "more_hits_in_1_5x": misses.num_more_in_half,
+        "more_hits_in_2x": misses.num_more_in_twice,
     }
 
 
