@@ -51,8 +51,8 @@ class PrefixMisses(Struct, array_like=True, frozen=True, gc=False):
 
     num_evicted: int  # they were in the cache, and are remembered
     num_diverged: int  # the prompt begins like an earlier one, which goes on otherwise
-    num_more_in_half: int  # tokens that a pool 1.5 times as large would have hit besides
-    num_more_in_twice: int  # ... and one twice as large
+    num_more_hits_1_5x: int  # tokens that a pool 1.5 times as large would have hit besides
+    num_more_hits_2x: int  # ... and one twice as large
     diverged_from: int | None = None  # the request with that earlier prompt
     evicted_by: int | None = None  # the request for which the first missing block was evicted
     evicted_ns: int | None = None  # when

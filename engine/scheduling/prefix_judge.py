@@ -92,8 +92,8 @@ class PrefixJudge:
         misses = PrefixMisses(
             num_evicted=(end - num_hit) * size,
             num_diverged=num_diverged,
-            num_more_in_half=more[0],
-            num_more_in_twice=more[1],
+            num_more_hits_1_5x=more[0],
+            num_more_hits_2x=more[1],
             diverged_from=None if other is None else other.request_id,
             evicted_by=first.evicted_by,
             evicted_ns=first.evicted_ns if ghosts else None,

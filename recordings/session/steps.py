@@ -66,8 +66,10 @@ class StepSummary(NamedTuple):
     num_accepted_tokens: int | None  # those of them that were right
     num_evicted_tokens: int | None  # of prompts, computed again because they had been evicted
     num_diverged_tokens: int | None  # of prompts that begin like an earlier one
-    num_more_in_half: int | None  # prompt tokens that a pool 1.5 times as large would have hit, too
-    num_more_in_twice: int | None  # ... and one twice as large
+    num_more_hits_1_5x: (
+        int | None
+    )  # prompt tokens that a pool 1.5 times as large would have hit, too
+    num_more_hits_2x: int | None  # ... and one twice as large would
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False

@@ -50,8 +50,8 @@ class Sums:
     num_accepted_tokens: int | None = 0
     num_evicted_tokens: int | None = 0
     num_diverged_tokens: int | None = 0
-    num_more_in_half: int | None = 0
-    num_more_in_twice: int | None = 0
+    num_more_hits_1_5x: int | None = 0
+    num_more_hits_2x: int | None = 0
     num_waiting: int | None = 0
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
@@ -230,8 +230,8 @@ class _Rows:
             num_accepted_tokens=self.total("num_accepted_tokens"),
             num_evicted_tokens=self.total("num_evicted_tokens"),
             num_diverged_tokens=self.total("num_diverged_tokens"),
-            num_more_in_half=self.total("num_more_in_half"),
-            num_more_in_twice=self.total("num_more_in_twice"),
+            num_more_hits_1_5x=self.total("num_more_hits_1_5x"),
+            num_more_hits_2x=self.total("num_more_hits_2x"),
             num_waiting=self.total("num_waiting"),
             num_evicted=self.total("num_evicted"),
             num_kv_used=used,

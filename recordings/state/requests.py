@@ -313,8 +313,8 @@ def _added(
     return (
         evicted + misses.num_evicted,
         diverged + misses.num_diverged,
-        half + misses.num_more_in_half,
-        twice + misses.num_more_in_twice,
+        half + misses.num_more_hits_1_5x,
+        twice + misses.num_more_hits_2x,
     )
 
 

@@ -158,6 +158,6 @@ def test_both_engines_say_the_same_of_each_prompt(seed: int) -> None:
 
 def _without_times(misses: PrefixMisses) -> tuple[int | None, ...]:
     return (
-        misses.num_evicted, misses.num_diverged, misses.num_more_in_half,
-        misses.num_more_in_twice, misses.diverged_from, misses.evicted_by,
+        misses.num_evicted, misses.num_diverged, misses.num_more_hits_1_5x,
+        misses.num_more_hits_2x, misses.diverged_from, misses.evicted_by,
     )  # fmt: skip

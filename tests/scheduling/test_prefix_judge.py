@@ -163,11 +163,11 @@ def test_a_larger_pool_really_hits_what_is_said_of_it(seed: int) -> None:
     prompts = [each for each in _prompts(chance, 120) if len(each) % BLOCK]
     hits = {factor: _hits_one_by_one(round(16 * factor), prompts) for factor in (1, 1.5, 2)}
     said = [misses for _, misses in hits[1]]
-    assert sum(misses.num_more_in_half for misses in said) > 0
+    assert sum(misses.num_more_hits_1_5x for misses in said) > 0
     for place, misses in enumerate(said):
         now = hits[1][place][0]
-        assert hits[1.5][place][0] == now + misses.num_more_in_half
-        assert hits[2][place][0] == now + misses.num_more_in_twice
+        assert hits[1.5][place][0] == now + misses.num_more_hits_1_5x
+        assert hits[2][place][0] == now + misses.num_more_hits_2x
 
 
 def _hits_one_by_one(num_blocks: int, prompts: list[list[int]]) -> list[tuple[int, PrefixMisses]]:

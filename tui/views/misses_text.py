@@ -28,7 +28,7 @@ def texts(view: RequestView, block_size: int | None, clock: Callable[[int], str]
     counts = ", ".join(f"{number:,} {name}" for name, number in parts.items())
     larger = ""
     if misses.num_evicted:
-        half, twice = misses.num_more_in_half, misses.num_more_in_twice
+        half, twice = misses.num_more_hits_1_5x, misses.num_more_hits_2x
         larger = f"; a pool 1.5x as large would have hit {half:,} more, 2x {twice:,}"
     said = [f"prompt of {view.num_prompt_tokens:,} tokens: {counts}{larger}"]
     why = []

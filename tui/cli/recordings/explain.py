@@ -337,8 +337,8 @@ def _prompt_document(found: Explanation) -> dict[str, Any] | None:
         "evicted_wall_ns": None if evicted_ns is None else found.wall_ns(evicted_ns),
         "life_ms": None if misses.life_ns is None else in_ms(misses.life_ns),
         "diverged_from": misses.diverged_from,
-        "more_hits_in_1_5x": misses.num_more_in_half,
-        "more_hits_in_2x": misses.num_more_in_twice,
+        "more_hits_in_1_5x": misses.num_more_hits_1_5x,
+        "more_hits_in_2x": misses.num_more_hits_2x,
     }
 
 

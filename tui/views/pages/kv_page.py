@@ -230,7 +230,7 @@ def _prompts(sums: Sums) -> list[Line]:
         lines.append(((f"   {name:<11}", "muted"), (f"{number:>8} {share:>4.0%}  ", "text"), bar))
     half, twice = (
         fmt.percent(per(plus(hit, more), queried))
-        for more in (sums.num_more_in_half, sums.num_more_in_twice)
+        for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
     )
     lines.append(_figure("hits, 1.5x pool", half, f"2x pool {twice}"))
     return lines
