@@ -209,7 +209,7 @@ class KVCacheManager:
         for block in blocks:
             digest = self._pool.unregister(block)
             if digest is not None and self._judge is not None:
-                self._judge.unwritten(digest)
+                self._judge.evicted(digest, None)
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:

@@ -118,23 +118,17 @@ class PrefixJudge:
         if before is not None and (parent := self._contents.get(before)) is not None:
             parent.following = block_hash
 
-    def evicted(self, block_hash: BlockHash, request_id: int) -> None:
-        """Note that a block was reused for this request."""
+    def evicted(self, block_hash: BlockHash, request_id: int | None) -> None:
+        """Note that a block was reused for this request. None: it was not written after all."""
         content = self._contents.get(block_hash)
         if content is None:
             return
         content.num_blocks -= 1
-        if not content.num_blocks:
+        if not content.num_blocks and request_id is None:
+            del self._contents[block_hash]
+        elif not content.num_blocks:
             content.evicted_by, content.evicted_ns = request_id, self._clock()
             self._put_in(block_hash, content)
-
-    def unwritten(self, block_hash: BlockHash) -> None:
-        """Note that a block does not hold this after all."""
-        content = self._contents.get(block_hash)
-        if content is not None:
-            content.num_blocks -= 1
-            if not content.num_blocks:
-                del self._contents[block_hash]
 
     def forget_all(self) -> None:
         """Forget all, because the prefix cache was reset."""

@@ -115,9 +115,7 @@ class Windows:
 
     def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
         """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
-        with self._lock:
-            end_ns, start_ns = self._window(end_ns, window_s)
-            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+        sums = self.sums(end_ns, window_s)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 

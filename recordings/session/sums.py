@@ -96,8 +96,9 @@ class Sums:
     @property
     def num_new_tokens(self) -> int | None:
         """Prompt tokens that were neither hit nor evicted, and have not diverged."""
-        parts = self.num_hit_tokens, self.num_evicted_tokens, self.num_diverged_tokens
-        return less(self.num_queried_tokens, *parts)
+        rest = plus(self.num_hit_tokens, self.num_evicted_tokens, self.num_diverged_tokens)
+        queried = self.num_queried_tokens
+        return None if queried is None or rest is None else queried - rest
 
     @property
     def num_known_limits(self) -> int:
@@ -113,16 +114,10 @@ def per(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def less(whole: int | None, *parts: int | None) -> int | None:
-    """Return `whole` without `parts`; None if one of them is unknown."""
-    known = [part for part in parts if part is not None]
-    return None if whole is None or len(known) < len(parts) else whole - sum(known)
-
-
 def plus(*parts: int | None) -> int | None:
     """Return the sum; None if one of `parts` is unknown."""
-    rest = less(0, *parts)
-    return None if rest is None else -rest
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def sums_between(outcome: Outcome | None) -> Sums:

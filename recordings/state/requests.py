@@ -6,8 +6,9 @@ replaced when they change, so that copies of a table can share them.
 
 from collections import deque
 from collections.abc import Iterable
+from operator import add
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
@@ -22,7 +23,6 @@ from stepscope.engine.protocol.wire import (
     HeldRow,
     Phase,
     Preempted,
-    PrefixMisses,
     RequestEvent,
     RequestView,
     RowFlag,
@@ -214,7 +214,8 @@ class RequestTable:
                 view.num_cached_tokens = event.num_cached_tokens
                 outcome.num_cached_tokens += event.num_cached_tokens
                 view.misses = event.misses
-                outcome.num_missed_tokens = _added(outcome.num_missed_tokens, event.misses)
+                known, told = outcome.num_missed_tokens, event.misses and astuple(event.misses)[:4]
+                outcome.num_missed_tokens = known and told and tuple(map(add, known, told))
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:
@@ -302,20 +303,6 @@ class RequestTable:
 def comes_back(view: RequestView) -> bool:
     """Whether a request that is admitted ran before, so that its prompt is counted already."""
     return view.num_preemptions > 0 or view.num_output_tokens > 0
-
-
-def _added(
-    known: tuple[int, int, int, int] | None, misses: PrefixMisses | None
-) -> tuple[int, int, int, int] | None:
-    if known is None or misses is None:
-        return None
-    evicted, diverged, half, twice = known
-    return (
-        evicted + misses.num_evicted,
-        diverged + misses.num_diverged,
-        half + misses.num_more_hits_1_5x,
-        twice + misses.num_more_hits_2x,
-    )
 
 
 def _num_again(row: BatchRow, view: RequestView) -> int:

@@ -116,7 +116,7 @@ def test_explain_says_how_the_prompt_of_a_request_fared(run: Run, tmp_path: Path
     assert of in said
     told = json.loads(run("explain", str(path), "--request", f"r{number}", "--json"))["prompt"]
     assert told["evicted"] == misses.num_evicted
-    assert told["more_hits_in_2x"] == misses.num_more_hits_2x
+    assert told["num_more_hits_2x"] == misses.num_more_hits_2x
 
 
 def test_a_larger_pool_has_the_hit_rate_that_was_said_of_it(run: Run, tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 
-from stepscope.engine.protocol.wire import RequestView
+from stepscope.engine.protocol.wire import PrefixMisses, RequestView
 from stepscope.recordings.state.session import request_name
 
-PARTS = ("hit", "evicted", "diverged", "new")
 
-
-def parts_of(view: RequestView) -> dict[str, int] | None:
-    """Return how many tokens of the prompt are of which kind; None if that is not known."""
-    if view.misses is None:
-        return None
-    told = (view.num_cached_tokens, view.misses.num_evicted, view.misses.num_diverged)
-    return dict(zip(PARTS, (*told, view.num_prompt_tokens - sum(told)), strict=True))
+def parts_of(view: RequestView, misses: PrefixMisses) -> dict[str, int]:
+    """Return how many tokens of the prompt are of which kind."""
+    hit, evicted, diverged = view.num_cached_tokens, misses.num_evicted, misses.num_diverged
+    new = view.num_prompt_tokens - hit - evicted - diverged
+    return {"hit": hit, "evicted": evicted, "diverged": diverged, "new": new}
 
 
 def texts(view: RequestView, block_size: int | None, clock: Callable[[int], str]) -> list[str]:
@@ -22,10 +19,9 @@ def texts(view: RequestView, block_size: int | None, clock: Callable[[int], str]
     Args:
         clock: returns an engine time as text.
     """
-    parts, misses = parts_of(view), view.misses
-    if parts is None or misses is None:
+    if (misses := view.misses) is None:
         return []
-    counts = ", ".join(f"{number:,} {name}" for name, number in parts.items())
+    counts = ", ".join(f"{number:,} {name}" for name, number in parts_of(view, misses).items())
     larger = ""
     if misses.num_evicted:
         half, twice = misses.num_more_hits_1_5x, misses.num_more_hits_2x

@@ -113,7 +113,6 @@ def explain(
         *_summary(file, found, own, given),
         *said,
         *_served(found),
-        *_prompt(found),
         *_shares(found),
         *_table(found, limit),
     )
@@ -183,12 +182,17 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _served(found: Explanation) -> list[str]:
-    """Lines with the engine's clock beside the front end's; none if no front end tells."""
+    """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
     if (view := found.view) is not None:
+        size = found.info.block_size
+        prompt = misses_text.texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
-            return []
-        return [f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"]
+            return prompt
+        return [
+            *prompt,
+            f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}",
+        ]
     if not (clocks := _clocks(found)):
         return []
     cells = [
@@ -196,14 +200,6 @@ def _served(found: Explanation) -> list[str]:
         for name, spread in clocks.items()
     ]
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
-
-
-def _prompt(found: Explanation) -> list[str]:
-    """Lines on the prompt of the request in the prefix cache; none for all requests."""
-    if found.view is None:
-        return []
-    block_size = found.info.block_size
-    return misses_text.texts(found.view, block_size, lambda ns: clock_ms(found.wall_ns(ns)))
 
 
 def _clocks(found: Explanation) -> dict[str, LatencySpread]:
@@ -329,17 +325,10 @@ def _prompt_document(found: Explanation) -> dict[str, Any] | None:
     view = found.view
     if view is None or (misses := view.misses) is None:
         return None
-    evicted_ns = misses.evicted_ns
-    return {
-        "num_tokens": view.num_prompt_tokens,
-        **(misses_text.parts_of(view) or {}),
-        "evicted_by": misses.evicted_by,
-        "evicted_wall_ns": None if evicted_ns is None else found.wall_ns(evicted_ns),
-        "life_ms": None if misses.life_ns is None else in_ms(misses.life_ns),
-        "diverged_from": misses.diverged_from,
-        "more_hits_in_1_5x": misses.num_more_hits_1_5x,
-        "more_hits_in_2x": misses.num_more_hits_2x,
-    }
+    told = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
+    wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
+    parts = misses_text.parts_of(view, misses)
+    return {"num_tokens": view.num_prompt_tokens, **parts, **told, "evicted_wall_ns": wall_ns}
 
 
 def _piece(piece: Piece) -> dict[str, Any]:
