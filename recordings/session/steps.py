@@ -10,7 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
@@ -93,7 +93,7 @@ COLUMNS = StepSummary._fields[:-3]  # the flags are looked up
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
-_NO_MISSES = (UNKNOWN,) * 4
+_NO_MISSES, _UNKNOWN_MISSES = (0,) * 4, (UNKNOWN,) * 4
 
 
 class Span(NamedTuple):
@@ -262,8 +262,14 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
-        *((has_events and kv and outcome.num_missed_tokens) or _NO_MISSES),
+        *_misses(outcome, has_events=has_events),
     )
+
+
+def _misses(outcome: Outcome, *, has_events: bool) -> tuple[int, ...]:
+    if outcome.num_queried_tokens == 0:  # the prefix cache may be off
+        return _NO_MISSES
+    return (has_events and outcome.num_missed_tokens) or _UNKNOWN_MISSES
 
 
 def _known(value: int | None) -> int:

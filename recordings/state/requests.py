@@ -214,8 +214,9 @@ class RequestTable:
                 view.num_cached_tokens = event.num_cached_tokens
                 outcome.num_cached_tokens += event.num_cached_tokens
                 view.misses = event.misses
-                known, told = outcome.num_missed_tokens, event.misses and astuple(event.misses)[:4]
-                outcome.num_missed_tokens = known and told and tuple(map(add, known, told))
+                told = () if event.misses is None else astuple(event.misses)[:4]
+                added = tuple(map(add, outcome.num_missed_tokens or (), told))
+                outcome.num_missed_tokens = added or None
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:

@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.wire import Admitted, Arrived, EngineStatus, StepRecord
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    Arrived,
+    BatchRow,
+    EngineStatus,
+    KVCounts,
+    StepRecord,
+)
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES
+from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.session.sums import sums_of
+from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.session import SessionState
 
 Run = Callable[..., str]
 
@@ -125,6 +136,22 @@ def test_a_larger_pool_has_the_hit_rate_that_was_said_of_it(run: Run, tmp_path: 
     assert figures[300]["prefix_hit_rate_1_5x"] == figures[450]["prefix_hit_rate"]
     assert figures[300]["prefix_hit_rate_2x"] == figures[600]["prefix_hit_rate"]
     assert figures[300]["prefix_hit_rate"] < figures[450]["prefix_hit_rate"]
+
+
+@pytest.mark.parametrize(("num_queried", "num_evicted"), [(0, 0), (90, None)])
+def test_of_prompts_that_nobody_judged_the_misses_are_unknown_if_they_were_looked_up(
+    num_queried: int, num_evicted: int | None
+) -> None:
+    record = StepRecord(
+        step=0, schedule_start_ns=0, tokens_ns=9, num_prefill_tokens=90, num_decode_tokens=0,
+        batch=[BatchRow(0, 0, 0, 90, 0, 6, 1)], kv=KVCounts(6, 0, 9, 0, num_queried),
+        num_running=1, num_waiting=0, events=[Arrived(0, "a", 90, 4, 0, 0), Admitted(0, 0)],
+    )  # fmt: skip
+    outcome = SessionState().apply(record)
+    assert outcome is not None
+    table = StepTable()
+    table.append(AppliedStep(1, record, outcome, 1))
+    assert sums_of(table, 0, 1).num_evicted_tokens == num_evicted
 
 
 def test_thrash_is_an_alert_when_most_computed_prompt_tokens_were_in_the_cache() -> None:

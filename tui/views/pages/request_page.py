@@ -93,7 +93,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     facts = _facts(frame, view, waits, width - 2)
     info = frame.state.info
     said = misses_text.texts(
-        view, info and info.block_size, lambda ns: fmt.clock(frame.history.wall_ns(ns))
+        view,
+        None if info is None else info.block_size,
+        lambda ns: fmt.clock(frame.history.wall_ns(ns)),
     )
     facts += [((f" {fmt.whole_words(text, width - 4)}", "muted"),) for text in said]
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
