@@ -154,6 +154,14 @@ def test_of_prompts_that_nobody_judged_the_misses_are_unknown_if_they_were_looke
     assert sums_of(table, 0, 1).num_evicted_tokens == num_evicted
 
 
+def test_of_an_attached_vllm_that_does_not_say_it_the_screen_names_the_setting(
+    run: Run, tmp_path: Path
+) -> None:
+    screen = tmp_path / "kv.txt"
+    run("screenshot", "vllm", "--page", "kv", "-o", str(screen))
+    assert "why prompts miss: STEPSCOPE_PREFIX_HASHES=1" in screen.read_text()
+
+
 def test_thrash_is_an_alert_when_most_computed_prompt_tokens_were_in_the_cache() -> None:
     rule = next(parse_rule(text) for text in DEFAULT_RULES if "thrash" in text)
     assert rule.bound.holds(0.51)

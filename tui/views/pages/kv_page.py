@@ -209,13 +209,18 @@ def _figures(frame: Frame) -> list[Line]:
         ),
         _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
     ]
-    return lines + ([] if frame.prompts is None else _prompts(frame.prompts))
+    info, prompts = frame.state.info, frame.prompts
+    if prompts is not None and prompts.num_evicted_tokens is not None:
+        return lines + _prompts(prompts)
+    if owner is not None and info is not None and info.engine == "vllm":
+        lines.append(((" why prompts miss: STEPSCOPE_PREFIX_HASHES=1", "muted"),))
+    return lines
 
 
 def _prompts(sums: Sums) -> list[Line]:
     """Return lines on all prompts in memory: how much was hit, and why the rest was not."""
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
-    if not queried or sums.num_evicted_tokens is None:
+    if not queried:
         return []
     lines: list[Line] = [_figure("prompt tokens", fmt.short(queried), "all in memory")]
     for name, count, style in (
