@@ -19,14 +19,11 @@ def note_blocks(
 ) -> None:
     """Add to `step` the admitted requests, and the blocks that requests received.
 
+    They are in vLLM's order: it gives blocks to running requests first.
+
     Args:
         holders: None if vLLM has kinds of layers that are not known.
     """
-    for new in out.scheduled_new_reqs:
-        tracked = table[new.req_id]
-        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
-            step.resume(tracked)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, holders)
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
@@ -39,6 +36,11 @@ def note_blocks(
             _admit(step, tracked, block_ids, again.num_computed_tokens[i], holders)
         else:
             _give(step, tracked, block_ids, 0, holders)
+    for new in out.scheduled_new_reqs:
+        tracked = table[new.req_id]
+        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
+            step.resume(tracked)
+        _admit(step, tracked, new.block_ids, new.num_computed_tokens, holders)
 
 
 def make_rows(
