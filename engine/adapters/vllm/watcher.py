@@ -258,11 +258,12 @@ class VllmWatcher:
             num_got: for each request with drafts, how many tokens it got.
             kv_used: share of the KV pool in use, see `kv_used`.
         """
+        if not out.total_num_scheduled_tokens:  # other steps may be in flight, as in a pipeline
+            self.recorder.settle_empty()
+            return None
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
-            if out.total_num_scheduled_tokens:
-                raise RuntimeError("vLLM finished a step that it did not schedule")
-            return None
+            raise RuntimeError("vLLM finished a step that it did not schedule")
         if self.device_times is not None:
             step.device_ns = self.device_times.take_ns(out)
         step.cuda_graph, step.num_padded_tokens = graph
