@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
@@ -64,6 +65,8 @@ class StepSummary(NamedTuple):
     limit: int | None  # place in `LIMITS`
     num_drafted_tokens: int | None  # guessed tokens that the step checked
     num_accepted_tokens: int | None  # those of them that were right
+    waited_rank: int | None  # of several ranks, the one that the others waited for
+    rank_wait_ns: int | None  # how long they waited
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -87,6 +90,7 @@ COLUMNS = StepSummary._fields[:-3]  # the flags are looked up
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
+_NO_RANK = (UNKNOWN,) * 2
 
 
 class Span(NamedTuple):
@@ -255,6 +259,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
+        *(waited_for(record.ranks or ()) or _NO_RANK),
     )
 
 

@@ -23,7 +23,7 @@ from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, 
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.transport.endpoints import Endpoint, front_path
+from stepscope.engine.transport.endpoints import Endpoint, reports_path
 
 _API = "vLLM's own API"  # the client is unknown
 
@@ -71,6 +71,7 @@ def describe(
         data_parallel_rank=versions.data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
+        pipeline_parallel_size=known(lambda: int(parallel.pipeline_parallel_size)),
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
         slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
@@ -106,7 +107,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     """
     versions.check(scheduler)
     at = endpoint_of(scheduler, endpoint)
-    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, front_path(at))
+    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, reports_path(at))
     num_blocks = None if watcher.books is None else watcher.books.num_blocks
     attachment = Attachment(
         AttachedEngine(

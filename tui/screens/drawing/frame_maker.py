@@ -85,9 +85,9 @@ class FrameMaker:
         frame.status = session.source.status
         if view.page == "fleet":
             fleet_view = session.fleet_view
-            fleet_view.shown = fleet_page.columns(canvas.area.width)
             recorded = frozenset(fleet_view.name_of(each) for each in session.switches.active)
             frame.fleet = fleet_view.page(fleet_view.name_of(session.source), recorded)
+            fleet_view.shown = fleet_page.columns(frame.fleet, canvas.area.width)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import FleetFigure
+from stepscope.recordings.state.ranks import MATTERS
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
@@ -26,7 +28,7 @@ class FleetColumn(NamedTuple):
     name: str
     narrow: int
     wide: int
-    draw: Callable[[EngineLine, FleetPage], Run]
+    draw: Callable[[EngineFigures], Run] | None  # None: state, or the load that is drawn apart
     figure: FleetFigure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
@@ -74,53 +76,27 @@ def _text(value: str | None, style: str = "text") -> Run:
     return (UNKNOWN, "muted") if value is None else (value, style)
 
 
-def _engine(line: EngineLine, page: FleetPage) -> Run:
-    figures = line.figures
-    return figures.name, "strong" if figures.is_up else "caution"
-
-
-def _running(line: EngineLine, page: FleetPage) -> Run:
-    figures = line.figures
+def _running(figures: EngineFigures) -> Run:
     if figures.num_running is None:
         return _text(None)
     seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"
     return _text(f"{fmt.short(figures.num_running)}{seats}")
 
 
-def _waiting(line: EngineLine, page: FleetPage) -> Run:
-    number = line.figures.num_waiting
-    return _text(None if number is None else fmt.short(number))
-
-
 def _share(share: float | None) -> Run:
     return _text(None if share is None else fmt.percent(share))
 
 
-def _latency(line: EngineLine, ms: float | None, bound_ms: float) -> Run:
+def _latency(figures: EngineFigures, ms: float | None, bound_ms: float) -> Run:
     if ms is None:
         return _text(None)
-    info = line.figures.info
-    is_estimate = info is not None and info.totals_every_s is not None
+    is_estimate = figures.info is not None and figures.info.totals_every_s is not None
     text = f"{'≈' if is_estimate else ''}{fmt.milliseconds(ms)}"
     return (f"{text}!", "breach") if ms > bound_ms else _text(text)
 
 
-def _ttft(line: EngineLine, page: FleetPage) -> Run:
-    return _latency(line, line.figures.ttft_p95_ms, line.figures.slo.ttft_ms)
-
-
-def _itl(line: EngineLine, page: FleetPage) -> Run:
-    return _latency(line, line.figures.itl_p95_ms, line.figures.slo.itl_ms)
-
-
-def _preemptions(line: EngineLine, page: FleetPage) -> Run:
-    number = line.figures.num_preempted
-    return _text(None if number is None else fmt.short(number), "caution" if number else "text")
-
-
-def _lost(line: EngineLine, page: FleetPage) -> Run:
-    lost = line.figures.num_lost
-    return _text(None if lost is None else fmt.short(lost), "caution" if lost else "text")
+def _number(number: int | None, style: str = "text") -> Run:
+    return _text(None if number is None else fmt.short(number), style if number else "text")
 
 
 def _rate(value: float | None) -> Run:
@@ -129,40 +105,39 @@ def _rate(value: float | None) -> Run:
     return _text(f"{value:.1f}" if value < 99.95 else fmt.short(value))
 
 
-def _model(line: EngineLine, page: FleetPage) -> Run:
-    info = line.figures.info
-    return _text(None if info is None else model_text(info), "muted")
-
-
-def _no_text(line: EngineLine, page: FleetPage) -> Run:
-    return "", "text"
+def _ranks(figures: EngineFigures) -> Run:
+    if (wait := figures.rank_wait) is None:
+        return _text(None)
+    return f"{figures.slow_rank} {fmt.percent(wait)}", "caution" if wait >= MATTERS else "text"
 
 
 COLUMNS: tuple[FleetColumn, ...] = (
-    FleetColumn("engine", "engine", "engine", 10, 20, _engine, is_right=False),
-    FleetColumn(
-        "state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False
-    ),
+    FleetColumn("engine", "engine", "engine", 10, 20,
+                lambda f: (f.name, "strong" if f.is_up else "caution"), is_right=False),
+    FleetColumn("state", "state", "state", 11, 14, None, is_right=False),
     FleetColumn("run", "run", "running", 7, 9, _running),
-    FleetColumn("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
-    FleetColumn("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
+    FleetColumn("wait", "wait", "waiting", 5, 8, lambda f: _number(f.num_waiting), "waiting"),
+    FleetColumn("kv", "KV", "KV", 5, 5, lambda f: _share(f.kv_used), "kv"),
     FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
-           _ttft, "ttft"),
+                lambda f: _latency(f, f.ttft_p95_ms, f.slo.ttft_ms), "ttft"),
     FleetColumn("itl", "ITL", "ITL p95", 6, 8,
-           _itl, "itl"),
-    FleetColumn("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
-    FleetColumn("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
-    FleetColumn("gap", "gap", "gap", 4, 4, _lost),
-    FleetColumn("steps", "", "steps/s", 0, 8, lambda line, _: _rate(line.figures.steps_per_s)),
-    FleetColumn("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
-    FleetColumn(
-        "hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"
-    ),
-    FleetColumn("model", "", "model", 0, 18, _model, is_right=False),
-    FleetColumn("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
+                lambda f: _latency(f, f.itl_p95_ms, f.slo.itl_ms), "itl"),
+    FleetColumn("budget", "bud", "budget", 4, 7, lambda f: _share(f.budget_used)),
+    FleetColumn("preempt", "pre", "preempt/m", 4, 10,
+                lambda f: _number(f.num_preempted, "caution"), "preemptions"),
+    FleetColumn("gap", "gap", "gap", 4, 4, lambda f: _number(f.num_lost, "caution")),
+    FleetColumn("steps", "", "steps/s", 0, 8, lambda f: _rate(f.steps_per_s)),
+    FleetColumn("out", "", "tok/s", 0, 7, lambda f: _rate(f.output_tokens_per_s)),
+    FleetColumn("hit", "", "hit", 0, 5, lambda f: _share(f.prefix_hit_rate), "hits"),
+    FleetColumn("ranks", "", "ranks wait", 0, 12, _ranks),
+    FleetColumn("model", "", "model", 0, 18,
+                lambda f: _text(None if f.info is None else model_text(f.info), "muted"),
+                is_right=False),
+    FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
 )  # fmt: skip
 _LEAST_SPARK = 5
-_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # left out in this order
+# Left out in this order.
+_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "ranks", "hit", "out", "steps")
 _ROOMY_SPARK = 24
 
 
@@ -175,13 +150,15 @@ class PlacedColumn(NamedTuple):
     name: str
 
 
-def placed(width: int) -> list[PlacedColumn]:
+def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
     """Return the columns that fit into `width` cells, with their positions.
 
-    The load sparkline is the last column; it is left out if it would be too narrow.
+    The load sparkline is the last column; it is left out if it would be too narrow. So is that of
+    ranks if no engine has several.
     """
     is_wide = width >= 100
-    kept = [column for column in COLUMNS if column.key != "load"]
+    left_out = "" if any(each.rank_wait is not None for each in page.engines) else "ranks"
+    kept = [column for column in COLUMNS if column.key not in ("load", left_out)]
     kept = [column for column in kept if column.width(is_wide)]
     spark = COLUMNS[-1]
     for key in _WIDE_ONLY:
@@ -304,7 +281,7 @@ def row(
                 (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
             )
             break
-        text, style = column.draw(line, page)
+        text, style = column.draw(line.figures) if column.draw else state_text(line)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent
         is_name = column.key == "engine"

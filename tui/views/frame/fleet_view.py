@@ -17,7 +17,7 @@ from stepscope.tui.settings.action_table import Page
 
 ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",
-    "steps", "out", "hit", "model", "load",
+    "steps", "out", "hit", "ranks", "model", "load",
 ]  # fmt: skip
 _Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
@@ -51,6 +51,7 @@ SORTS: dict[ColumnKey, _Rank] = {
     "steps": lambda line: line.figures.steps_per_s,
     "out": lambda line: line.figures.output_tokens_per_s,
     "hit": lambda line: line.figures.prefix_hit_rate,
+    "ranks": lambda line: line.figures.rank_wait,
     "model": lambda line: None if line.figures.info is None else line.figures.info.model,
     "load": lambda line: line.figures.load,
 }
