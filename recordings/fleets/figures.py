@@ -119,8 +119,8 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         steps_per_s=_or(short.steps_per_s, none),
         output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),
         prefix_hit_rate=long.prefix_hit_rate,
-        rank_wait=short.rank_wait,
-        slow_rank=slow_rank(short.rank_waits_ns, state.info),
+        rank_wait=long.rank_wait,
+        slow_rank=slow_rank(long.rank_waits_ns, state.info),
     )
 
 

@@ -41,11 +41,16 @@ def names(ranks: Sequence[RankTimes]) -> list[str]:
     return [_name(number, size, num_stages) for number in range(len(ranks))]
 
 
+def rank_sizes(info: EngineInfo | None) -> tuple[int, int]:
+    """Return the number of ranks of a pipeline stage of an engine, and the number of stages."""
+    sizes = (info.tensor_parallel_size, info.pipeline_parallel_size) if info else (1, 1)
+    return sizes[0] or 1, sizes[1] or 1
+
+
 def slow_rank(waits_ns: Sequence[int], info: EngineInfo | None) -> str:
     """Return the name of the rank with the longest of these waits, by number; empty: no waits."""
-    sizes = (info.tensor_parallel_size, info.pipeline_parallel_size) if info else (1, 1)
     number = max(range(len(waits_ns)), key=lambda each: waits_ns[each], default=None)
-    return "" if number is None else _name(number, sizes[0] or 1, sizes[1] or 1)
+    return "" if number is None else _name(number, *rank_sizes(info))
 
 
 def _name(number: int, stage_size: int, num_stages: int) -> str:

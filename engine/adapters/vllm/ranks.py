@@ -10,7 +10,6 @@ the work, and the time in collectives is unknown.
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -131,9 +130,11 @@ class RankTable:
 
     def stamp(self, out: Any) -> None:
         """Number a scheduler output that the workers are about to get."""
-        with suppress(AttributeError, TypeError):  # it takes none: the times are unknown
-            setattr(out, _STAMP, self._next_stamp)
         self._next_stamp += 1
+        try:  # noqa: SIM105 - vLLM's thread has no time for a context manager
+            setattr(out, _STAMP, self._next_stamp)
+        except (AttributeError, TypeError):  # it takes none: the times are unknown
+            pass
 
     def add(self, report: RankReport) -> None:
         """Keep a report until its step ends."""

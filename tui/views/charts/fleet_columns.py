@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import FleetFigure
-from stepscope.recordings.state.ranks import MATTERS
+from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
@@ -157,7 +157,7 @@ def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
     ranks if no engine has several.
     """
     is_wide = width >= 100
-    left_out = "" if any(each.rank_wait is not None for each in page.engines) else "ranks"
+    left_out = "" if any(rank_sizes(each.info) != (1, 1) for each in page.engines) else "ranks"
     kept = [column for column in COLUMNS if column.key not in ("load", left_out)]
     kept = [column for column in kept if column.width(is_wide)]
     spark = COLUMNS[-1]

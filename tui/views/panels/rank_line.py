@@ -3,7 +3,7 @@
 from statistics import median
 
 from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
-from stepscope.recordings.state.ranks import late_rank, names
+from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.lines import Line, first_fitting
 
@@ -13,8 +13,7 @@ _MOST_NAMED = 4
 def draw(record: StepRecord, info: EngineInfo | None, width: int) -> list[Line]:
     """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
     if not (ranks := record.ranks):
-        sizes = (info.tensor_parallel_size, info.pipeline_parallel_size) if info else ()
-        is_one = all(size in (None, 1) for size in sizes)
+        is_one = rank_sizes(info) == (1, 1)
         return [] if is_one else [((" ranks   unknown: not all of them told", "muted"),)]
     ms = [each.work_ns / 1e6 for each in ranks]
     each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
