@@ -57,7 +57,7 @@ def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) 
         schedule_share=_share(sums.schedule_ns, seconds),
         idle_share=None if sums.busy_ns is None else max(0.0, 1.0 - sums.busy_ns / 1e9 / seconds),
         budget_share=sums.budget_used,
-        rank_wait=sums.rank_wait,
+        rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
         rank_waits_ns=sums.rank_waits_ns,
     )
 

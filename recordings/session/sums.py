@@ -97,11 +97,6 @@ class Sums:
         return per(self.num_kv_used, self.num_kv_blocks)
 
     @property
-    def rank_wait(self) -> float | None:
-        """Share of the time in steps that the ranks waited for one."""
-        return per(sum(self.rank_waits_ns), self.ranked_ns)
-
-    @property
     def num_known_limits(self) -> int:
         """Number of steps whose limit is known."""
         return sum(self.num_limited)

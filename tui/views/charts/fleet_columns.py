@@ -5,7 +5,7 @@ A column has a width for narrow screens and one for wide screens.
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
@@ -18,6 +18,7 @@ from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
+_Value = TypeVar("_Value")
 
 
 class FleetColumn(NamedTuple):
@@ -71,44 +72,35 @@ def _ago(seconds: float) -> str:
     return f"{seconds / 3600:.0f}h"
 
 
-def _text(value: str | None, style: str = "text") -> Run:
-    """Return a value with its style; a dash if it is unknown, never a zero."""
-    return (UNKNOWN, "muted") if value is None else (value, style)
+def _known(value: _Value | None, text: Callable[[_Value], str], style: str = "text") -> Run:
+    """Return a value in words, with its style; a dash if it is unknown, never a zero."""
+    return (UNKNOWN, "muted") if value is None else (text(value), style)
 
 
 def _running(figures: EngineFigures) -> Run:
-    if figures.num_running is None:
-        return _text(None)
     seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"
-    return _text(f"{fmt.short(figures.num_running)}{seats}")
-
-
-def _share(share: float | None) -> Run:
-    return _text(None if share is None else fmt.percent(share))
+    return _known(figures.num_running, lambda number: f"{fmt.short(number)}{seats}")
 
 
 def _latency(figures: EngineFigures, ms: float | None, bound_ms: float) -> Run:
-    if ms is None:
-        return _text(None)
     is_estimate = figures.info is not None and figures.info.totals_every_s is not None
-    text = f"{'≈' if is_estimate else ''}{fmt.milliseconds(ms)}"
-    return (f"{text}!", "breach") if ms > bound_ms else _text(text)
+    is_breach = ms is not None and ms > bound_ms
+    head, end = "≈" if is_estimate else "", "!" if is_breach else ""
+    style = "breach" if is_breach else "text"
+    return _known(ms, lambda ms: f"{head}{fmt.milliseconds(ms)}{end}", style)
 
 
-def _number(number: int | None, style: str = "text") -> Run:
-    return _text(None if number is None else fmt.short(number), style if number else "text")
+def _counted(number: int | None) -> Run:
+    return _known(number, fmt.short, "caution" if number else "text")
 
 
-def _rate(value: float | None) -> Run:
-    if value is None:
-        return _text(None)
-    return _text(f"{value:.1f}" if value < 99.95 else fmt.short(value))
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 99.95 else fmt.short(value)
 
 
 def _ranks(figures: EngineFigures) -> Run:
-    if (wait := figures.rank_wait) is None:
-        return _text(None)
-    return f"{figures.slow_rank} {fmt.percent(wait)}", "caution" if wait >= MATTERS else "text"
+    style = "caution" if (figures.rank_wait or 0) >= MATTERS else "text"
+    return _known(figures.rank_wait, lambda w: f"{figures.slow_rank} {fmt.percent(w)}", style)
 
 
 COLUMNS: tuple[FleetColumn, ...] = (
@@ -116,22 +108,23 @@ COLUMNS: tuple[FleetColumn, ...] = (
                 lambda f: (f.name, "strong" if f.is_up else "caution"), is_right=False),
     FleetColumn("state", "state", "state", 11, 14, None, is_right=False),
     FleetColumn("run", "run", "running", 7, 9, _running),
-    FleetColumn("wait", "wait", "waiting", 5, 8, lambda f: _number(f.num_waiting), "waiting"),
-    FleetColumn("kv", "KV", "KV", 5, 5, lambda f: _share(f.kv_used), "kv"),
+    FleetColumn("wait", "wait", "waiting", 5, 8,
+                lambda f: _known(f.num_waiting, fmt.short), "waiting"),
+    FleetColumn("kv", "KV", "KV", 5, 5, lambda f: _known(f.kv_used, fmt.percent), "kv"),
     FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
                 lambda f: _latency(f, f.ttft_p95_ms, f.slo.ttft_ms), "ttft"),
     FleetColumn("itl", "ITL", "ITL p95", 6, 8,
                 lambda f: _latency(f, f.itl_p95_ms, f.slo.itl_ms), "itl"),
-    FleetColumn("budget", "bud", "budget", 4, 7, lambda f: _share(f.budget_used)),
+    FleetColumn("budget", "bud", "budget", 4, 7, lambda f: _known(f.budget_used, fmt.percent)),
     FleetColumn("preempt", "pre", "preempt/m", 4, 10,
-                lambda f: _number(f.num_preempted, "caution"), "preemptions"),
-    FleetColumn("gap", "gap", "gap", 4, 4, lambda f: _number(f.num_lost, "caution")),
-    FleetColumn("steps", "", "steps/s", 0, 8, lambda f: _rate(f.steps_per_s)),
-    FleetColumn("out", "", "tok/s", 0, 7, lambda f: _rate(f.output_tokens_per_s)),
-    FleetColumn("hit", "", "hit", 0, 5, lambda f: _share(f.prefix_hit_rate), "hits"),
+                lambda f: _counted(f.num_preempted), "preemptions"),
+    FleetColumn("gap", "gap", "gap", 4, 4, lambda f: _counted(f.num_lost)),
+    FleetColumn("steps", "", "steps/s", 0, 8, lambda f: _known(f.steps_per_s, _rate)),
+    FleetColumn("out", "", "tok/s", 0, 7, lambda f: _known(f.output_tokens_per_s, _rate)),
+    FleetColumn("hit", "", "hit", 0, 5, lambda f: _known(f.prefix_hit_rate, fmt.percent), "hits"),
     FleetColumn("ranks", "", "ranks wait", 0, 12, _ranks),
     FleetColumn("model", "", "model", 0, 18,
-                lambda f: _text(None if f.info is None else model_text(f.info), "muted"),
+                lambda f: _known(f.info, model_text, "muted"),
                 is_right=False),
     FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
 )  # fmt: skip

@@ -112,11 +112,6 @@ def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKe
     return None
 
 
-def columns(page: FleetPage, width: int) -> tuple[ColumnKey, ...]:
-    """Return the columns that are shown in this width."""
-    return tuple(place.column.key for place in placed(page, width - 2))
-
-
 # Pieces
 
 
