@@ -10,7 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
@@ -65,6 +65,10 @@ class StepSummary(NamedTuple):
     limit: int | None  # place in `LIMITS`
     num_drafted_tokens: int | None  # guessed tokens that the step checked
     num_accepted_tokens: int | None  # those of them that were right
+    num_evicted_tokens: int | None  # of prompts, computed again because they had been evicted
+    num_diverged_tokens: int | None  # of prompts that begin like an earlier one
+    num_more_hits_1_5x: int | None  # prompt tokens that a pool 1.5 x as large would have hit, too
+    num_more_hits_2x: int | None  # ... and one twice as large would
     waited_rank: int | None  # of several ranks, the one that the others waited for
     rank_wait_ns: int | None  # how long they waited
     has_knob_change: bool = False  # the first step with new values
@@ -90,6 +94,7 @@ COLUMNS = StepSummary._fields[:-3]  # the flags are looked up
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
+_NO_MISSES, _UNKNOWN_MISSES = (0,) * 4, (UNKNOWN,) * 4
 _NO_RANK = (UNKNOWN,) * 2
 
 
@@ -259,8 +264,15 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
+        *_misses(outcome, has_events=has_events),
         *(waited_for(record.ranks or ()) or _NO_RANK),
     )
+
+
+def _misses(outcome: Outcome, *, has_events: bool) -> tuple[int, ...]:
+    if outcome.num_queried_tokens == 0:  # the prefix cache may be off
+        return _NO_MISSES
+    return (has_events and outcome.num_missed_tokens) or _UNKNOWN_MISSES
 
 
 def _known(value: int | None) -> int:
