@@ -45,7 +45,7 @@ FINISHED_COLUMNS = {
 # Columns that follow from the waits.
 _OF_WAITS = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
 STORED_COLUMNS = tuple(name for name in COLUMNS if name not in _OF_WAITS)
-# Left out where no value is known, as in most recordings.
+# Older files lack them.
 OPTIONAL_COLUMNS = frozenset({"waited_rank", "rank_wait_ns"})
 
 

@@ -15,10 +15,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.session.index import OPTIONAL_COLUMNS, Index, Lost, Open, intervals
+from stepscope.recordings.session.index import Index, Lost, Open, intervals
 from stepscope.recordings.session.new_rows import NewRows
 from stepscope.recordings.session.packed import pack
-from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.finished import RequestWatch
@@ -172,11 +171,7 @@ class Indexer:
             tables={
                 table: (
                     len(next(iter(columns.values()))),
-                    {
-                        name: pack(column, near.get(name, {}))
-                        for name, column in columns.items()
-                        if name not in OPTIONAL_COLUMNS or (column != UNKNOWN).any()
-                    },
+                    {name: pack(column, near.get(name, {})) for name, column in columns.items()},
                 )
                 for table, columns in tables.items()
             },

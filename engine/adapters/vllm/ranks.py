@@ -60,10 +60,9 @@ class WorkerWatch:
         groups = [each for each in found if each is not None and each.world_size > 1]
         # Else the host does not wait in collectives, or a compiler traces them.
         self._knows_waits = not groups or versions.is_eager_on_cpu(worker.vllm_config)
-        if self._knows_waits:
-            for each in {id(each): each.device_communicator for each in groups}.values():
-                for name in _COLLECTIVES:
-                    _wrap(each, name, self._around_collective)
+        for group in groups if self._knows_waits else ():
+            for name in _COLLECTIVES:
+                _wrap(group.device_communicator, name, self._around_collective)
 
     def _around_forward(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_execute_model(out: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +94,7 @@ class WorkerWatch:
 
     def _around_collective(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_collective(*args: Any, **kwargs: Any) -> Any:
-            if self._is_waiting:  # it is a part of another
+            if self._is_waiting:  # it is a part of another, or wrapped for two groups
                 return method(*args, **kwargs)
             self._is_waiting, begin_ns = True, monotonic_ns()
             try:
