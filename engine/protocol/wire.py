@@ -45,6 +45,7 @@ from stepscope.engine.protocol.wire_rows import KVGroup as KVGroup
 from stepscope.engine.protocol.wire_rows import KVTransfers as KVTransfers
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
+from stepscope.engine.protocol.wire_rows import RankTimes as RankTimes
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
 from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
 from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
@@ -149,6 +150,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     kv_groups: tuple[KVGroup, ...] | None = None  # None: all layers hold the whole context
     # Tokens of requests of `max_model_len` that fit at once; None: as many as the blocks have.
     kv_tokens: int | None = None
+    pipeline_parallel_size: int | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -215,6 +217,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     kv_groups: list[GroupCounts] | None = None  # by the group's place in `EngineInfo.kv_groups`
     move_groups: bytes | None = None  # the group of each block in `moves`, one byte each
     kv_transfers: KVTransfers | None = None  # None: no block waits for one
+    ranks: list[RankTimes] | None = None  # in order; None: it has one, or they are unknown
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

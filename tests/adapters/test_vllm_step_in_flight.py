@@ -21,6 +21,9 @@ def scheduler(request: Any) -> Any:
         scheduler_config=SimpleNamespace(policy="fcfs"),
         cache_config=SimpleNamespace(enable_prefix_caching=False),
         kv_cache_config=SimpleNamespace(kv_cache_groups=[None, None]),
+        vllm_config=SimpleNamespace(
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+        ),
     )
 
 

@@ -50,6 +50,7 @@ from stepscope.engine.protocol.wire import (
     Preempted,
     PrefillPart,
     PrefixMisses,
+    RankTimes,
     Rejected,
     RequestOrigin,
     RequestView,
@@ -154,6 +155,7 @@ INFO = EngineInfo(
         KVGroup("sliding window", 52, 16, 1024, 6),
     ),
     kv_tokens=65_536,
+    pipeline_parallel_size=2,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(
@@ -289,6 +291,7 @@ MESSAGES: dict[str, Telemetry] = {
         kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
         move_groups=MOVE_GROUPS,
         kv_transfers=TRANSFERS,
+        ranks=[RankTimes(0, 12_100_000, 6_300_000, 900_000), RankTimes(1, 18_400_000, None, None)],
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),
