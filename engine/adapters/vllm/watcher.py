@@ -10,10 +10,14 @@ from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
-from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
+from stepscope.engine.adapters.vllm.block_books import (
+    BlockBooks,
+    BlockHolders,
+    VllmPrefixHashes,
+    groups_of,
+)
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
-from stepscope.engine.adapters.vllm.kv_groups import BlockHolders, groups_of
 from stepscope.engine.adapters.vllm.ranks import RankTable
 from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
