@@ -104,7 +104,7 @@ class Trial:
         report = Report(self._report.release, "sliding windows: ")
         self._model = model
         # Its longest request needs 70 blocks.
-        blocks = ("--num-gpu-blocks-override", "97", "--no-disable-hybrid-kv-cache-manager")
+        blocks = ("--num-gpu-blocks-override", "75", "--no-disable-hybrid-kv-cache-manager")
         self._under_load(self._serve("windows", blocks), report)
         self._report.num_failed += report.num_failed
 
