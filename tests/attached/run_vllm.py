@@ -85,7 +85,7 @@ class Report:
 
 
 class Trial:
-    """All laws on one release: four servers, one after the other."""
+    """All laws on one release: five servers, one after the other."""
 
     def __init__(self, python: Path, model: Path, folder: Path, report: Report) -> None:
         self._python, self._model, self._folder, self._report = python, model, folder, report
@@ -159,14 +159,17 @@ class Trial:
             recorder.wait(30)
             published, calls = collector.published(), server.calls
             check = report.check
-            if len(published.infos[0].kv_groups or ()) > 1:
+            has_groups = published.infos[0].kv_groups is not None
+            # Requests with windows hold few blocks, so fewer of them run at once and are preempted.
+            least = 10 if has_groups else laws.MIN_PREEMPTIONS
+            if has_groups:
                 check(
                     "used blocks of each group are those of its tables",
                     lambda: laws.used_blocks_of_each_group_are_its_managers(published, calls),
                 )
             check(
                 "rows add up to each request's tokens",
-                lambda: laws.every_request_is_accounted_for(published, answers),
+                lambda: laws.every_request_is_accounted_for(published, answers, least),
             )
             check(
                 "each step is published once, within its budget",
