@@ -141,10 +141,7 @@ class LivePilot:
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """Check the telemetry.
-
-        End the autopilot if none comes, or if it comes from another engine.
-        """
+        """End the autopilot if no telemetry comes, or that of another engine."""
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True
@@ -188,11 +185,7 @@ class LivePilot:
         return Moved(before, move, step)
 
     def _send(self, changes: dict[str, KnobValue], reason: str, now_s: float) -> int | None:
-        """Set knobs and return the first step with the new values.
-
-        Returns None if that failed. Then the autopilot has ended, unless another client's change
-        came first.
-        """
+        """Set knobs and return the first step with them; None if that failed or came too late."""
         try:
             ack = self._client.set_knobs(
                 changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S

@@ -221,10 +221,7 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Lower `max_num_seqs` if steps are too long even with the smallest budget.
-
-        Raise it again once steps would be short enough with more running requests.
-        """
+        """Lower `max_num_seqs` if the smallest budget does not suffice; raise it again later."""
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -240,10 +237,7 @@ class Autopilot:
         return self._move(SEATS, seats, reason)
 
     def _correct(self) -> None:
-        """Adjust the margin to the share of late gaps, which shows the error of the model.
-
-        Many late gaps make the margin smaller. Few late gaps make it larger, after a while.
-        """
+        """Make the margin smaller with many late gaps, and larger, after a while, with few."""
         judged = self._load.judgement(self._judged_from)
         if judged.num_gaps < _FEWEST_GAPS:
             return
@@ -260,10 +254,7 @@ class Autopilot:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """Return a change of knob `name` towards `wanted`, at most by the factors of one move.
-
-        Returns None if the change would be too small, or the engine lacks the knob.
-        """
+        """Return a change of a knob towards `wanted` by the most of one move; None: too small."""
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats

@@ -136,10 +136,7 @@ class PrefixBook:
         return chain
 
     def _origin(self, blocks: list[int], num_hit: int) -> Chain | None:
-        """Find the chain that was hit: one of `blocks` is its block number `num_hit` (from 1).
-
-        Returns None if this is true of no chain or of several.
-        """
+        """Find the one chain that was hit: one of `blocks` is its number `num_hit` (from 1)."""
         filled = (self._filled.get(block) for block in blocks)
         chains = {id(each[0]): each[0] for each in filled if each and each[1] == num_hit - 1}
         return next(iter(chains.values())) if len(chains) == 1 else None

@@ -107,10 +107,7 @@ class ForwardPassSource:
         self._last_ns = now_ns
 
     def _begin(self, passed: ForwardPass, now_ns: int) -> None:
-        """Begin a new session for an SGLang process that has started.
-
-        Its step counter is back at 0.
-        """
+        """Begin a new session for an SGLang process that has started: its step counter is at 0."""
         self._step, self._last_ns = -1, 0
         self._messages.begin(
             EngineInfo(

@@ -149,10 +149,7 @@ def _label_runs(
 
 
 def _rough(tokens: int) -> str:
-    """Return a number rounded to two digits.
-
-    Two digits suffice, and a line whose text has not changed need not be redrawn.
-    """
+    """Return a number in two digits, so that its line is seldom redrawn."""
     return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
 
 
