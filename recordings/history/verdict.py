@@ -119,7 +119,8 @@ def _stall(
     history: HistoryView, state: SessionState, worst: Breach, stalls: Sequence[Breach]
 ) -> Verdict:
     who = f"{worst.num_tokens} streams" if worst.num_tokens > 1 else request_name(worst.request_id)
-    text = f"{who} stood still {_seconds(worst.ns)} at step {worst.step:,}{_why(history.stall(worst.step), state)}"
+    why = _why(history.stall(worst.step), state)
+    text = f"{who} stood still {_seconds(worst.ns)} at step {worst.step:,}{why}"
     if len(stalls) > 1:
         first = None if history.first_step is None else history.summary(history.first_step)
         known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9

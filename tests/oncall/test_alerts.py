@@ -216,7 +216,7 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
     judge.apply({"itl_p99": 766.0, "queue_age": 0.0}, 0.0)
     watch._MessagePrinter(source, as_json=False).states(judge.watches)
     firing, calm = capsys.readouterr().out.splitlines()
-    assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of r16" in firing
+    assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of" in firing
     assert "stood still" not in calm
     watch._MessagePrinter(source, as_json=True).states(judge.watches)
     said = json.loads(capsys.readouterr().out.splitlines()[0])
