@@ -91,7 +91,7 @@ class LivePilot:
         if self.ended is None:
             self._begun_s = now_s if self._begun_s is None else self._begun_s
             self._look(now_s)
-            self._take_new()
+            self._apply_new()
         return self._steer(now_s) if self.ended is None else None
 
     def close(self) -> dict[str, KnobValue]:
@@ -126,18 +126,18 @@ class LivePilot:
             self._send(self.held, "", now_s)
         return None
 
-    def _take_new(self) -> None:
-        for message in self._feed.take_new():
+    def _apply_new(self) -> None:
+        for message in self._feed.drain():
             if isinstance(message, KnobsChanged):
-                self._take_knobs(message)
+                self._apply_knobs(message)
             elif isinstance(message, Audited):
                 if message.command == SetKnobs.__name__ and not message.code and not message.new:
                     self._end(f"{message.who} has ended it")  # its command changed nothing
                     self.held = {}
             elif isinstance(message, EngineStatus):
-                self._pilot.take_status(message)
+                self._pilot.apply_status(message)
             else:
-                self._pilot.take_step(message)
+                self._pilot.apply_step(message)
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
@@ -154,9 +154,9 @@ class LivePilot:
         elif now_s - self._begun_s > _JOIN_S:
             self._end(f"no telemetry comes: {self._source.error or self._source.status}")
 
-    def _take_knobs(self, changed: KnobsChanged) -> None:
+    def _apply_knobs(self, changed: KnobsChanged) -> None:
         self._knobs |= changed.new
-        self._pilot.take_knobs(self._knobs, changed.effective_step)
+        self._pilot.apply_knobs(self._knobs, changed.effective_step)
         if self._version is not None and changed.version <= self._version:
             return  # this is our own change
         self._version = changed.version

@@ -38,7 +38,7 @@ from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.simulation.fitting import seen_step
 
-_Taken: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
+_Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
 
 
@@ -50,9 +50,9 @@ class StepFeed(Journal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[_Taken] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[_Message] = deque(maxlen=_MAX_WAITING)
 
-    def take_new(self) -> list[_Taken]:
+    def drain(self) -> list[_Message]:
         """Return the messages that came since the last call.
 
         Of very many, the oldest are dropped.
@@ -151,17 +151,17 @@ class Autopilot:
         """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
 
-    def take_step(self, step: StepRecord) -> None:
+    def apply_step(self, step: StepRecord) -> None:
         if step.batch:
             self._load.add(step)
             self._samples.add(seen_step(step, self._before))
         self._before = step
 
-    def take_status(self, status: EngineStatus) -> None:
+    def apply_status(self, status: EngineStatus) -> None:
         """Note whether an operator has paused the engine."""
         self._load.pauses = self._load.pauses.after(status)
 
-    def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
+    def apply_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client."""
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))

@@ -188,7 +188,7 @@ class MooncakeWriter:
         self._first_ns: int | None = None
         self._before: set[int] = set()
 
-    def take(self, moment: Moment) -> None:
+    def apply(self, moment: Moment) -> None:
         message = moment.message
         if not isinstance(message, StepRecord | EngineStatus):
             return
@@ -271,6 +271,6 @@ def write_mooncake(
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:
-        writer.take(last)
+        writer.apply(last)
     writer.close(last)
     return writer

@@ -76,9 +76,9 @@ class ForwardPassSource:
             socket.subscribe(b"")
             while not self._stopping.is_set():
                 if socket.poll(_POLL_MS):
-                    self._take(socket.recv_multipart(), time.monotonic_ns())
+                    self._apply(socket.recv_multipart(), time.monotonic_ns())
 
-    def _take(self, frames: list[bytes], now_ns: int) -> None:
+    def _apply(self, frames: list[bytes], now_ns: int) -> None:
         try:
             _, number, payload = frames
             counter, passed = sequence_of(number), decode(payload)

@@ -100,7 +100,7 @@ def _limit_at_cursor(frame: Frame, room: int) -> str:
         return "limit"
     limit = LIMITS[summary.limit]
     name = "none" if limit == "work" else limit
-    return next((text for text in (f"limit {name}", name) if len(text) <= room), "limit")
+    return fmt.first_fitting((f"limit {name}", name, "limit"), room)
 
 
 def _decodes(frame: Frame, room: int) -> str:
@@ -110,8 +110,7 @@ def _decodes(frame: Frame, room: int) -> str:
         return name
     rows, tokens = frame.summary.num_decode_rows, frame.summary.num_decode_tokens
     number = fmt.count(tokens if rows is None else rows)  # of tokens, drafts would count, too
-    names = (f"{name} {number}", f"dec {number}", number)
-    return next((name for name in names if len(name) <= room), number)
+    return fmt.first_fitting((f"{name} {number}", f"dec {number}", number), room)
 
 
 def _legend(frame: Frame) -> Line:

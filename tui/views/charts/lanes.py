@@ -140,7 +140,7 @@ def _label_runs(
     room = width - len(name) - 7
     # A status of four letters needs a blank before the figure.
     room_for = room - (len(status) > 3)
-    text = next((each for each in context if len(each) <= room_for), "")
+    text = fmt.first_fitting((*context, ""), room_for)
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
