@@ -42,6 +42,7 @@ from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
+from stepscope.engine.protocol.wire_rows import RankTimes as RankTimes
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
 from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
 from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
@@ -143,6 +144,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     slo_ttft_ms: float | None = None  # service levels it was started with; None: it has none
     slo_itl_ms: float | None = None
     imported: str | None = None  # the file of another tool it was read from; None: it is an engine
+    pipeline_parallel_size: int | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -206,6 +208,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
+    ranks: list[RankTimes] | None = None  # in order; None: it has one, or they are unknown
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

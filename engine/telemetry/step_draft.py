@@ -53,6 +53,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     held: list[wire.HeldRow] | None = None
     held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
+    ranks: list[wire.RankTimes] | None = None
 
     @classmethod
     def open(

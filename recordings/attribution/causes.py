@@ -24,6 +24,7 @@ Cause: TypeAlias = Literal[
     "idle",  # the engine had nothing to run
     "step",  # an ordinary step of decodes alone
     "held_up",  # a slow step: far above its baseline, so the machine or the engine held it up
+    "rank",  # the other ranks waited for one of them
     "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -83,7 +84,8 @@ class Piece(NamedTuple):
     # unknown: "forgotten" (may be somewhere, but is not in memory), "unrecorded" (was before the
     # recording), "untold" (of a client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
-    # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
+    # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks;
+    # rank: its name
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
     num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
@@ -133,6 +135,8 @@ class Piece(NamedTuple):
                 f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms"
                 f"{self.detail and ', ' + self.detail})"
             )
+        if self.cause == "rank":
+            return f"waited for rank {self.detail} in {steps}"
         if self.is_forgotten:
             return "before the first step in memory"
         if self.cause == "unknown" and self.detail == "unrecorded":
@@ -204,6 +208,7 @@ class Piece(NamedTuple):
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",
+            "rank": f"waited for rank {self.detail}",
             "unknown": "only its engine knows" if self.detail == "untold" else "records missing",
         }[self.cause]
 

@@ -8,6 +8,7 @@ from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
 from stepscope.recordings.attribution.baseline import SlowStep
 from stepscope.recordings.attribution.causes import HELD_FOR, Piece
+from stepscope.recordings.state.ranks import late_rank
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
@@ -16,35 +17,31 @@ WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
 
 class StepSpan(NamedTuple):
-    """The time of a step, divided into its usual duration and, if it was slow, the excess."""
+    """The time of a step: its work, then what held it up."""
 
     record: StepRecord
     start_ns: int
-    work_end_ns: int  # from here to `end_ns` is the excess above the baseline
+    work_end_ns: int
+    excess: list[Piece]  # from there to `end_ns`, with one cause each
     end_ns: int
-    slow: SlowStep | None = None
-
-    @property
-    def slow_piece(self) -> Piece | None:
-        """The excess over the usual duration, as a piece; None if the step was not slow."""
-        if self.slow is None:
-            return None
-        return Piece(
-            "held_up",
-            self.work_end_ns,
-            self.end_ns - self.work_end_ns,
-            self.record.step,
-            1,
-            self.slow.told,
-            took_ns=self.slow.took_ns,
-            baseline_ns=self.slow.baseline_ns,
-        )
 
 
 def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
-    """Divide the time of a step into usual duration and excess. The excess is put at its end."""
-    excess_ns = 0 if slow is None else slow.excess_ns
-    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, slow)
+    """Divide the time of a step. What held it up is put at its end."""
+    found: list[Piece] = []
+    room_ns = 0 if slow is None else slow.excess_ns
+    if (late := late_rank(record)) is not None:
+        rank, ns = late
+        found.append(Piece("rank", 0, min(ns, end_ns - start_ns), record.step, 1, rank))
+        room_ns -= ns
+    if slow is not None and room_ns > 0:
+        times = {"took_ns": slow.took_ns, "baseline_ns": slow.baseline_ns}
+        found.append(Piece("held_up", 0, room_ns, record.step, 1, slow.told, **times))
+    at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
+    for i, piece in enumerate(found):
+        found[i] = piece._replace(start_ns=at_ns)
+        at_ns += piece.ns
+    return StepSpan(record, start_ns, work_end_ns, found, end_ns)
 
 
 class Wait:
@@ -91,18 +88,17 @@ class Wait:
             self.covered_ns = end_ns
 
     def add_step(self, piece: Piece, span: StepSpan) -> None:
-        """Explain the time of a step: `piece` for its usual duration, `held_up` for the excess."""
+        """Explain the time of a step: `piece` for its work, then what held it up."""
         self.add(piece, span.work_end_ns)
-        slow_piece = span.slow_piece
-        if slow_piece is not None:
-            self.add(slow_piece, span.end_ns)
+        for each in span.excess:
+            self.add(each, each.start_ns + each.ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
         """Explain the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
         is_out, held = self.status == "out", self.held
         pieces = self.pieces
         for span in spans:
-            if held and span.cause in ("queued", "between", "idle", "held_up"):
+            if held and span.cause in ("queued", "between", "idle", "held_up", "rank"):
                 span = span._replace(cause="queued", detail=held)
             if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")

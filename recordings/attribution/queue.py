@@ -12,6 +12,7 @@ _REASONS = {
     "between": "the next step to begin",
     "idle": "an idle engine to begin",
     "held_up": "a step that was held up",
+    "rank": "a step that waited for a rank",
     "": "unknown",
 }
 

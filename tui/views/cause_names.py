@@ -18,6 +18,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "idle": "engine idle",
     "step": "steps of decodes alone",
     "held_up": "machine or engine held up",
+    "rank": "waited for a slow rank",
     "unknown": "unknown, no records of it",
 }
 
@@ -38,5 +39,6 @@ SHORT_CAUSE_NAMES: dict[Cause, str] = {
     "idle": "engine idle",
     "step": "decode",
     "held_up": "held up",
+    "rank": "slow rank",
     "unknown": "unknown",
 }

@@ -59,6 +59,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),
+    "rank": ("≡", "caution"),
     "paused": ("‖", "mark"),
     "preempted": ("✗", "preempted"),
 }
@@ -116,7 +117,7 @@ _ASCII = {
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
-    **dict(zip("▏└◂▸≈≠±‹›", "|+<>~!~()", strict=True)),
+    **dict(zip("▏└◂▸≈≠±‹›≡", "|+<>~!~()E", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)
 

@@ -223,6 +223,7 @@ class StepRecorder:
             held=self._hold(step.held, step.overtaken),
             held_prefills=step.held_prefills,
             front=self.drain_front(),
+            ranks=step.ranks,
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )
