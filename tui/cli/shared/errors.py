@@ -70,17 +70,15 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     output = sys.modules.get("stepscope.recordings.export.output")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
-    if isinstance(error, ConfigError):
-        return (WRONG_USAGE if isinstance(error, WrongValue) else FAILED), str(error)
+    if isinstance(error, ConfigError | RecordingError):
+        is_asked_wrong = isinstance(error, WrongValue | NotInRecording)
+        return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if client is not None and isinstance(error, client.EngineUnreachable):
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
     if output is not None and isinstance(error, output.MissingPackage):
         return FAILED, str(error)
-    if isinstance(error, RecordingError):
-        is_asked_wrong = isinstance(error, NotInRecording)
-        return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if isinstance(error, typer.TyperException):
         return error.exit_code, _in_words(error) + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
