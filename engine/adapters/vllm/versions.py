@@ -5,6 +5,7 @@ These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preem
 `kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33 `local_prefill_interval`.
 """
 
+from collections import deque
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
@@ -95,8 +96,9 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
     """Return the number of waiting requests in all queues."""
     num_waiting = 0
     for name in queues:
-        if queue := getattr(scheduler, name):
-            num_waiting += len(queue)
+        queue = getattr(scheduler, name)
+        # vLLM's own `__len__` of a deque is slower by a microsecond.
+        num_waiting += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
     return num_waiting
 
 

@@ -57,6 +57,7 @@ class VllmWatcher:
     def __init__(self, scheduler: VllmScheduler, front_path: Path) -> None:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
+        self._has_cadence = hasattr(scheduler, versions.CADENCE)
         knows_blocks = versions.knows_blocks(scheduler)
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
@@ -125,9 +126,13 @@ class VllmWatcher:
         elif not out.total_num_scheduled_tokens:
             return None
         num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
-        is_free = waits.leaves_out_prefills(scheduler, is_throttled=is_throttled)
-        held_anew = self._look_at_held(out, num_waiting)
+        is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
+            scheduler, is_throttled=is_throttled
+        )
+        held_anew: Mapping[str, Held] | None = None
         reasons: dict[str, int] = {}
+        if num_waiting or self._held:
+            held_anew = self._look_at_held(out, num_waiting)
         if num_waiting:
             common = "preemption" if preempted else "paused" if self.halted else None
             if common is None:
