@@ -38,6 +38,7 @@ from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
 from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
 from stepscope.engine.protocol.wire_rows import FrontEnd as FrontEnd
 from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
+from stepscope.engine.protocol.wire_rows import HoldUp as HoldUp
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
@@ -205,6 +206,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
+    hold_ups: list[HoldUp] | None = None  # in the step or before it; None: none is known
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

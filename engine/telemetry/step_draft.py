@@ -53,6 +53,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     held: list[wire.HeldRow] | None = None
     held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
+    hold_ups: list[wire.HoldUp] | None = None
 
     @classmethod
     def open(

@@ -23,7 +23,11 @@ Cause: TypeAlias = Literal[
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
     "step",  # an ordinary step of decodes alone
-    "held_up",  # a slow step: far above its baseline, so the machine or the engine held it up
+    "stopped",  # the engine's process was stopped, or its memory had to be read from the disk
+    "descheduled",  # the engine's thread waited for a processor
+    "gc",  # Python's garbage collector ran
+    "jit",  # a kernel was compiled
+    "held_up",  # a slow step: far above its baseline, and none of those says why
     "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -56,6 +60,9 @@ QUEUE_REASONS = {
 }
 
 
+# What a `HoldUp` of the engine says, as causes.
+HOLD_UPS: dict[str, Cause] = {each: each for each in ("stopped", "descheduled", "gc", "jit")}
+
 # Each is a request's own reason, and holds back nobody behind it.
 HELD_FOR = frozenset({"lora", "grammar", "remote_kv", "input", "deferred"})
 
@@ -84,6 +91,7 @@ class Piece(NamedTuple):
     # be somewhere, but is not in memory), "unrecorded" (was before the recording), "untold" (of a
     # client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
+    # stopped: pages read from the disk; gc: which generation; jit: the kernel
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
@@ -134,6 +142,8 @@ class Piece(NamedTuple):
                 f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms"
                 f"{self.detail and ', ' + self.detail})"
             )
+        if self.cause in HOLD_UPS:
+            return hold_up_text(self.cause, self.detail)
         if self.is_forgotten:
             return "before the first step in memory"
         if self.cause == "unknown" and self.detail == "unrecorded":
@@ -187,6 +197,13 @@ class Piece(NamedTuple):
             return f"held up ({self.times:.0f}x as long as usual)"
         if self.is_forgotten:
             return "not in memory"
+        if self.cause in HOLD_UPS:
+            return {
+                "stopped": "process stopped",
+                "descheduled": "no processor",
+                "gc": "Python's garbage collector",
+                "jit": f"compiled {self.detail}",
+            }[self.cause]
         return {
             "queued": f"queued {queue_reason_text(self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
@@ -279,6 +296,20 @@ class Late(NamedTuple):
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
         parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
         return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
+
+
+def hold_up_text(kind: str, detail: str) -> str:
+    """What a `HoldUp` was, in words."""
+    if kind == "stopped" and detail:
+        return f"the engine's process stood still, and read {detail} of its memory from the disk"
+    if kind == "gc":
+        return f"Python collected garbage ({detail})"
+    if kind == "jit":
+        return f"the kernel {detail} was compiled"
+    return {
+        "stopped": "the engine's process was stopped (SIGSTOP, or its host froze it)",
+        "descheduled": "the engine's thread waited for a processor",
+    }.get(kind, kind)
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:

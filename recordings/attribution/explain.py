@@ -34,6 +34,7 @@ from stepscope.recordings.attribution.open_waits import (
     own,
     prefills_of,
     span_of,
+    with_hold_ups,
     without_step,
 )
 from stepscope.recordings.attribution.request_waits import RequestWaits
@@ -203,6 +204,7 @@ class Explainer:
         if self.state.is_summed_up:  # what the engine did meanwhile is not known
             start_ns = end_ns
         between = self._between(record.step, start_ns, self.state.pauses.after(record))
+        between = with_hold_ups(between, record)
         for load in loads_of(record, start_ns):
             between.append(load)
             start_ns += load.ns

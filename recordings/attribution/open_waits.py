@@ -1,50 +1,99 @@
 """Waits that are still in progress, divided step by step into pieces with one cause each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
-from stepscope.recordings.attribution.baseline import SlowStep
-from stepscope.recordings.attribution.causes import HELD_FOR, Piece
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    BatchRow,
+    HoldUp,
+    Phase,
+    RequestView,
+    StepRecord,
+)
+from stepscope.recordings.attribution.baseline import STILL_SLOW, SlowStep
+from stepscope.recordings.attribution.causes import HELD_FOR, HOLD_UPS, Piece
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
+
+_OTHERS = frozenset({"queued", "between", "idle", "held_up"})
 
 WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
 
 class StepSpan(NamedTuple):
-    """The time of a step, divided into its usual duration and, if it was slow, the excess."""
+    """The time of a step: its work, then what held it up."""
 
     record: StepRecord
     start_ns: int
-    work_end_ns: int  # from here to `end_ns` is the excess above the baseline
+    work_end_ns: int
+    excess: list[Piece]  # from there to `end_ns`, with one cause each
     end_ns: int
-    slow: SlowStep | None = None
-
-    @property
-    def slow_piece(self) -> Piece | None:
-        """The excess over the usual duration, as a piece; None if the step was not slow."""
-        if self.slow is None:
-            return None
-        return Piece(
-            "held_up",
-            self.work_end_ns,
-            self.end_ns - self.work_end_ns,
-            self.record.step,
-            1,
-            self.slow.told,
-            took_ns=self.slow.took_ns,
-            baseline_ns=self.slow.baseline_ns,
-        )
 
 
 def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
-    """Divide the time of a step into usual duration and excess. The excess is put at its end."""
-    excess_ns = 0 if slow is None else slow.excess_ns
-    return StepSpan(record, start_ns, end_ns - excess_ns, end_ns, slow)
+    """Divide the time of a step.
+
+    What held it up is put at its end. In a slow step that is at most its excess over the usual
+    duration; the rest of that is `held_up`, if the step was slow without what is known.
+    """
+    took_ns = end_ns - start_ns
+    room_ns = took_ns if slow is None else slow.excess_ns
+    found: list[Piece] = []
+    for begin_ns, ns, row in _hold_ups(record, start_ns, end_ns):
+        ns = min(ns, room_ns)
+        # How much of such a wait is usual is not known.
+        if ns and (slow is not None or row.kind != "descheduled"):
+            found.append(Piece(HOLD_UPS[row.kind], begin_ns, ns, record.step, 1, row.detail))
+            room_ns -= ns
+    if slow is not None:
+        rest_ns = slow.took_ns - sum(piece.ns for piece in found)
+        if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
+            baseline_ns = slow.baseline_ns
+            found.append(
+                Piece(
+                    *("held_up", start_ns, room_ns, record.step, 1, slow.told),
+                    took_ns=rest_ns,
+                    baseline_ns=baseline_ns,
+                )
+            )
+    at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
+    for i, piece in enumerate(found):
+        found[i] = piece._replace(start_ns=at_ns)
+        at_ns += piece.ns
+    return StepSpan(record, start_ns, work_end_ns, found, end_ns)
+
+
+def _hold_ups(record: StepRecord, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int, HoldUp]]:
+    """Yield start and duration of what held up a part of the time, in order, without overlaps."""
+    known = [row for row in record.hold_ups or () if row.kind in HOLD_UPS]
+    for row in sorted(known, key=attrgetter("start_ns")):
+        start_ns = max(row.start_ns, begin_ns)
+        begin_ns = max(begin_ns, min(row.start_ns + row.ns, end_ns))
+        if begin_ns > start_ns:
+            yield start_ns, begin_ns - start_ns, row
+
+
+def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
+    """Cut what held up the engine before a step out of the pieces of that time."""
+    if not record.hold_ups:
+        return pieces
+    found = []
+    for piece in pieces:
+        begin_ns, end_ns = piece.start_ns, piece.start_ns + piece.ns
+        if piece.cause in ("between", "idle"):
+            for start_ns, ns, row in _hold_ups(record, begin_ns, end_ns):
+                if start_ns > begin_ns:
+                    found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
+                cause = HOLD_UPS[row.kind]
+                found.append(Piece(cause, start_ns, ns, record.step, detail=row.detail))
+                begin_ns = start_ns + ns
+        if end_ns > begin_ns:
+            found.append(piece._replace(start_ns=begin_ns, ns=end_ns - begin_ns))
+    return found
 
 
 class Wait:
@@ -91,18 +140,17 @@ class Wait:
             self.covered_ns = end_ns
 
     def add_step(self, piece: Piece, span: StepSpan) -> None:
-        """Explain the time of a step: `piece` for its usual duration, `held_up` for the excess."""
+        """Explain the time of a step: `piece` for its work, then what held it up."""
         self.add(piece, span.work_end_ns)
-        slow_piece = span.slow_piece
-        if slow_piece is not None:
-            self.add(slow_piece, span.end_ns)
+        for each in span.excess:
+            self.add(each, each.start_ns + each.ns)
 
     def fill(self, spans: Iterable[Piece], until_ns: int, step: int) -> None:
         """Explain the rest up to `until_ns` with `spans`. Holes between them become `unknown`."""
         is_out, held = self.status == "out", self.held
         pieces = self.pieces
         for span in spans:
-            if held and span.cause in ("queued", "between", "idle", "held_up"):
+            if held and (span.cause in _OTHERS or span.cause in HOLD_UPS):
                 span = span._replace(cause="queued", detail=held)
             if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")

@@ -110,8 +110,7 @@ class QueueTime:
 def _spent(span: StepSpan) -> list[Piece]:
     ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
     queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
-    slow_piece = span.slow_piece
-    return [queued] if slow_piece is None else [queued, slow_piece]
+    return [queued, *span.excess]
 
 
 def _chunk(pieces: list[Piece]) -> _WaitChunk:

@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
@@ -352,3 +354,83 @@ def test_an_explained_token_stays_as_it_is_to_the_last_digit(held: int) -> None:
     assert ("known since step" in named[0].explanation) == (len(named) < len(found))
     assert found.index(named[0]) < len(found) - len(named) + 3  # from then on for all
     assert len(set(found)) == 1 + (len(named) < len(found))
+
+
+def with_held_up(
+    messages: list[tuple[int, Telemetry]], step: int, *rows: wire.HoldUp
+) -> list[tuple[int, Telemetry]]:
+    """The session with a step that says what held it up."""
+    return [
+        (number, msgspec.structs.replace(message, hold_ups=list(rows)))
+        if isinstance(message, StepRecord) and message.step == step
+        else (number, message)
+        for number, message in messages
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "said"),
+    [
+        ("stopped", "", "the engine's process was stopped (SIGSTOP, or its host froze it)"),
+        ("stopped", "9 pages", "stood still, and read 9 pages of its memory from the disk"),
+        ("descheduled", "", "the engine's thread waited for a processor"),
+        ("gc", "generation 2", "Python collected garbage (generation 2)"),
+        ("jit", "_fwd", "the kernel _fwd was compiled"),
+    ],
+)
+def test_what_held_a_slow_step_up_is_named_where_the_engine_knows(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int], kind: str, detail: str, said: str
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    known = wire.HoldUp(kind, record.tokens_ns - 840 * MS, 2_000 * MS, detail)
+    unknown = [late for late in explained(messages) if late.step == step]
+    named = [late for late in explained(with_held_up(messages, step, known)) if late.step == step]
+    assert named
+    for before, late in zip(unknown, named, strict=True):
+        (held,) = [piece for piece in before.pieces if piece.cause == "held_up"]
+        (piece,) = [piece for piece in late.pieces if piece.cause == kind]
+        assert late.cause == kind
+        assert piece.ns == pytest.approx(held.ns, rel=0.01)  # no more than the step was slower
+        assert said in late.explanation
+        assert not slow_pieces([late])
+
+
+def test_of_a_slow_step_the_part_that_nothing_explains_stays_held_up(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    start_ns = record.schedule_start_ns
+    rows = [wire.HoldUp("gc", start_ns + each * MS, 60 * MS, "generation 2") for each in (0, 40)]
+    named = [late for late in explained(with_held_up(messages, step, *rows)) if late.step == step]
+    assert named
+    for late in named:
+        (gc,) = [piece for piece in late.pieces if piece.cause == "gc"]
+        (held,) = slow_pieces([late])
+        assert gc.ns == 100 * MS  # they overlap
+        assert held.ns / MS == pytest.approx(HELD_MS - 100, rel=0.05)
+
+
+def test_the_time_between_two_steps_is_divided_by_what_held_the_engine_up() -> None:
+    messages = session(NoisyCost(noise=0.0), num_steps=60)
+    steps = [m for _, m in messages if isinstance(m, StepRecord)]
+    before, later = next(
+        pair for pair in pairwise(steps) if pair[0].num_running and not pair[1].events
+    )
+    half_ns = (later.tokens_ns - later.schedule_start_ns) // 2
+    later = msgspec.structs.replace(later, schedule_start_ns=later.schedule_start_ns + half_ns)
+    messages = [(n, later if getattr(m, "step", -1) == later.step else m) for n, m in messages]
+    begin_ns = last_ns = before.tokens_ns
+    gap_ns = later.schedule_start_ns - begin_ns
+    row = wire.HoldUp("jit", last_ns + gap_ns // 4, gap_ns // 2, "kernel")
+    unknown = wire.HoldUp("of the future", last_ns, gap_ns)
+    found = explained(with_held_up(messages, later.step, unknown, row))
+    causes = [
+        [(piece.cause, piece.ns) for piece in late.pieces if piece.start_ns < begin_ns + gap_ns]
+        for late in found
+        if late.start_ns == begin_ns and late.step == later.step
+    ]
+    assert causes
+    for each in causes:
+        assert each == [("between", gap_ns - gap_ns // 2), ("jit", gap_ns // 2)]

@@ -27,6 +27,7 @@ from stepscope.engine.protocol.wire_rows import (
     DraftRow,
     FrontEnd,
     HeldRow,
+    HoldUp,
     TakenRow,
 )
 from stepscope.recordings.alerts.rule import OF_NOW
@@ -93,7 +94,8 @@ def recording_tables() -> str:
         kind = types.get(topic, StepRecord)
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
     lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
-    for row in (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, PauseSpan):
+    rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, HoldUp, PauseSpan)
+    for row in rows:
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]
     source = inspect.getsource(StepSummary)

@@ -17,6 +17,10 @@ CAUSE_NAMES: dict[Cause, str] = {
     "between": "between steps",
     "idle": "engine idle",
     "step": "steps of decodes alone",
+    "stopped": "engine's process stopped",
+    "descheduled": "no processor for the engine",
+    "gc": "Python's garbage collector",
+    "jit": "kernel compiled while serving",
     "held_up": "machine or engine held up",
     "unknown": "unknown, no records of it",
 }
@@ -37,6 +41,10 @@ SHORT_CAUSE_NAMES: dict[Cause, str] = {
     "between": "between steps",
     "idle": "engine idle",
     "step": "decode",
+    "stopped": "stopped",
+    "descheduled": "no processor",
+    "gc": "garbage",
+    "jit": "compiling",
     "held_up": "held up",
     "unknown": "unknown",
 }

@@ -59,6 +59,10 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),
+    "descheduled": ("≈", "caution"),
+    "gc": ("◊", "caution"),
+    "jit": ("ƒ", "caution"),
+    "stopped": ("■", "caution"),
     "paused": ("‖", "mark"),
     "preempted": ("✗", "preempted"),
 }

@@ -17,7 +17,7 @@ from typing import Any
 from stepscope.engine.adapters.attached.attached_core import AttachedCore
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
-from stepscope.engine.adapters.vllm import versions
+from stepscope.engine.adapters.vllm import compilations, versions
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
@@ -145,6 +145,7 @@ class _VllmHooks:
             attachment.hooks_on(scheduler.waiting).wrap(
                 "prepend_request", lambda method: self._around_put_back(attachment, method)
             )
+        compilations.hook(attachment, watcher.recorder.hold_ups)
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
         if hasattr(scheduler, "reset_prefix_cache"):

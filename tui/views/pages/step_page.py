@@ -191,6 +191,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         ),
         _kv(record, bar_width, width),
         *inspector.waiting_lines(record, width),
+        *inspector.hold_up_lines(record, width),
         *inspector.prepared_lines(record, None if info is None else info.overlap),
     ]
     return lines

@@ -18,6 +18,7 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
+from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.preemptions import beneficiaries
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
@@ -51,7 +52,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         *waiting_lines(record, width),
         _blocks(record),
     ]
-    tail.append(times_line(record, width))
+    tail += [times_line(record, width), *hold_up_lines(record, width)]
     is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
     if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
@@ -190,6 +191,18 @@ def draft_lines(record: StepRecord) -> list[Line]:
     if drafted > accepted:
         runs.append((f", {drafted - accepted:,} tokens of budget wasted", "caution"))
     return [tuple(runs)]
+
+
+def hold_up_lines(record: StepRecord, width: int) -> list[Line]:
+    """Return a line on each thing that held the step up, or the time before it."""
+    lines: list[Line] = []
+    for row in record.hold_ups or ():
+        text = hold_up_text(row.kind, clean(row.detail, _MAX_TEXT))
+        took = f"{fmt.milliseconds(row.ns / 1e6)} ms"
+        room = width - len(f" held up {took}: ")
+        shown = fmt.first_fitting((text, text.partition(" (")[0]), room)
+        lines.append(((" held up ", "muted"), (took, "caution"), (f": {shown}", "text")))
+    return lines
 
 
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:

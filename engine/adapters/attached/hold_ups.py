@@ -1,0 +1,200 @@
+"""`HoldUps`: times in which the engine's process or thread was held up, and by what.
+
+- Python's garbage collector calls us when it begins and ends.
+- Linux counts how long a thread ran, how long it waited for a processor, and how often it ran. Our
+  background thread (the pump) sleeps for a short time only. If it did not run once for long, and
+  did not wait for a processor either, nothing of the process ran: it was stopped.
+
+What else held a thread up, such as a lock or a device, is not known here.
+"""
+
+import contextlib
+import gc
+import os
+import resource
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic_ns
+from typing import NamedTuple
+
+from stepscope.engine.protocol.wire import HoldUp
+
+LEAST_NS = 1_000_000  # a shorter one is not worth a row
+STOPPED_NS = 200_000_000  # by which the pump must be late
+_RUN_NS = 20_000_000  # a pump that waits for Python's lock runs more often
+_SHARE = 10  # a wait for a processor counts from this part of a step on
+_MANY_FAULTS = 100
+_MOST = 256  # rows that no step has taken yet
+
+
+class _Ran(NamedTuple):
+    """What Linux has counted of one thread so far."""
+
+    ran_ns: int
+    waited_ns: int  # for a processor
+    num_runs: int
+
+
+class _Thread:
+    """Reads what Linux counts of a thread of this process, from any thread."""
+
+    def __init__(self, native_id: int) -> None:
+        self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+
+    def read(self) -> _Ran:
+        ran, waited, number = os.pread(self._file, 64, 0).split()
+        return _Ran(int(ran), int(waited), int(number))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class _Look(NamedTuple):
+    time_ns: int
+    pump: _Ran
+    num_faults: int  # pages that the process had to read from the disk
+
+
+class HoldUps:
+    """Collects hold-ups, from any thread, until a step's record takes them.
+
+    Off Linux, or without its scheduler's statistics, only garbage collection is told.
+    """
+
+    def __init__(self) -> None:
+        self._rows: deque[HoldUp] = deque(maxlen=_MOST)
+        self._engine: _Thread | None = None
+        self._engine_id = 0
+        self._pump: _Thread | None = None
+        self._looking = threading.Lock()
+        self._last: _Look | None = None
+        self._waited_ns = 0  # by the engine's thread, when last read
+        self._tokens_ns = 0
+        self._collecting: tuple[int, _Ran | None] | None = None
+
+    def open(self) -> None:
+        """Begin. Call it on the engine's thread."""
+        self._engine_id = threading.get_ident()
+        self._engine = _thread()
+        if self._engine is not None:
+            self._waited_ns = self._engine.read().waited_ns
+        gc.callbacks.append(self._collect)
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collect)
+        with self._looking:
+            self._last = None
+            for thread in (self._engine, self._pump):
+                if thread is not None:
+                    thread.close()
+            self._engine = self._pump = None
+
+    def add(self, kind: str, start_ns: int, ns: int, detail: str = "") -> None:
+        """Note a hold-up; see `HoldUp`."""
+        if ns >= LEAST_NS:
+            self._rows.append(HoldUp(kind, start_ns, ns, detail))
+
+    @property
+    def is_engines_thread(self) -> bool:
+        """Whether the caller runs on the engine's thread."""
+        return threading.get_ident() == self._engine_id
+
+    def take(self, tokens_ns: int) -> list[HoldUp] | None:
+        """Remove and return those that began before a step's tokens were known, None if none did.
+
+        Call it once for each step, in order.
+        """
+        last = self._last
+        if last is not None and tokens_ns - last.time_ns > STOPPED_NS:
+            self._look()  # the pump has not run yet
+        with self._looking:
+            self._note_wait(tokens_ns)
+        rows = self._rows
+        if not rows:
+            return None
+        found = [row for row in list(rows) if row.start_ns < tokens_ns]
+        for row in found:
+            rows.remove(row)
+        return found or None
+
+    def _note_wait(self, tokens_ns: int) -> None:
+        """Note how long the engine's thread waited for a processor since the step before."""
+        took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
+        if self._engine is None:
+            return
+        waited_ns = self._engine.read().waited_ns
+        ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
+        if ns * _SHARE >= took_ns:
+            self.add("descheduled", tokens_ns - ns, ns)
+
+    # The pump
+
+    def pumping(self) -> None:
+        """Note that the pump runs, and goes on to what takes no lock of the engine's."""
+        if self._pump is None and self._engine is not None:
+            self._pump = _thread()
+        self._look()
+
+    def pump_rests(self) -> None:
+        """Note that the pump may now have to wait for the engine's thread."""
+        self._last = None
+
+    def _look(self) -> None:
+        with self._looking:
+            if self._pump is None:
+                return
+            last, usage = self._last, resource.getrusage(resource.RUSAGE_SELF)
+            self._last = now = _Look(monotonic_ns(), self._pump.read(), usage.ru_majflt)
+            if last is None or now.time_ns - last.time_ns < STOPPED_NS:
+                return
+            waited_ns = now.pump.waited_ns - last.pump.waited_ns
+            ran_ns = now.pump.ran_ns - last.pump.ran_ns
+            ns = now.time_ns - last.time_ns - waited_ns
+            num_runs = now.pump.num_runs - last.pump.num_runs
+            if ns - ran_ns < STOPPED_NS or num_runs * _RUN_NS > ns:
+                return
+            num_faults = now.num_faults - last.num_faults
+            detail = f"{num_faults:,} pages" if num_faults >= _MANY_FAULTS else ""
+            self.add("stopped", last.time_ns, ns, detail)
+
+    # Garbage collection
+
+    def _collect(self, phase: str, info: Mapping[str, int]) -> None:
+        engine = self._engine
+        is_elsewhere = not self.is_engines_thread
+        if phase == "start":
+            looks = is_elsewhere and info["generation"] == 2 and engine is not None
+            self._collecting = monotonic_ns(), engine.read() if looks and engine else None
+            return
+        if self._collecting is None:
+            return
+        (start_ns, before), self._collecting = self._collecting, None
+        ns = monotonic_ns() - start_ns
+        if ns < LEAST_NS:
+            return
+        where = ""
+        if is_elsewhere:
+            if before is None or engine is None:
+                return
+            # A thread that waits for Python's lock runs once in each switch interval.
+            num_runs = engine.read().num_runs - before.num_runs
+            if num_runs < 2 or num_runs * sys.getswitchinterval() * 2e9 < ns:
+                return
+            where = " on another thread"
+        self.add("gc", start_ns, ns, f"generation {info['generation']}{where}")
+
+
+def _thread() -> _Thread | None:
+    """Return this thread, if Linux counts what it does."""
+    native_id = threading.get_native_id()
+    if not Path(f"/proc/self/task/{native_id}/schedstat").exists():
+        return None
+    thread = _Thread(native_id)
+    if any(thread.read()):
+        return thread
+    thread.close()
+    return None

@@ -1,0 +1,168 @@
+"""What held up the engine's process is told apart, and travels with the step that it delayed."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.engine.adapters.attached import hold_ups
+from stepscope.engine.adapters.attached.hold_ups import HoldUps
+from stepscope.engine.protocol.wire import HoldUp, StepRecord
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.waiting import wait_for
+
+MS = 1_000_000
+WATCHED = textwrap.dedent("""
+    import sys, threading, time
+    from stepscope.engine.adapters.attached.hold_ups import HoldUps
+    held = HoldUps()
+    held.open()
+    begins, ends = threading.Event(), threading.Event()
+    def pump():
+        while not ends.is_set():
+            held.pumping()
+            begins.set()
+            ends.wait(0.01)
+    thread = threading.Thread(target=pump)
+    thread.start()
+    begins.wait()
+    for line in sys.stdin:
+        rows = held.take(time.monotonic_ns()) or []
+        print([row for row in rows if row.kind == "stopped"], flush=True)
+    ends.set()
+    thread.join()
+""")
+
+
+class Counted:
+    """What Linux would have counted of the pump's thread and the engine's, and the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        self.pump = self.engine = hold_ups._Ran(0, 0, 0)
+        self.num_faults = 0
+        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
+        usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
+        monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
+        self.held = HoldUps()
+        self.held._pump = self.thread("pump")
+        self.held._engine = self.thread("engine")
+        self.held.pumping()
+
+    def thread(self, name: str) -> Any:
+        return SimpleNamespace(read=lambda: getattr(self, name), close=lambda: None)
+
+    def after(self, ms: int, *, waited_ms: int = 0, num_runs: int = 1) -> list[HoldUp] | None:
+        self.now_ns += ms * MS
+        ran, waited, runs = self.pump
+        self.pump = hold_ups._Ran(ran + MS, waited + waited_ms * MS, runs + num_runs)
+        self.held.pumping()
+        return self.held.take(self.now_ns)
+
+
+def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "[]\n"
+        os.kill(child.pid, signal.SIGSTOP)
+        state = Path(f"/proc/{child.pid}/stat")
+        wait_for(lambda: state.read_text("utf-8").split()[2] == "T")
+        since_ns = hold_ups.monotonic_ns()
+        wait_for(lambda: hold_ups.monotonic_ns() > since_ns + 2 * hold_ups.STOPPED_NS)
+        stopped_ns = hold_ups.monotonic_ns() - since_ns
+        os.kill(child.pid, signal.SIGCONT)
+        print(file=child.stdin, flush=True)
+        (row,) = eval(child.stdout.readline(), {"HoldUp": HoldUp})
+        assert row.ns >= stopped_ns
+        assert row.start_ns <= since_ns
+    finally:
+        child.stdin.close()
+        child.stdout.close()
+        child.wait()
+
+
+def test_a_pump_that_neither_ran_nor_waited_for_a_processor_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(50) is None
+    assert counted.after(2_000) == [HoldUp("stopped", 50 * MS, 2_000 * MS)]
+    counted.num_faults += 5_000
+    assert counted.after(2_000) == [HoldUp("stopped", 2_050 * MS, 2_000 * MS, "5,000 pages")]
+
+
+def test_a_pump_that_waited_for_a_processor_for_python_or_for_vllm_was_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(2_000, waited_ms=1_950) is None
+    assert counted.after(2_000, num_runs=400) is None  # each 5 ms it asks for Python's lock
+    counted.held.pump_rests()
+    assert counted.after(2_000) is None
+
+
+def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(100) is None
+    counted.engine = hold_ups._Ran(0, 40 * MS, 3)
+    assert counted.after(100) == [HoldUp("descheduled", 160 * MS, 40 * MS)]
+    counted.engine = hold_ups._Ran(0, 42 * MS, 3)
+    assert counted.after(100) is None  # two of a hundred milliseconds
+
+
+def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
+    held = HoldUps()
+    held.open()
+    try:
+        gc.disable()
+        for _ in range(200_000):
+            ring: list[object] = []
+            ring.append(ring)
+        gc.enable()
+        gc.collect()
+        rows = [row for row in held.take(hold_ups.monotonic_ns()) or () if row.kind == "gc"]
+        assert "generation 2" in {row.detail for row in rows}
+    finally:
+        gc.enable()
+        held.close()
+    assert held._collect not in gc.callbacks
+
+
+def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    before = lambda **each: told.append(each)  # noqa: E731 - what another tool listens with
+    knobs = SimpleNamespace(compilation=SimpleNamespace(listener=before))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)  # type: ignore[arg-type]
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    source, times = SimpleNamespace(name="_fwd_kernel"), SimpleNamespace(total=345_678)
+    calls = iter(scheduler.play())
+    while next(calls) != "schedule":
+        pass
+    knobs.compilation.listener(src=source, times=times, cache_hit=False)
+    for _ in calls:
+        pass
+    with attachment.notes.done():
+        found = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+    compiled = [row for each in found for row in each.hold_ups or () if row.kind == "jit"]
+    assert [(row.ns, row.detail) for row in compiled] == [(345_678_000, "_fwd_kernel")]
+    assert [each["src"] for each in told] == [source]
+    attachment.close()
+    assert knobs.compilation.listener is before
