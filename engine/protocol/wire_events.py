@@ -44,10 +44,10 @@ class Arrived(Event, frozen=True, omit_defaults=True):
 
 class Admitted(Event, frozen=True, omit_defaults=True):
     num_cached_tokens: int
-    # Of a handed-over request: tokens whose keys and values were copied here while the step was
-    # scheduled, and how long that took.
+    # Tokens whose keys and values came from elsewhere: of a handed-over request while the step was
+    # scheduled; or within the step, through a KV connector.
     num_loaded_tokens: int = 0
-    load_ns: int = 0
+    load_ns: int = 0  # how long that took; 0: unknown, it is a part of the step
 
 
 class FirstToken(Event, frozen=True):

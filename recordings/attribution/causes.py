@@ -16,7 +16,7 @@ Cause: TypeAlias = Literal[
     "left_out",  # not in a step for another reason: whole prompts, one request at a time
     "preempted",  # lost its blocks and waited to be admitted again
     "recompute",  # tokens computed before the preemption were computed again
-    "transfer",  # its keys and values, or another's, came from a prefill engine
+    "transfer",  # its keys and values, or another's, came from elsewhere
     "front_end",  # the front end had it: HTTP and tokenising
     "delivery",  # the front end had not yet written its last tokens out
     "paused",  # the operator had paused the engine

@@ -211,7 +211,7 @@ class Explainer:
         prefills = prefills_of(record)
         slow = self._slow_step(record, prefills, end_ns - start_ns)
         self._was_slow = slow is not None
-        span = span_of(record, slow, start_ns, end_ns)
+        span = span_of(record, prefills, slow, start_ns, end_ns)
         rows = record.batch
         if rows is not None and self.only is not None:
             rows = [row for row in rows if row.request_id == self.only]
@@ -295,7 +295,7 @@ class Explainer:
                 if wait is None or (began_ns is not None and wait.start_ns != began_ns):
                     wait = Wait("running", began_ns)
                 wait.fill(between, start_ns, record.step)
-                piece = own(row, record, prefills, start_ns)
+                piece = own(row, record, prefills, span.load, start_ns)
                 if piece.cause == "recompute" and wait.preempted_for:
                     piece = piece._replace(detail=wait.preempted_for)
                 wait.add_step(piece, span)

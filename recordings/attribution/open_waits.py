@@ -1,6 +1,6 @@
 """Waits that are still in progress, divided step by step into pieces with one cause each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -32,49 +32,73 @@ class StepSpan(NamedTuple):
     work_end_ns: int
     excess: list[Piece]  # from there to `end_ns`, with one cause each
     end_ns: int
+    load: Admitted | None  # what it loaded, if that is more than its largest prefill
 
 
-def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
+def span_of(
+    record: StepRecord,
+    prefills: Sequence[BatchRow],
+    slow: SlowStep | None,
+    start_ns: int,
+    end_ns: int,
+) -> StepSpan:
     """Divide the time of a step.
 
     What held it up is put at its end. In a slow step that is at most its excess over the usual
     duration; the rest of that is `held_up`, if the step was slow without what is known.
     """
-    took_ns = end_ns - start_ns
-    room_ns = took_ns if slow is None else slow.excess_ns
+    load = _load_in(record)
+    largest = None
+    if load is not None and (not prefills or load.num_loaded_tokens > prefills[0].num_tokens):
+        slow, largest = None, load  # it is no step like others
+    room_ns = end_ns - start_ns if slow is None else slow.excess_ns
     found: list[Piece] = []
-    for begin_ns, ns, row in _hold_ups(record, start_ns, end_ns):
+    rows = list(_hold_ups(record, start_ns, end_ns))
+    # Of a wait for a processor only the sum is known, and not how much is usual.
+    rows.sort(key=lambda each: each[2].kind == "descheduled")
+    for begin_ns, ns, row in rows:
         ns = min(ns, room_ns)
-        # How much of such a wait is usual is not known.
         if ns and (slow is not None or row.kind != "descheduled"):
             found.append(Piece(HOLD_UPS[row.kind], begin_ns, ns, record.step, 1, row.detail))
             room_ns -= ns
     if slow is not None:
         rest_ns = slow.took_ns - sum(piece.ns for piece in found)
         if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
-            baseline_ns = slow.baseline_ns
-            found.append(
-                Piece(
-                    *("held_up", start_ns, room_ns, record.step, 1, slow.told),
-                    took_ns=rest_ns,
-                    baseline_ns=baseline_ns,
-                )
-            )
+            found.append(_rest(record, slow, load, rest_ns, room_ns))
     at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
     for i, piece in enumerate(found):
         found[i] = piece._replace(start_ns=at_ns)
         at_ns += piece.ns
-    return StepSpan(record, start_ns, work_end_ns, found, end_ns)
+    return StepSpan(record, start_ns, work_end_ns, found, end_ns, largest)
+
+
+def _rest(
+    record: StepRecord, slow: SlowStep, load: Admitted | None, took_ns: int, excess_ns: int
+) -> Piece:
+    """What a step took too long for no reason that is known, or for loading within the step."""
+    if load is not None:
+        return _loaded(load, record, 0)._replace(ns=excess_ns)
+    return Piece(
+        *("held_up", 0, excess_ns, record.step, 1, slow.told),
+        took_ns=took_ns,
+        baseline_ns=slow.baseline_ns,
+    )
 
 
 def _hold_ups(record: StepRecord, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int, HoldUp]]:
-    """Yield start and duration of what held up a part of the time, in order, without overlaps."""
+    """Yield start and duration of what held up a part of the time, in order.
+
+    They do not overlap, but for waits for a processor.
+    """
     known = [row for row in record.hold_ups or () if row.kind in HOLD_UPS]
+    last_ns = begin_ns
     for row in sorted(known, key=attrgetter("start_ns")):
-        start_ns = max(row.start_ns, begin_ns)
-        begin_ns = max(begin_ns, min(row.start_ns + row.ns, end_ns))
-        if begin_ns > start_ns:
-            yield start_ns, begin_ns - start_ns, row
+        start_ns = max(row.start_ns, begin_ns if row.kind == "descheduled" else last_ns)
+        stop_ns = min(row.start_ns + row.ns, end_ns)
+        if stop_ns > start_ns:
+            yield start_ns, stop_ns - start_ns, row
+            if row.kind != "descheduled":
+                last_ns = stop_ns
 
 
 def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
@@ -86,11 +110,14 @@ def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
         begin_ns, end_ns = piece.start_ns, piece.start_ns + piece.ns
         if piece.cause in ("between", "idle"):
             for start_ns, ns, row in _hold_ups(record, begin_ns, end_ns):
+                stop_ns, start_ns = start_ns + ns, max(start_ns, begin_ns)
+                if stop_ns <= start_ns:
+                    continue
                 if start_ns > begin_ns:
                     found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
-                cause = HOLD_UPS[row.kind]
+                cause, ns = HOLD_UPS[row.kind], stop_ns - start_ns
                 found.append(Piece(cause, start_ns, ns, record.step, detail=row.detail))
-                begin_ns = start_ns + ns
+                begin_ns = stop_ns
         if end_ns > begin_ns:
             found.append(piece._replace(start_ns=begin_ns, ns=end_ns - begin_ns))
     return found
@@ -187,9 +214,39 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
     return pieces
 
 
-def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """What a request with a row in a step had to wait for in that step, as a piece."""
+def _load_in(record: StepRecord) -> Admitted | None:
+    """The largest load of keys and values within a step; None: no such load is known."""
+    loads = [
+        event
+        for event in record.events
+        if isinstance(event, Admitted) and event.num_loaded_tokens and not event.load_ns
+    ]
+    return max(loads, key=lambda event: event.num_loaded_tokens, default=None)
+
+
+def _loaded(load: Admitted, record: StepRecord, start_ns: int) -> Piece:
+    return Piece(
+        *("transfer", start_ns, 0, record.step, 1, "load"),
+        request_id=load.request_id,
+        num_tokens=load.num_loaded_tokens,
+    )
+
+
+def own(
+    row: BatchRow,
+    record: StepRecord,
+    prefills: list[BatchRow],
+    load: Admitted | None,
+    start_ns: int,
+) -> Piece:
+    """What a request with a row in a step had to wait for in that step, as a piece.
+
+    Args:
+        load: what the step loaded, if that is more than its largest prefill.
+    """
     step = record.step
+    if load is not None and (row.phase == _DECODE or row.request_id == load.request_id):
+        return _loaded(load, record, start_ns)
     if row.phase == _RECOMPUTE:
         return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
     if row.phase != _DECODE:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from stepscope.engine.adapters.attached import hold_ups
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
-from stepscope.engine.protocol.wire import HoldUp, StepRecord
+from stepscope.engine.protocol.wire import Admitted, HoldUp, StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.waiting import wait_for
@@ -166,3 +167,57 @@ def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
     assert [each["src"] for each in told] == [source]
     attachment.close()
     assert knobs.compilation.listener is before
+
+
+def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_admission(
+    attach: Attach,
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    schedule = scheduler.schedule
+    num_new = 0
+
+    def schedule_with_loads(throttle_prefills: bool = False) -> SimpleNamespace:
+        nonlocal num_new
+        output = schedule(throttle_prefills)
+        output.has_sync_kv_loads = bool(output.scheduled_new_reqs)
+        for new in output.scheduled_new_reqs:
+            num_new += 1
+            stats = SimpleNamespace(num_external_cached_tokens=num_new)
+            scheduler._all[new.req_id].prefill_stats = stats  # type: ignore[attr-defined]
+        return output
+
+    scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        pass
+    with attachment.notes.done():
+        steps = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+    admitted = [event for step in steps for event in step.events if isinstance(event, Admitted)]
+    assert [event.num_loaded_tokens for event in admitted] == list(range(1, num_new + 1))
+    assert not any(event.load_ns for event in admitted)
+
+
+@pytest.mark.parametrize(
+    ("is_engines", "waited_ms", "num_runs", "told"),
+    [
+        (True, 0, 1, HoldUp("gc", 0, 100 * MS, "generation 2")),
+        (True, 60, 1, HoldUp("gc", 0, 40 * MS, "generation 2")),  # the rest had no processor
+        (False, 0, 20, HoldUp("gc", 0, 100 * MS, "generation 2 on another thread")),
+        (False, 0, 1, None),  # the engine's thread did not ask for Python's lock meanwhile
+    ],
+)
+def test_garbage_collection_counts_as_far_as_the_engines_thread_had_to_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    is_engines: bool,
+    waited_ms: int,
+    num_runs: int,
+    told: HoldUp | None,
+) -> None:
+    counted = Counted(monkeypatch)
+    counted.held._engine_id = threading.get_ident() if is_engines else 0
+    counted.held._collect("start", {"generation": 2})
+    counted.now_ns += 100 * MS
+    counted.engine = hold_ups._Ran(0, waited_ms * MS, num_runs)
+    counted.held._collect("stop", {"generation": 2})
+    rows = [row for row in counted.held.take(counted.now_ns) or () if row.kind == "gc"]
+    assert rows == ([] if told is None else [told])

@@ -23,6 +23,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload
+from tests.support.sessions.seek_sessions import record as recorded
 from tests.support.sessions.slow_step_sessions import (
     HELD_MS,
     MS,
@@ -434,3 +435,76 @@ def test_the_time_between_two_steps_is_divided_by_what_held_the_engine_up() -> N
     assert causes
     for each in causes:
         assert each == [("between", gap_ns - gap_ns // 2), ("jit", gap_ns // 2)]
+
+
+def with_loads(
+    messages: list[tuple[int, Telemetry]], step: int, *loads: wire.Admitted
+) -> list[tuple[int, Telemetry]]:
+    return [
+        (number, msgspec.structs.replace(message, events=[*message.events, *loads]))
+        if isinstance(message, StepRecord) and message.step == step
+        else (number, message)
+        for number, message in messages
+    ]
+
+
+def test_a_step_that_loads_more_than_it_prefills_is_named_after_its_largest_load(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    loads = [wire.Admitted(9_000, 640, 512), wire.Admitted(9_001, 640, 640)]
+    for late in explained(with_loads(messages, step, *loads)):
+        if late.step == step:
+            assert late.cause == "transfer"
+            assert "640 tokens of r9001 were loaded" in late.explanation
+            assert not any(piece.cause == "prefill" for piece in late.pieces)
+
+
+def test_a_slow_step_with_a_larger_prefill_than_load_is_divided_between_them(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    found = explained(with_loads(messages, step, wire.Admitted(9_000, 16, 16)))
+    named = [late for late in found if late.step == step and late.cause == "transfer"]
+    assert named
+    for late in named:
+        causes = [piece.cause for piece in late.pieces if piece.ns > MS]
+        assert causes == ["prefill", "transfer"]
+
+
+def test_the_step_screen_and_the_panel_say_what_held_a_step_up(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+    tmp_path: Path,
+    stepscope: Callable[..., Any],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    known = wire.HoldUp("stopped", record.tokens_ns - 840 * MS, 840 * MS)
+    path = recorded(tmp_path / "held.mcap", with_held_up(messages, step, known))
+    for page, size, said in (
+        ("step", "200x60", "held up 840 ms: the engine's process was stopped (SIGSTOP, or its"),
+        ("step", "80x24", "held up 840 ms: the engine's process was stopped"),
+        ("main", "200x60", "stood still 0.9 s: process stopped"),
+    ):
+        picture = tmp_path / f"{page}-{size}.txt"
+        options = ["--page", page, "--at", str(step), "--size", size, "-o", str(picture)]
+        assert stepscope("screenshot", str(path), *options).exit_code == 0
+        assert said in picture.read_text("utf-8")
+
+
+def test_a_wait_for_a_processor_gets_what_is_left_of_a_slow_step(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    rows = [
+        wire.HoldUp("descheduled", record.tokens_ns - 600 * MS, 600 * MS),
+        wire.HoldUp("gc", record.tokens_ns - 500 * MS, 400 * MS, "generation 2"),
+    ]
+    named = [late for late in explained(with_held_up(messages, step, *rows)) if late.step == step]
+    assert named
+    for late in named:
+        ns = {piece.cause: piece.ns for piece in late.pieces}
+        assert ns["gc"] == 400 * MS
+        assert ns["descheduled"] / MS == pytest.approx(HELD_MS - 400, rel=0.05)
+        assert "held_up" not in ns

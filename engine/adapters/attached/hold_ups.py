@@ -165,23 +165,25 @@ class HoldUps:
 
     def _collect(self, phase: str, info: Mapping[str, int]) -> None:
         engine = self._engine
-        is_elsewhere = not self.is_engines_thread
         if phase == "start":
-            looks = is_elsewhere and info["generation"] == 2 and engine is not None
+            looks = info["generation"] == 2 and engine is not None  # the others are short
             self._collecting = monotonic_ns(), engine.read() if looks and engine else None
             return
         if self._collecting is None:
             return
         (start_ns, before), self._collecting = self._collecting, None
-        ns = monotonic_ns() - start_ns
+        ns, where = monotonic_ns() - start_ns, ""
         if ns < LEAST_NS:
             return
-        where = ""
-        if is_elsewhere:
-            if before is None or engine is None:
-                return
+        after = before if engine is None else engine.read()
+        if self.is_engines_thread:
+            if before is not None and after is not None:
+                ns -= after.waited_ns - before.waited_ns
+        elif before is None or after is None:
+            return
+        else:
             # A thread that waits for Python's lock runs once in each switch interval.
-            num_runs = engine.read().num_runs - before.num_runs
+            num_runs = after.num_runs - before.num_runs
             if num_runs < 2 or num_runs * sys.getswitchinterval() * 2e9 < ns:
                 return
             where = " on another thread"

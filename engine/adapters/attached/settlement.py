@@ -127,7 +127,8 @@ class Settlement:
                 elif self._caches:
                     books.num_queried += num_prompt
                     books.num_hit += num_cached
-            events.append(Admitted(tracked.request_id, num_cached))
+            num_loaded = 0 if tracked.num_preemptions else tracked.num_loaded
+            events.append(Admitted(tracked.request_id, num_cached, num_loaded))
         return events
 
     def release(self, tracked: TrackedRequest) -> None:

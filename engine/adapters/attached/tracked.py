@@ -42,6 +42,7 @@ class TrackedRequest:
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
+        num_loaded: prompt tokens that its first step loaded from elsewhere.
         ended: whether the engine has ended it.
     """
 
@@ -58,6 +59,7 @@ class TrackedRequest:
         "max_tokens",
         "num_blocks",
         "num_cached",
+        "num_loaded",
         "num_preemptions",
         "published_blocks",
         "recompute_until",
@@ -86,6 +88,7 @@ class TrackedRequest:
         self.ended = False
         self.recompute_until = 0
         self.num_cached = 0
+        self.num_loaded = 0
         self.num_preemptions = 0
         self.first_ns: int | None = None
         self.last_ns: int | None = None

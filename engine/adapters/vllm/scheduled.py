@@ -21,6 +21,7 @@ def note_blocks(
         tracked = table[new.req_id]
         if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
             step.resume(tracked)
+        tracked.num_loaded = versions.num_loaded(out, tracked.source)
         _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)

@@ -141,6 +141,17 @@ def changes_later(out: SchedulerOutput) -> bool:
     )
 
 
+def num_loaded(out: SchedulerOutput, request: Any) -> int:
+    """Return how many prompt tokens a KV connector loads for a request within its first step.
+
+    0 also where this release does not say.
+    """
+    if not getattr(out, "has_sync_kv_loads", False):
+        return 0
+    stats = getattr(request, "prefill_stats", None)
+    return int(getattr(stats, "num_external_cached_tokens", 0))
+
+
 class CudaGraph(NamedTuple):
     """The CUDA graph mode of a step and the tokens it was padded with, as in `StepRecord`."""
 

@@ -177,6 +177,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     lines: list[Line] = [
         _timing(record, width),
         _parts_line(record, width),
+        *inspector.hold_up_lines(record, width),
         (
             (" budget  ", "muted"),
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),
@@ -191,7 +192,6 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         ),
         _kv(record, bar_width, width),
         *inspector.waiting_lines(record, width),
-        *inspector.hold_up_lines(record, width),
         *inspector.prepared_lines(record, None if info is None else info.overlap),
     ]
     return lines

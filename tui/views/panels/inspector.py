@@ -225,10 +225,15 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     if record.cuda_graph is not None:
         kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
         runs.append((f", {kind} CUDA graph", "muted"))
-    if record.token_limit is None:
-        return [tuple(runs)]
-    held = fmt.plural(record.token_limit, "token")
-    return [tuple(runs), ((f" held to {held}: device memory", "caution"),)]
+    lines: list[Line] = [tuple(runs)]
+    if record.hidden_ns is not None and record.device_ns is not None:
+        gap_ns = max(0, record.tokens_ns - record.schedule_start_ns - record.device_ns)
+        gap = f"{fmt.milliseconds(gap_ns / 1e6)} ms"
+        lines.append(((" host's gap ", "muted"), (gap, "text"), (": the device was idle", "muted")))
+    if record.token_limit is not None:
+        held = fmt.plural(record.token_limit, "token")
+        lines.append(((f" held to {held}: device memory", "caution"),))
+    return lines
 
 
 def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
@@ -275,7 +280,8 @@ def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
         )
         icon, text = ("▲", "good"), f"{name} {comes.format(event.num_cached_tokens)}"
         if event.num_loaded_tokens:
-            text += f", {event.num_loaded_tokens:,} loaded in {event.load_ns / 1e6:.1f} ms"
+            took = f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
+            text += f", {event.num_loaded_tokens:,} loaded{took}"
     elif isinstance(event, FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
     elif isinstance(event, Finished) and event.handed_to is not None:
