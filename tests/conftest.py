@@ -52,20 +52,28 @@ ControlClient.__init__.__defaults__ = (WAIT_S,)
 # Files of what needs real time, kills, floods, compilers, terminals of other processes or whole
 # searches: `make test-slow`. Elsewhere single tests are marked.
 SLOW = {
+    "attribution": ("late_seconds",),
     "commands": (
-        *("cli_bench", "cli_chat", "cli_demo", "cli_engine", "cli_record", "cli_starting"),
-        "cli_waiting",
+        *("cli_bench", "cli_chat", "cli_demo", "cli_engine", "cli_record", "cli_schedule"),
+        *("cli_starting", "cli_waiting"),
     ),
-    "comparing": ("compare_chance", "fleet_live"),
+    "comparing": ("compare_chance", "compare_screen", "fleet_live"),
     "compute": ("triton_kernels",),
     "dashboard": ("tour",),
+    "history": ("replay_ways", "seek_laws", "splice"),
     "house": ("packaging",),
     "measuring": ("bench_gpu", "bench_scripts"),
-    "models": ("exactness",),
-    "recording": ("export_memory", "plot", "repair"),
+    "models": (
+        *("exactness", "graphs", "kv_cache_dtype", "overlap_models", "sampling_live"),
+        *("smaller_steps", "speculation_models"),
+    ),
+    "recording": ("being_written", "export_memory", "plot", "repair", "rotation"),
+    "scheduling": ("overlap_laws",),
     "screens": ("leaving", "terminal"),
     "serving": ("end_to_end", "http_faults", "prefill_and_decode"),
-    "simulation": ("autopilot", "diagnose", "simulated_demo", "tune", "what_if"),
+    "simulation": (
+        *("autopilot", "diagnose", "simulate_cli", "simulated_demo", "tune", "what_if"),
+    ),
     "telemetry": ("chaos",),
 }
 
@@ -192,6 +200,12 @@ def _ctrl_c_ends_what_tests_start() -> Iterator[None]:
 def _end_zmq() -> Iterator[None]:
     yield
     zmq.Context.instance().destroy(linger=0)
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like pytest's own, without the test's name: paths of sockets must be short."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from stepscope.engine.simulation.virtual.requests import (
     DrawnStepTimes,
     MadeUpCodec,
 )
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key

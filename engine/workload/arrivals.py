@@ -5,10 +5,14 @@ same times after the start. The engine's own workload (`driver.py`) and the load
 another machine (`load.py`) send them.
 """
 
+import json
 import math
 import random
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -16,9 +20,65 @@ import msgspec
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.workload.corpus import Corpus, question
+from stepscope.engine.protocol.wire import KnobValue, StepCosts
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+
+
+@cache
+def questions() -> tuple[str, ...]:
+    return tuple(json.loads(Path(__file__).with_name("questions.json").read_text("utf-8")))
+
+
+def question(key: int) -> str:
+    """Return the question that begins a chat; consecutive keys go through all questions."""
+    return questions()[key % len(questions())]
+
+
+class Corpus:
+    """English text without end, from paragraphs of prose; passages may begin anywhere."""
+
+    def __init__(self, text: str) -> None:
+        paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+        self._text = " ".join(filter(_is_prose, paragraphs)) + " "
+        if self._text == " ":
+            raise ValueError("a corpus needs at least one paragraph of prose")
+
+    @classmethod
+    def english(cls) -> "Corpus":
+        """Make a corpus from Python's language reference, which `help()` shows."""
+        from pydoc_data.topics import topics  # large, and only a workload needs it
+
+        return cls("\n\n".join(topics[name] for name in sorted(topics)))
+
+    def __len__(self) -> int:
+        return len(self._text)
+
+    def passage(self, start: int, num_chars: int) -> str:
+        """Return `num_chars` characters from the first word from `start` on (modulo the length)."""
+        size = len(self._text)
+        begin = (self._text.find(" ", start % size) + 1) % size
+        taken = self._text[begin : begin + num_chars]
+        while len(taken) < num_chars:
+            taken += self._text[: num_chars - len(taken)]
+        return taken
+
+
+def _is_prose(paragraph: str) -> bool:
+    num_letters = sum(each.isalpha() or each == " " for each in paragraph)
+    return len(paragraph) > 60 and num_letters > 0.9 * len(paragraph)
+
+
+def in_words(costs: StepCosts) -> str:
+    """Describe the step times in `costs` in a line, for people who wonder how fast it is."""
+    return (
+        f"decode of {costs.num_streams} streams {_ms(costs.decode_ms)} a step, "
+        f"prefill of {costs.num_prefill_tokens} tokens {_ms(costs.prefill_ms)}"
+    )
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
+
 
 _SYSTEM_PROMPT = (
     "You are a helpful assistant who knows the Python language well. Answer in plain words, say "

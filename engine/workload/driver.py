@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.workload.arrivals import PromptWriter, synthetic
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.arrivals import Corpus, PromptWriter, synthetic
 
 _RECHECK_S = 0.05  # how often a delayed arrival checks whether there is room
 

@@ -62,7 +62,7 @@ class RuleWatch:
         """Whether the rule's condition was true at the last measurement."""
         return self._held_since_s is not None
 
-    def take(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
+    def apply(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
         """Process the next measurement, name -> value.
 
         If it lacks the rule's figure, nothing changes.
@@ -112,12 +112,12 @@ class Judge:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.watches = [RuleWatch(rule) for rule in rules]
 
-    def take(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
+    def apply(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
         """Process the next measurement.
 
         Returns a change for each rule that begins or stops firing.
         """
-        changes = [watch.take(values, now_s) for watch in self.watches]
+        changes = [watch.apply(values, now_s) for watch in self.watches]
         return [change for change in changes if change is not None]
 
     @property

@@ -13,7 +13,7 @@ Cause: TypeAlias = Literal[
     "prompt",  # its own prompt was computed
     "prefill",  # its step also computed prompts of other requests
     "budget",  # not in a step because the token budget was spent
-    "left_out",  # not in a step for another reason: whole prompts, one request at a time
+    "left_out",  # not in a step for another reason: whole prompts, the prefill cadence
     "preempted",  # lost its blocks and waited to be admitted again
     "recompute",  # tokens computed before the preemption were computed again
     "transfer",  # its keys and values, or another's, came from elsewhere
@@ -49,8 +49,8 @@ QUEUE_REASONS = {
     "cadence": "for a step that takes prefills (prefill_schedule_interval)",
     "encoder": "for encoder budget",
     "lora": "for a LoRA slot (max_loras)",
-    "grammar": "for its grammar to be compiled",
-    "remote_kv": "for its keys and values from elsewhere",
+    "grammar": "for a grammar to be compiled",
+    "remote_kv": "for keys and values from elsewhere",
     "input": "for more input from its client",
     "priority": "because later requests of higher priority went ahead",
     "deferred": "because the engine holds it back",
@@ -86,10 +86,9 @@ class Piece(NamedTuple):
     ns: int
     step: int  # the first step of this time; for time between steps, the next step
     num_steps: int = 0  # 0: between steps
-    # queued, preempted: what was waited for; left_out: "prompts", "cadence" or ""; unknown:
-    # "forgotten" (may
-    # be somewhere, but is not in memory), "unrecorded" (was before the recording), "untold" (of a
-    # client's result) or "" (was lost);
+    # queued, preempted: what was waited for; left_out: "prompts", "cadence" or "";
+    # unknown: "forgotten" (may be somewhere, but is not in memory), "unrecorded" (was before the
+    # recording), "untold" (of a client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
     # stopped: pages read from the disk; gc: which generation; jit: the kernel
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
@@ -291,11 +290,15 @@ class Late(NamedTuple):
         return f"step {why} → {self.kind} {self.gap_ns / 1e6:.0f} ms"
 
     @property
-    def explanation(self) -> str:
-        """All pieces in words, the longest first, without pieces below a tenth of a millisecond."""
+    def shown_pieces(self) -> list[Piece]:
+        """The longest piece first, without pieces below 0.05 ms."""
         parts = sorted(self.pieces, key=lambda piece: -piece.ns)
-        parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
-        return "; ".join(f"{piece.ns / 1e6:,.1f} ms {piece.text}" for piece in parts)
+        return [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
+
+    @property
+    def explanation(self) -> str:
+        """The shown pieces in words."""
+        return "; ".join(f"{each.ns / 1e6:,.1f} ms {each.text}" for each in self.shown_pieces)
 
 
 def hold_up_text(kind: str, detail: str) -> str:

@@ -15,7 +15,8 @@ def shares_of(view: RequestView) -> dict[str, int]:
     """Return how long a request took, by what, in nanoseconds, as far as a front end tells it.
 
     "front end": from HTTP until it was sent; "first delivery": from the engine's first token until
-    the first chunk had gone out.
+    the first chunk had gone out; "served TTFT": from HTTP until then; "longest served ITL": the
+    longest time between two chunks.
     """
     if (front := view.front) is None:
         return {}

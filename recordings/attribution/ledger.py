@@ -21,6 +21,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.preemptions import (
     Preemption,
@@ -69,6 +70,7 @@ class Ledger:
 
     Args:
         state: the state right before the first message.
+        baseline: finds slow steps; None: no step counts as slow.
 
     Attributes:
         preemptions: all preemptions, oldest first; some may precede the first message.
@@ -76,12 +78,14 @@ class Ledger:
         publishes_requests: whether the engine publishes the batches of its steps.
     """
 
-    def __init__(self, state: SessionState) -> None:
+    def __init__(self, state: SessionState, baseline: Baseline | None = None) -> None:
         self.preemptions: list[Preemption] = []
         self.num_admitted = 0
         self.publishes_requests = True
         before = None if state.info is None else state
-        self._explainer = Explainer(math.inf, math.inf, state=before, with_queue=True)
+        self._explainer = Explainer(
+            math.inf, math.inf, state=before, baseline=baseline, with_queue=True
+        )
         self._state = self._explainer.state
         self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
         self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token

@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.bootstrap import (
-    RatioInterval,
-    draw,
-    percentile_ratio,
-    ratio_of,
-)
+from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
 from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
 from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
@@ -142,6 +137,8 @@ def _latencies(
     levels = {"ttft": a.slo.ttft_ms, "itl": a.slo.itl_ms}
     for kind, label in COMPARED_KINDS.items():
         waits_a, waits_b = (Waits(each, kind) for each in slices)
+        if kind.startswith("served") and not waits_a.count and not waits_b.count:
+            continue  # no front end told of them
         ranks = _PART_RANKS if kind in PARTS else tuple(RANKS)
         nums = waits_a.count, waits_b.count
         has_queue = kind in _QUEUED and _has_queue(a), kind in _QUEUED and _has_queue(b)

@@ -18,8 +18,7 @@ from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.export.moments import Moment, Progress, moments
 from stepscope.recordings.export.mooncake import write_mooncake
 from stepscope.recordings.export.output import writing
-from stepscope.recordings.export.parquet import write_parquet
-from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
+from stepscope.recordings.export.tables import COLUMNS, Table, table_rows, write_parquet
 from stepscope.recordings.export.trace_events import write_perfetto
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange

@@ -1,11 +1,20 @@
-"""Tables of a session for export: its steps, the rows of their batches, and its requests."""
+"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import DraftRow, Phase, RequestView, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import (
+    BatchRow,
+    DraftRow,
+    Phase,
+    RequestView,
+    RowFlag,
+    StepRecord,
+)
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.export.output import missing
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
 TABLES: tuple[Table, ...] = ("steps", "rows", "requests")
@@ -13,83 +22,129 @@ TABLE_FORMATS = ("csv", "parquet")
 
 
 class ExportColumn(NamedTuple):
-    """The name and type of a column. Any value may be None if it is unknown."""
+    """A column of a table, and how to get its value; None if that is unknown."""
 
     name: str
+    value: Callable[[Any], Any]
     kind: Literal["int", "float", "bool", "text"] = "int"
 
 
-# Draft tokens of n-gram speculation; None without drafts.
-_DRAFTS = (ExportColumn("num_drafted_tokens"), ExportColumn("num_accepted_tokens"))
+class _Row(NamedTuple):
+    record: StepRecord
+    row: BatchRow
+    drafts: Sequence[DraftRow]
+
+    def has(self, flag: RowFlag) -> bool:
+        return bool(self.row.flags & flag)
+
+
+class _Ended(NamedTuple):
+    view: RequestView
+    moment: Moment
+
+    def said(self, name: str) -> Any:
+        """Return what the arrival says; None if that was not seen."""
+        return None if self.view.is_partial else getattr(self.view, name)
+
+
+def _of(part: str, *names: str) -> Iterator[ExportColumn]:
+    return (ExportColumn(name, attrgetter(f"{part}.{name}")) for name in names)
+
+
+def _sum(drafts: Sequence[DraftRow] | None, name: str) -> int | None:
+    return sum(getattr(each, name) for each in drafts) if drafts else None
+
+
+def _kv(name: str) -> ExportColumn:
+    return ExportColumn(f"kv_{name}", lambda step: getattr(step.message.kv, name, None))
+
+
 STEP_COLUMNS = (
-    ExportColumn("step"),
-    ExportColumn("wall_ns"),
-    ExportColumn("after_gap", "bool"),
-    *(
-        ExportColumn(f"{name}_ns")
-        for name in ("schedule_start", "schedule_end", "launch", "tokens")
+    *_of("message", "step"),
+    ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
+    ExportColumn("after_gap", attrgetter("after_gap"), "bool"),
+    *_of("message", "schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "device_ns"),
+    *_of("message", "knobs_version", "token_budget", "max_num_seqs", "num_prefill_tokens"),
+    *_of("outcome", "num_recomputed_tokens"),
+    *_of("message", "num_decode_tokens", "num_padded_tokens"),
+    *_of("outcome", "num_cached_tokens", "num_output_tokens"),
+    ExportColumn(
+        "num_rows", lambda step: None if step.message.batch is None else len(step.message.batch)
     ),
-    ExportColumn("device_ns"),
-    ExportColumn("knobs_version"),
-    ExportColumn("token_budget"),
-    ExportColumn("max_num_seqs"),
-    *(ExportColumn(f"num_{name}_tokens") for name in ("prefill", "recomputed", "decode", "padded")),
-    *(ExportColumn(f"num_{name}_tokens") for name in ("cached", "output")),
-    *(
-        ExportColumn(f"num_{name}")
-        for name in ("rows", "running", "waiting", "arrived", "finished")
-    ),
-    ExportColumn("num_preempted"),
-    *(ExportColumn(f"kv_{name}") for name in ("used", "cached", "empty", "evicted")),
-    ExportColumn("queried_tokens"),
-    ExportColumn("hit_tokens"),
-    ExportColumn("max_itl_ns"),
-    ExportColumn("hidden_ns"),
-    ExportColumn("num_wasted_tokens"),
-    ExportColumn("token_limit"),
-    *_DRAFTS,
-    ExportColumn("cuda_graph", "text"),
+    *_of("message", "num_running", "num_waiting"),
+    *_of("outcome", "num_arrived", "num_finished", "num_preempted"),
+    *(_kv(name) for name in ("used", "cached", "empty", "evicted")),
+    ExportColumn("queried_tokens", attrgetter("outcome.num_queried_tokens")),
+    ExportColumn("hit_tokens", attrgetter("outcome.num_hit_tokens")),
+    ExportColumn("max_itl_ns", attrgetter("outcome.max_gap_ns")),
+    *_of("message", "hidden_ns", "num_wasted_tokens", "token_limit"),
+    # Draft tokens of n-gram speculation; None without drafts.
+    ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
+    ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
+    ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
 )
+_PHASES = {int(phase): phase.name.lower() for phase in Phase}
 ROW_COLUMNS = (
-    ExportColumn("step"),
-    ExportColumn("tokens_ns"),
-    ExportColumn("request_id"),
-    ExportColumn("phase", "text"),
-    ExportColumn("start"),
-    ExportColumn("num_tokens"),
-    ExportColumn("num_cached_tokens"),
-    ExportColumn("num_blocks"),
-    ExportColumn("last_chunk", "bool"),
-    ExportColumn("first_token", "bool"),
-    ExportColumn("resumed", "bool"),
-    *_DRAFTS,
+    *_of("record", "step", "tokens_ns"),
+    *_of("row", "request_id"),
+    ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
+    *_of("row", "start", "num_tokens"),
+    ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
+    *_of("row", "num_blocks"),
+    ExportColumn("last_chunk", lambda it: it.has(RowFlag.LAST_CHUNK), "bool"),
+    ExportColumn("first_token", lambda it: it.has(RowFlag.FIRST_TOKEN), "bool"),
+    ExportColumn("resumed", lambda it: it.has(RowFlag.RESUMED), "bool"),
+    ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
+    ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
 )
+
+
+def _ttft_ms(ended: _Ended) -> float | None:
+    """Return the time to first token, without the operator's pauses; None if not seen whole."""
+    view, moment = ended
+    start_ns, first_ns = view.arrival_ns, view.first_token_ns
+    if first_ns is None or view.is_partial or start_ns < moment.since_ns:
+        return None
+    return (first_ns - start_ns - moment.state.pauses.within(start_ns, first_ns)) / 1e6
+
+
+def _tpot_ms(ended: _Ended) -> float | None:
+    """Return the mean time per further token, without pauses; None if not seen whole."""
+    view, moment = ended
+    first_ns, last_ns, num_gaps = (
+        view.first_token_ns,
+        view.last_token_ns,
+        view.num_output_tokens - 1,
+    )
+    if first_ns is None or last_ns is None or num_gaps <= 0 or first_ns < moment.since_ns:
+        return None
+    return (last_ns - first_ns - moment.state.pauses.within(first_ns, last_ns)) / num_gaps / 1e6
+
+
 REQUEST_COLUMNS = (
-    ExportColumn("request_id"),
-    ExportColumn("client_id", "text"),
-    ExportColumn("status", "text"),
-    ExportColumn("finish_reason", "text"),
-    ExportColumn("arrival_ns"),
-    ExportColumn("arrival_wall_ns"),
-    ExportColumn("first_token_ns"),
-    ExportColumn("last_token_ns"),
-    ExportColumn("finish_ns"),
-    ExportColumn("finish_step"),
-    ExportColumn("num_prompt_tokens"),
-    ExportColumn("num_cached_tokens"),
-    ExportColumn("num_output_tokens"),
-    ExportColumn("max_tokens"),
-    ExportColumn("priority"),
-    ExportColumn("num_preemptions"),
-    ExportColumn("ttft_ms", "float"),
-    ExportColumn("tpot_ms", "float"),
+    *_of("view", "request_id"),
+    ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
+    ExportColumn("status", attrgetter("view.status"), "text"),
+    ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
+    ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
+    ExportColumn(
+        "arrival_wall_ns",
+        lambda ended: (
+            None if ended.view.is_partial else ended.view.arrival_ns + ended.moment.offset_ns
+        ),
+    ),
+    *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
+    *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
+    ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
+    *_of("view", "priority", "num_preemptions"),
+    ExportColumn("ttft_ms", _ttft_ms, "float"),
+    ExportColumn("tpot_ms", _tpot_ms, "float"),
 )
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": STEP_COLUMNS,
     "rows": ROW_COLUMNS,
     "requests": REQUEST_COLUMNS,
 }
-_PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
@@ -98,133 +153,72 @@ def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, .
     The row of a request comes when the request ends. Requests still live at the end of the range
     come last.
     """
-    if table == "requests":
-        yield from _requests(moments)
-        return
-    for moment in moments:
-        record, outcome = moment.message, moment.outcome
-        if not isinstance(record, StepRecord) or outcome is None:
-            continue
-        if table == "steps":
-            yield _step(record, outcome, moment)
-        else:
-            yield from _rows(record)
+    sources = {"steps": _steps, "rows": _rows, "requests": _requests}
+    values = [column.value for column in COLUMNS[table]]
+    for each in sources[table](moments):
+        yield tuple([value(each) for value in values])
 
 
-def _step(record: StepRecord, outcome: Outcome, moment: Moment) -> tuple[Any, ...]:
-    kv = record.kv
-    return (
-        record.step,
-        record.tokens_ns + moment.offset_ns,
-        moment.after_gap,
-        record.schedule_start_ns,
-        record.schedule_end_ns,
-        record.launch_ns,
-        record.tokens_ns,
-        record.device_ns,
-        record.knobs_version,
-        record.token_budget,
-        record.max_num_seqs,
-        record.num_prefill_tokens,
-        outcome.num_recomputed_tokens,
-        record.num_decode_tokens,
-        record.num_padded_tokens,
-        outcome.num_cached_tokens,
-        outcome.num_output_tokens,
-        None if record.batch is None else len(record.batch),
-        record.num_running,
-        record.num_waiting,
-        outcome.num_arrived,
-        outcome.num_finished,
-        outcome.num_preempted,
-        *((None,) * 4 if kv is None else (kv.used, kv.cached, kv.empty, kv.evicted)),
-        outcome.num_queried_tokens,
-        outcome.num_hit_tokens,
-        outcome.max_gap_ns,
-        record.hidden_ns,
-        record.num_wasted_tokens,
-        record.token_limit,
-        *_sums(record.drafts),
-        record.cuda_graph,
-    )
+def _steps(moments: Iterable[Moment]) -> Iterable[Moment]:
+    return (moment for moment in moments if isinstance(moment.message, StepRecord))
 
 
-def _sums(drafts: Sequence[DraftRow] | None) -> tuple[int | None, int | None]:
-    if not drafts:
-        return None, None
-    return sum(each.num_drafted for each in drafts), sum(each.num_accepted for each in drafts)
+def _rows(moments: Iterable[Moment]) -> Iterator[_Row]:
+    for record in (moment.message for moment in moments):
+        if isinstance(record, StepRecord):
+            drafts = {each.request_id: (each,) for each in record.drafts or ()}
+            for row in record.batch or ():
+                yield _Row(record, row, drafts.get(row.request_id, ()))
 
 
-def _rows(record: StepRecord) -> Iterator[tuple[Any, ...]]:
-    drafts = {each.request_id: each for each in record.drafts or ()}
-    for row in record.batch or ():
-        draft = drafts.get(row.request_id)
-        yield (
-            record.step,
-            record.tokens_ns,
-            row.request_id,
-            _PHASES.get(row.phase, str(row.phase)),
-            row.start,
-            row.num_tokens,
-            row.num_hit_tokens,
-            row.num_blocks,
-            bool(row.flags & RowFlag.LAST_CHUNK),
-            bool(row.flags & RowFlag.FIRST_TOKEN),
-            bool(row.flags & RowFlag.RESUMED),
-            *_sums(None if draft is None else [draft]),
-        )
-
-
-def _requests(moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:
+def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
     moment: Moment | None = None
     for moment in moments:
         for event in getattr(moment.message, "events", ()):
             view = moment.state.requests.get(event.request_id)
             if view is not None and _ends(event) and view.status == "finished":
-                yield _request(view, moment)
+                yield _Ended(view, moment)
     if moment is not None:
         for view in moment.state.requests.values():
             if view.status != "finished":
-                yield _request(view, moment)
+                yield _Ended(view, moment)
 
 
 def _ends(event: object) -> bool:
     return type(event).__name__ in ("Finished", "Aborted")
 
 
-def _request(view: RequestView, moment: Moment) -> tuple[Any, ...]:
-    """Return the row of a request.
+ROW_GROUP = 64 * 1024
 
-    Latencies are without the operator's pauses; None if they began before `moment.since_ns`.
+
+def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
+    """Write a table. Returns the number of rows.
+
+    Raises:
+        MissingPackage: pyarrow is not installed.
     """
-    offset_ns, since_ns, paused = moment.offset_ns, moment.since_ns, moment.state.pauses
-    first_ns, last_ns = view.first_token_ns, view.last_token_ns
-    is_known = not view.is_partial
-    ttft_ms = tpot_ms = None
-    if first_ns is not None and is_known and view.arrival_ns >= since_ns:
-        ttft_ns = first_ns - view.arrival_ns - paused.within(view.arrival_ns, first_ns)
-        ttft_ms = ttft_ns / 1e6
-    num_gaps = view.num_output_tokens - 1
-    if first_ns is not None and last_ns is not None and num_gaps > 0 and first_ns >= since_ns:
-        decode_ns = last_ns - first_ns - paused.within(first_ns, last_ns)
-        tpot_ms = decode_ns / num_gaps / 1e6
-    return (
-        view.request_id,
-        view.client_id if is_known else None,
-        view.status,
-        view.finish_reason,
-        view.arrival_ns if is_known else None,
-        view.arrival_ns + offset_ns if is_known else None,
-        first_ns,
-        last_ns,
-        view.finish_ns,
-        view.finish_step,
-        view.num_prompt_tokens,
-        view.num_cached_tokens,
-        view.num_output_tokens,
-        view.max_tokens if is_known else None,
-        view.priority,
-        view.num_preemptions,
-        ttft_ms,
-        tpot_ms,
-    )
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing("pyarrow", "parquet") from error
+
+    kinds: dict[str, Any] = {
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+        "text": pyarrow.string(),
+    }
+    columns = COLUMNS[table]
+    schema = pyarrow.schema([(column.name, kinds[column.kind]) for column in columns])
+    count = 0
+    rows = table_rows(table, moments)
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+        while group := list(islice(rows, ROW_GROUP)):
+            arrays = [
+                pyarrow.array(values, kinds[column.kind])
+                for column, values in zip(columns, zip(*group, strict=True), strict=True)
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            count += len(group)
+    return count

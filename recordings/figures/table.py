@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.state.series.distribution import SPREAD_RANKS
 from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.series.limits import LIMIT_SPECS
 
 FigureUnit: TypeAlias = Literal["ms", "s", "share", "tokens/s", "/s", "/min", ""]
 Better: TypeAlias = Literal["lower", "higher"]
@@ -94,21 +95,8 @@ _REST = [
                "steps that held prefill and decode"),
     FigureSpec("busy", "time in steps", "share", None, "time in which a step was under way"),
     *(
-        FigureSpec(f"limit_{limit}", f"limit: {limit}", "share", None, meaning)
-        for limit, meaning in {
-            "budget": "steps that the token budget limited (`max_num_batched_tokens`)",
-            "seats": "steps that the seats limited (`max_num_seqs`)",
-            "kv": "steps that the number of KV blocks limited",
-            "mode": "steps that the batching mode limited",
-            "threshold": "steps that `long_prefill_token_threshold` limited",
-            "paused": "steps after a pause of the operator that lasted longer than the step",
-            "work": "steps without a limit: every request got all the tokens it could use",
-            "lora": "steps in which requests waited for a LoRA slot and for nothing else",
-            "grammar": "steps in which requests waited for their grammar and for nothing else",
-            "remote_kv": "steps in which requests waited for their KV and for nothing else",
-            "encoder": "steps that the encoder budget limited",
-            "cadence": "steps kept free of prefills that were there (`prefill_schedule_interval`)",
-        }.items()
+        FigureSpec(f"limit_{limit}", f"limit: {limit}", "share", None, spec.meaning)
+        for limit, spec in LIMIT_SPECS.items()
     ),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),
     FigureSpec("steps", "steps", "", None, "steps"),

@@ -12,7 +12,7 @@ from stepscope.recordings.attribution.longest import Breach
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.series.latency import LatencyReport, Series
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.series.limits import LIMIT_SPECS
 from stepscope.recordings.state.session import SessionState, request_name
 
 RECENT_S = 10.0
@@ -26,19 +26,6 @@ _OFTEN = 0.25  # share of steps from which on a limit is named
 _MOST_LATE_STEPS = 256  # steps in which stalls are looked for
 
 Tone: TypeAlias = Literal["good", "muted", "caution", "breach"]
-
-_BOUND: dict[Limit, str] = {
-    "budget": "budget-bound",
-    "seats": "bound by max_num_seqs",
-    "kv": "KV-bound",
-    "mode": "held by the batching mode",
-    "threshold": "bound by long_prefill_token_threshold",
-    "lora": "bound by the LoRA slots (max_loras)",
-    "grammar": "held by grammars that are being compiled",
-    "remote_kv": "held until keys and values come from elsewhere",
-    "encoder": "bound by the encoder budget",
-    "cadence": "held by prefill_schedule_interval",
-}
 
 
 class Verdict(NamedTuple):
@@ -132,7 +119,8 @@ def _stall(
     history: HistoryView, state: SessionState, worst: Breach, stalls: Sequence[Breach]
 ) -> Verdict:
     who = f"{worst.num_tokens} streams" if worst.num_tokens > 1 else request_name(worst.request_id)
-    text = f"{who} stood still {_seconds(worst.ns)}{_why(history.stall(worst.step), state)}"
+    why = _why(history.stall(worst.step), state)
+    text = f"{who} stood still {_seconds(worst.ns)} at step {worst.step:,}{why}"
     if len(stalls) > 1:
         first = None if history.first_step is None else history.summary(history.first_step)
         known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9
@@ -183,9 +171,11 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
         ago = _seconds(state.time_ns - before.tokens_ns)
         text = f"the queue grows: {state.num_waiting:,} wait, {was:,} did {ago} ago"
     limits = history.limits(state.time_ns, RECENT_S)
-    held = max((each for each in limits if each in _BOUND), key=limits.__getitem__, default=None)
+    held = max(
+        (each for each in limits if LIMIT_SPECS[each].bound), key=limits.__getitem__, default=None
+    )
     if held is not None and limits[held] >= _OFTEN:
-        text += f"; {_BOUND[held]} in {limits[held]:.0%} of steps"
+        text += f"; {LIMIT_SPECS[held].bound} in {limits[held]:.0%} of steps"
     return Verdict("breach" if grows and is_late else "caution", text, "screen_step")
 
 

@@ -148,7 +148,7 @@ class IncidentKeeper:
         Returns an incident if it was completed just now.
         """
         now_s = self._clock()
-        self.judge.take(self._meter.measure(), now_s)
+        self.judge.apply(self._meter.measure(), now_s)
         bad = [each for each in self.judge.firing if each.holds]
         self._spent &= {each.rule.text for each in bad}
         bad = [each for each in bad if each.rule.text not in self._spent]

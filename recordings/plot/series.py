@@ -42,7 +42,6 @@ class PlotColumn:
     num_padded_tokens: int = 0
     num_cached_tokens: int = 0
     max_spent_tokens: int = 0
-    max_cached_tokens: int = 0
     token_budget: int | None = None  # the smallest budget
     step: Distribution | None = None
     itl: Distribution | None = None
@@ -197,13 +196,11 @@ def _add_step(column: PlotColumn, step: StepSummary, *, is_one_step: bool) -> No
     column.num_steps += 1
     if column.first_step is None:
         column.first_step = step.step
-    cached = step.num_cached_tokens or 0
     column.num_decode_tokens += step.num_decode_tokens
     column.num_prefill_tokens += step.num_prefill_tokens
     column.num_padded_tokens += step.num_padded_tokens or 0
-    column.num_cached_tokens += cached
+    column.num_cached_tokens += step.num_cached_tokens or 0
     column.max_spent_tokens = max(column.max_spent_tokens, step.num_spent_tokens)
-    column.max_cached_tokens = max(column.max_cached_tokens, cached)
     budget = step.token_budget
     if budget is not None:
         column.token_budget = min(column.token_budget or budget, budget)

@@ -1,7 +1,6 @@
 """`Indexer`: makes indexes from the messages of one engine, and knows its state on the way."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.wire import (
     Aborted,
@@ -16,21 +15,13 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.session.index import (
-    Index,
-    Lost,
-    Open,
-    intervals,
-)
+from stepscope.recordings.session.index import Index, Lost, Open, intervals
 from stepscope.recordings.session.new_rows import NewRows
 from stepscope.recordings.session.packed import pack
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.session import SessionState
-
-if TYPE_CHECKING:
-    pass
 
 # Columns, and those that each is likely to be close to.
 _NEAR: Mapping[str, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, fit
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.reader import Recording

@@ -13,7 +13,7 @@ import msgspec
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.recordings.compare.side.advice import MIN_LATE_SHARE
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.sums import Sums

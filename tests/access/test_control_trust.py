@@ -532,6 +532,7 @@ _DOCUMENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],

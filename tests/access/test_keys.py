@@ -355,7 +355,8 @@ def test_a_key_folder_that_others_may_write_to_lets_no_client_in(tmp_path: Path)
 
 # In a process of its own: libzmq ends a process that has no file left for a socket.
 OUT_OF_FILES = """
-import resource, sys
+import os, resource, sys
+from contextlib import suppress
 from pathlib import Path
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
@@ -366,9 +367,16 @@ keys = KeyFolder(folder / "authorised")
 public = keys.add("me", "viewer", folder / "me.key", None).pair.public
 gate = Gate(keys)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+# Not 0: then the gate's thread could not poll either.
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+taken = []
+with suppress(OSError):
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
 gate._read_again()
 assert gate.holder(public) is not None
+for each in taken:
+    os.close(each)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 keys.revoke("me")
 wait_for(lambda: gate.holder(public) is None, "it is seen again")

@@ -329,6 +329,7 @@ def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_fou
     assert told[-1] == cost.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [20, 600])
 def test_an_explained_token_stays_as_it_is_to_the_last_digit(held: int) -> None:
     """However often, when and with how much memory one looks; a later baseline is named."""

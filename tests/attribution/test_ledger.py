@@ -271,3 +271,16 @@ def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Callable
         done = stepscope("explain", "freeze", *options)
         assert done.exit_code == 2
         assert said in done.stderr
+
+
+def test_the_queue_and_a_late_first_token_tell_of_one_wait_alike(
+    stepscope: Callable[..., Any],
+) -> None:
+    queue = json.loads(stepscope("explain", "vllm", "--queue", "--json").stdout)
+    found = json.loads(stepscope("explain", "vllm", "--json").stdout)
+    first = {each["request_id"]: each["pieces"] for each in found["late"] if each["kind"] == "TTFT"}
+    both = [each for each in queue["longest_waits"] if each["request_id"] in first]
+    assert any("held_up" in wait["for_ms"] for wait in both)
+    for wait in both:
+        budget = [each["ms"] for each in first[wait["request_id"]] if each["detail"] == "budget"]
+        assert wait["for_ms"].get("budget") == (budget[0] if budget else None)

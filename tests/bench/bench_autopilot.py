@@ -29,8 +29,7 @@ from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
-from stepscope.engine.simulation.virtual.session import SimulatedSession
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot

@@ -21,8 +21,7 @@ from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.replies import Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.workload.arrivals import PromptWriter
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.arrivals import Corpus, PromptWriter
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 

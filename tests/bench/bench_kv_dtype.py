@@ -25,7 +25,7 @@ from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.arrivals import Corpus
 
 NUM_TOKENS = 1_000
 CONTEXTS = (512, 2_048, 8_000)

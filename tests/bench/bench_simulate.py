@@ -29,7 +29,7 @@ from stepscope.engine.simulation.virtual.requests import (
     of_mix,
     of_trace,
 )
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.simulation.figures import RunSums
 

@@ -41,7 +41,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, Telemetry
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.telemetry.step_draft import StepDraft
-from stepscope.engine.workload.corpus import Corpus, question
+from stepscope.engine.workload.arrivals import Corpus, question
 
 TEXTS = ("copy", "chat")
 BATCHES = (1, 8, 32)

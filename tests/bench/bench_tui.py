@@ -25,8 +25,8 @@ from pathlib import Path
 from dashboard_terminal import Engine, Report, Terminal
 from held_table import HeldTable, word
 
+from stepscope.tui.settings.action_table import PAGES
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.settings.page_names import PAGES
 from stepscope.tui.views.view import ZOOMS
 
 SETTLE_S = 1.5

@@ -25,8 +25,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.workload.arrivals import PromptWriter, synthetic
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.arrivals import Corpus, PromptWriter, synthetic
 from stepscope.engine.workload.load import LoadGenerator
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.live.recorder import Recorder

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
-from stepscope.recordings.simulation.intervals import Predicted, family, widening
-from stepscope.recordings.simulation.what_if import WhatIf, what_if
+from stepscope.recordings.simulation.what_if import Predicted, WhatIf, family, what_if, widening
 from stepscope.recordings.state.series.latency import SLO
 
 FIGURES = [f"{name}_p{rank}_ms" for name in ("ttft", "itl", "e2e") for rank in (50, 95, 99)]

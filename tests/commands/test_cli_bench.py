@@ -194,15 +194,3 @@ def test_stepscope_bench_alone_lists_its_commands(
         main()
     assert ended.value.code == 2
     assert "throughput" in capsys.readouterr().out
-
-
-def test_the_former_gpu_command_runs_the_script_in_a_checkout_and_names_it_elsewhere(
-    tmp_path: Path,
-) -> None:
-    former = [*COMMAND[:-1], "gpu", "--help"]
-    here = subprocess.run(former, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (here.returncode, "--time-limit SECONDS" in here.stdout) == (0, True)
-    assert "is now 'python tests/bench/bench_gpu.py'" in here.stderr
-    elsewhere = subprocess.run(former, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (elsewhere.returncode, elsewhere.stdout) == (1, "")
-    assert "tests/bench/bench_gpu.py" in elsewhere.stderr

@@ -91,7 +91,7 @@ def test_a_headless_demo_records_draws_and_sums_up_a_session_without_gaps(
     )
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, stderr
-    assert re.search(r"^workload +12 requests under way at all times: ", stdout, re.M)
+    assert re.search(r"^workload +up to 12 requests under way at once: ", stdout, re.M)
     assert re.search(r"^engine +decode of 8 streams [\d.,]+ ms a step, prefill of", stdout, re.M)
     assert re.search(r"^steps +[\d,]+ in [\d.]+ s", stdout, re.MULTILINE)
     assert re.search(r"^tokens +out [\d.,]+ tokens/s", stdout, re.MULTILINE)

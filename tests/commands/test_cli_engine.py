@@ -24,7 +24,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
-from stepscope.tui.cli.shared import client_key
+from stepscope.tui.cli.shared import connect as connecting
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
@@ -213,7 +213,7 @@ def test_a_key_for_an_engine_without_keys_gives_a_note(
     assert done.stderr == note
     assert stepscope("snapshot", endpoint).stderr == ""
     assert stepscope("snapshot", "--audit", endpoint, "--key", key).stderr == note
-    monkeypatch.setattr(client_key, "find_local", lambda: [Endpoint.parse(endpoint)])
+    monkeypatch.setattr(connecting, "find_local", lambda: [Endpoint.parse(endpoint)])
     assert stepscope("snapshot", "--audit", "freeze", "--key", key).stderr == ""
     assert (
         stepscope("snapshot", "--audit", str(tmp_path / "other"), "--key", key).stderr.count(

@@ -122,8 +122,11 @@ def test_explain_says_what_limited_the_steps_and_gives_advice(
     assert sum(found["limits"].values()) == pytest.approx(1)
     lines = run(str(session)).stdout.splitlines()
     (limits,) = [line for line in lines if line.startswith("limited by: ")]
-    largest = max(found["limits"], key=found["limits"].get)
-    assert f"{found['limits'][largest]:.0%}" in limits.split(", ")[0]
+    of_time = found["limits_of_time"]
+    assert sum(of_time.values()) == pytest.approx(1)
+    largest = max(of_time, key=of_time.get)
+    shares = f"{of_time[largest]:.0%} of the time in steps ({found['limits'][largest]:.0%} of steps"
+    assert shares in limits
     assert sum(line.startswith("advice: ") for line in lines) == len(found["advice"])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recordings.samples import shipped
-from stepscope.tui.cli.lab.arm_run import ArmRun
+from stepscope.tui.cli.lab.experiment import ArmRun
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.lab import draw, lines, markdown
 

@@ -73,10 +73,7 @@ def test_every_setting_is_a_command_line_option_with_a_description() -> None:
     parameters = {each.name: each for each in command.parameters()}
     kinds = (EngineConfig, Knobs, WorkloadSpec, DashboardSettings)
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
-    # The two renamed options still accept their old names, without showing them.
-    old = {"old_slo_ttft_ms", "old_slo_itl_ms"}
-    assert set(parameters) == {"own"} | names | old
-    assert all(parameters[name].annotation.__metadata__[0].hidden for name in old)
+    assert set(parameters) == {"own"} | names
     for name in names:
         assert parameters[name].annotation.__metadata__[0].help
     arguments = dict.fromkeys(parameters, None)
@@ -103,8 +100,7 @@ def test_a_service_level_without_a_unit_is_in_milliseconds(
         lines = stepscope("config", "dashboard", *options).stdout.splitlines()
         return next(line.partition("#")[0].strip() for line in lines if "slo_itl_ms" in line)
 
-    for options in (("--slo-itl", "20ms"), ("--slo-itl", "0.02s"), ("--slo-itl", "20"),
-                    ("--slo-itl-ms", "20")):  # fmt: skip
+    for options in (("--slo-itl", "20ms"), ("--slo-itl", "0.02s"), ("--slo-itl", "20")):
         assert level(*options) == "slo_itl_ms = 20.0", options
     done = stepscope("config", "--slo-itl", "soon")
     assert done.exit_code == 2

@@ -258,7 +258,6 @@ def test_steps_of_work_that_counts_in_seconds_are_refused(run: Run, source: str)
         (("--json",), "each step is a line of JSON"),
         (("--gpu", "h100"), "it needs no step times; leave out --gpu"),
         (("--summary", "-o", "x.mcap"), "--output: not with"),
-        (("--mode-file", "mode.py:mode"), "--mode-file is no more: a mode is a function in"),
     ],
 )
 def test_conflicting_options_of_schedule_are_refused(

@@ -96,34 +96,6 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (["audit", "freeze"], ["snapshot", "--audit", "freeze"]),
-        (["http", "e", "--bind", "foo"], ["serve", "--http-for", "e", "--http", "foo"]),
-        (["ledger", "chunked"], ["explain", "--queue", "chunked"]),
-        (
-            ["autopilot", "/no/engine", "--slo-itl", "9ms"],
-            ["tune", "/no/engine", "--hold", "itl=9ms"],
-        ),
-        (["diagnose", "no.mcap"], ["tune", "--bottleneck", "no.mcap"]),
-        (["schedule", "no.json"], ["simulate", "--steps", "no.json"]),
-        (
-            ["repair", "freeze", "-o", "new.mcap"],
-            ["verify", "--repair", "freeze", "-o", "new.mcap"],
-        ),
-    ],
-)
-def test_an_old_name_does_what_the_new_one_does_and_says_so(
-    run: Run, old: list[str], new: list[str]
-) -> None:
-    before, after = run(*old), run(*new)
-    assert (before.exit_code, before.stdout) == (after.exit_code, after.stdout)
-    note, _, rest = before.stderr.partition("\n")
-    assert note.startswith(f"stepscope: note: 'stepscope {old[0]}' is now 'stepscope {new[0]} ")
-    assert rest.partition(" (see")[0] == after.stderr.partition(" (see")[0]
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (
@@ -159,7 +131,6 @@ def test_the_version_is_shown(run: Run) -> None:
     [
         (["frobnicate"], "frobnicate"),
         (["serve", "--modle", "demo"], "--modle"),
-        (["record", "--vary", "max_num_seqs=1..4"], "--vary is no more: set other values by"),
         (["serve", "--block-size", "many"], "--block-size: expected a whole number"),
         (["serve", "--dtype", "int3"], "--dtype: expected one of auto, float32"),
         (["serve", "--watermark", "0.9"], "of at most 0.5, got '0.9'"),
@@ -181,7 +152,6 @@ def test_the_version_is_shown(run: Run) -> None:
         (["load", "--trace", "x.csv", "--rate", "2"], "--rate describes a synthetic mix"),
         (["load", "--seconds", "0"], "--seconds: expected a number above 0"),
         (["load", "--rate", "0"], "--rate: expected a number above 0"),
-        (["export", "freeze", "--to", "chrome", "-o", "x"], "no more: --format perfetto"),
         (["export", "freeze", "-o", "x.txt"], "let it end in .pftrace, .parquet, .csv, .jsonl, or"),
         (["replay"], "FILE"),
         (["replay", "freeze", "--at", "foo"], "--at: expected a whole number, got 'foo'"),
@@ -370,14 +340,6 @@ def test_unknown_keys_in_the_config_file_are_named(run: Run, tmp_path: Path) -> 
     assert "unknown key 'kv_mem' in [serve]" in done.one_line()
     assert "kv_memory" in done.stderr
     assert run("serve", "--help").exit_code == 0  # help works even then
-
-
-def test_a_setting_that_the_release_before_saved_stops_no_command(run: Run, tmp_path: Path) -> None:
-    write_config(tmp_path, "[dashboard]\nown_load = true\n")
-    done = run("top", "--own-load")
-    assert done.exit_code == 2
-    assert "--own-load is no more" in done.one_line()
-    assert "unknown key" not in run("doctor").stdout
 
 
 @pytest.mark.parametrize(

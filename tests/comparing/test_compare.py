@@ -30,10 +30,9 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import compare
-from stepscope.recordings.compare.paired import is_one_sided, request_by_request
+from stepscope.recordings.compare.comparison import compare, is_one_sided, request_by_request
 from stepscope.recordings.compare.side import points as comparison_points
-from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (
     KNOB,
     LATE,

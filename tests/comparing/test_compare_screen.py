@@ -22,7 +22,7 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.compare.what_if_run import WhatIfRun
+from stepscope.tui.session.what_if import WhatIfRun
 from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
 from stepscope.tui.views.frame.compare_picture import ComparePage
 from stepscope.tui.views.frame.compare_sides import sizes

@@ -185,6 +185,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+@pytest.mark.slow
 @EACH_LEVEL
 @settings(max_examples=25)
 @given(

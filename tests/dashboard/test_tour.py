@@ -11,10 +11,12 @@ import pytest
 
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.recordings.history.history import History
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
 from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import tour_strip
+from stepscope.tui.views.view import View
 
 KEYS = {action.id: action.key for action in ACTIONS}
 
@@ -42,10 +44,12 @@ def test_a_tour_chapter_acts_when_it_asks_and_counts_only_what_is_tried_after_th
     assert (tour.page.number, tour.page.part, done) == (3, "before", [])
     tour.go_on()
     assert (tour.page.part, done) == ("question", [CHAPTERS[2].acts])
-    tour.note(["budget"])
+    history = History()
+    history.state.knobs = {"max_num_batched_tokens": 128}
+    tour.look(View(), history)
     tour.go_on()
     assert not tour.page.is_tried
-    tour.note(["budget"])
+    tour.look(View(), history)
     assert tour.page.is_tried
     tour.go_on()
     assert (tour.page.number, tour.page.part, kept) == (4, "before", [3])

@@ -8,10 +8,9 @@ from textual.command import CommandList
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.help import help_lines
-from stepscope.tui.screens.start.start import StartApp
-from stepscope.tui.settings.action_table import GROUPS, Need, Place
+from stepscope.tui.screens.start import StartApp
+from stepscope.tui.settings.action_table import GROUPS, PAGES, Need, Page, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
-from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.panels import footer
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import line_texts, screen_text

@@ -7,7 +7,7 @@ import pytest
 from textual import events
 
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from tests.support.screens.clicks import click

@@ -24,7 +24,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.run import shown_thread_errors
 from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.settings.action_table import PAGES
 from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.pages import kv_page
 from tests.support import waiting

@@ -17,8 +17,8 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.session.time import navigator
+from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.cause_names import CAUSE_NAMES, SHORT_CAUSE_NAMES
 from stepscope.tui.views.charts import latency_charts
 from stepscope.tui.views.format import clock

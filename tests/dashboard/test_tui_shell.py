@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.screens.start import StartApp
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii
 
 REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at", "200")

@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder

@@ -586,6 +586,7 @@ strange_steps = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(strange_steps, min_size=1, max_size=12))
 def test_valid_but_senseless_messages_never_break_the_history(

@@ -116,6 +116,7 @@ def test_the_state_at_a_file_position_includes_all_messages_before_it(recorded: 
         assert first.info == recording.info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 150, 700])
 def test_a_range_of_steps_loaded_at_once_equals_one_read_message_by_message(
     recorded: Path, num_steps: int
@@ -146,6 +147,7 @@ def test_a_range_of_steps_loaded_at_once_equals_one_read_message_by_message(
             assert_the_same(found, expected)
 
 
+@pytest.mark.slow
 def test_latency_windows_after_a_seek_equal_those_read_message_by_message(recorded: Path) -> None:
     with Recording(recorded) as recording:
         for step, shown in ((NUM_STEPS - 1, 118), (NUM_STEPS - 700, 2_000), (900, 118)):

@@ -131,7 +131,7 @@ def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
         history.append(sequence, payload)
     verdict = verdict_of(history)
     assert verdict.text == (
-        "12 streams stood still 0.8 s behind the 4,096-token prompt of r16; "
+        "12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of r16; "
         "7 stalls in 8 s, the last at step 420"
     )
     assert (verdict.tone, verdict.look) == ("breach", "worst")

@@ -8,7 +8,7 @@ from stepscope.engine.execution import step_costs
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.workload.capacity import in_words
+from stepscope.engine.workload.arrivals import in_words
 
 
 class Trialled(SimulatedRunner):

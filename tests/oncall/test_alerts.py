@@ -26,7 +26,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import text
 from stepscope.tui.cli.engines import watch
-from stepscope.tui.cli.engines.alert_metrics import serve_alert_metrics
+from stepscope.tui.cli.engines.watch import serve_alert_metrics
 from stepscope.tui.session.session import AlertWatch
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
@@ -84,7 +84,7 @@ def test_the_config_file_holds_alert_rules_and_refuses_invalid_ones(
 def states(judge: Judge, values: list[float | None], every_s: float = 1.0) -> list[str]:
     found = []
     for number, value in enumerate(values):
-        judge.take({"itl_p99": value}, number * every_s)
+        judge.apply({"itl_p99": value}, number * every_s)
         found.append(judge.watches[0].state)
     return found
 
@@ -98,9 +98,9 @@ def test_a_flapping_alert_rule_fires_once_and_ends_once() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     changes = []
     for second in range(100):
-        changes += judge.take({"itl_p99": 70.0 + second if second % 3 else 10.0}, float(second))
+        changes += judge.apply({"itl_p99": 70.0 + second if second % 3 else 10.0}, float(second))
     for second in range(100, 120):
-        changes += judge.take({"itl_p99": None}, float(second))  # nothing to measure: calm
+        changes += judge.apply({"itl_p99": None}, float(second))  # nothing to measure: calm
     assert [change.is_firing for change in changes] == [True, False]
     assert changes[1].value == 168.0  # the worst
     assert changes[1].seconds == pytest.approx(99, abs=CALM_S)
@@ -108,10 +108,10 @@ def test_a_flapping_alert_rule_fires_once_and_ends_once() -> None:
 
 def test_an_unknown_figure_neither_fires_nor_ends_an_alert_rule() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
-    assert judge.take({}, 0.0) == []
+    assert judge.apply({}, 0.0) == []
     assert judge.watches[0].state == "unknown"
-    assert len(judge.take({"itl_p99": 60.0}, 1.0)) == 1
-    assert judge.take({}, 100.0) == []
+    assert len(judge.apply({"itl_p99": 60.0}, 1.0)) == 1
+    assert judge.apply({}, 100.0) == []
     assert judge.watches[0].state == "firing"
 
 
@@ -213,10 +213,10 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
         for frame, _ in recording.frames():
             source.history.append(frame.sequence, frame.payload)
     judge = Judge([parse_rule("itl_p99 > 50ms"), parse_rule("queue_age > 5s")])
-    judge.take({"itl_p99": 766.0, "queue_age": 0.0}, 0.0)
+    judge.apply({"itl_p99": 766.0, "queue_age": 0.0}, 0.0)
     watch._MessagePrinter(source, as_json=False).states(judge.watches)
     firing, calm = capsys.readouterr().out.splitlines()
-    assert "; 12 streams stood still 0.8 s behind the 4,096-token prompt of r16" in firing
+    assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of" in firing
     assert "stood still" not in calm
     watch._MessagePrinter(source, as_json=True).states(judge.watches)
     said = json.loads(capsys.readouterr().out.splitlines()[0])
@@ -247,7 +247,7 @@ async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
 
 def test_prometheus_gets_the_state_of_each_alert_rule_and_omits_unknown_ones() -> None:
     judge = Judge([parse_rule("silent < 1s"), parse_rule("itl_p99 > 50ms")])
-    judge.take({"silent": 0.25}, 0.0)
+    judge.apply({"silent": 0.25}, 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address(*taken.getsockname())
         with pytest.raises(CommandFailed, match=r"--metrics: 127\.0\.0\.1:"):

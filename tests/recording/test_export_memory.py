@@ -49,16 +49,15 @@ def test_the_memory_of_an_export_does_not_grow_with_the_recording(
 PARQUET_MEMORY = """
 import sys
 from pathlib import Path
-from stepscope.recordings.export import parquet
-from stepscope.recordings.export.tables import STEP_COLUMNS
+from stepscope.recordings.export import tables
 import pyarrow
-parquet.ROW_GROUP = 2000
+tables.ROW_GROUP = 2000
 count = int(sys.argv[2])
-kinds = [column.kind for column in STEP_COLUMNS]
+kinds = [column.kind for column in tables.STEP_COLUMNS]
 rows = (tuple({"bool": True, "text": "full"}.get(kind, n) for kind in kinds) for n in range(count))
-parquet.table_rows = lambda table, moments: rows
+tables.table_rows = lambda table, moments: rows
 with open(sys.argv[1], "wb") as stream:
-    parquet.write_parquet([], stream, "steps")
+    tables.write_parquet([], stream, "steps")
 print(pyarrow.default_memory_pool().max_memory())
 """
 

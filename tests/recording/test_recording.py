@@ -144,6 +144,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
     assert replayed.wall_ns(0) == live.wall_ns(0)
 
 
+@pytest.mark.slow
 def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
     steps = [
         1,
@@ -570,6 +571,7 @@ def test_keyframes_are_at_most_256_messages_apart(recorded: Path) -> None:
         assert all(isinstance(wire.decode(frame.payload), Snapshot) for frame in keyframes)
 
 
+@pytest.mark.slow
 def test_keyframes_of_a_long_queue_are_at_most_half_of_the_file(tmp_path: Path) -> None:
     flood = SimulatedWorkload(rate=150.0, document_share=0.0, chat_tokens=20, shared_tokens=4)
     knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=4)

@@ -11,13 +11,14 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import (
     Arrival,
+    Corpus,
     PromptWriter,
     describe,
     fit,
     from_trace,
+    questions,
     synthetic,
 )
-from stepscope.engine.workload.corpus import Corpus, questions
 from stepscope.engine.workload.driver import WorkloadDriver
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 

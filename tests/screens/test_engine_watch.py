@@ -8,7 +8,7 @@ import pytest
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.session.control.knob_change import KnobChange
+from stepscope.tui.session.control.engine_link import KnobChange
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import until, wait_for

@@ -9,7 +9,7 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.session.knob_forecast import KnobForecast
+from stepscope.tui.session.what_if import KnobForecast
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import screen_text

@@ -98,7 +98,7 @@ def test_screenshot_can_draw_any_screen_and_any_request(
     ("arguments", "code", "words"),
     [
         (("chunked", "-o", "a.gif"), 2, "ends in .svg or .txt"),
-        (("chunked", "-o", "a.png"), 2, "no PNG any more: take SVG"),
+        (("chunked", "-o", "a.png"), 2, "ends in .svg or .txt, got a.png"),
         (("chunked", "-o", "a.svg", "--at", "99999"), 2, "holds steps 0 to "),
         (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "expected one of main, step"),
         (

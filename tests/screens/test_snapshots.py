@@ -35,7 +35,7 @@ from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_list import File
@@ -266,7 +266,7 @@ async def _start_taken(world: World, keys: list[str], size: Size, look: Look) ->
         wall_clock=world.wall_clock,
     )
     # The version does not change the picture.
-    with patch("stepscope.tui.screens.start.start.version", lambda name: "1.2.3"):
+    with patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"):
         return await _start_drawn(app, keys, size, look)
 
 

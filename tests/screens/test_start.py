@@ -20,7 +20,7 @@ from stepscope.tui.cli.dashboards import start as start_command
 from stepscope.tui.screens.overlays.help import HelpPage, help_lines
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.start.start import StartApp
+from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
@@ -461,7 +461,7 @@ def test_the_start_screen_imports_no_heavy_module() -> None:
         "import sys\n"
         "from stepscope.tui.cli import __main__\n"
         "from stepscope.tui.cli.dashboards import start\n"
-        "from stepscope.tui.screens.start.start import StartApp\n"
+        "from stepscope.tui.screens.start import StartApp\n"
         "heavy = {'torch', 'zmq', 'mcap', 'numpy', 'stepscope.recordings.file.reader',\n"
         "         'stepscope.recordings.history.history', 'stepscope.tui.app.app'}\n"
         "print(sorted(heavy & set(sys.modules)))"

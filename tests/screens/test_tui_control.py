@@ -24,8 +24,8 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.engine_watch import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor, parse_value
+from stepscope.tui.screens.overlays.overlay import EngineNow, EngineWatch
 from stepscope.tui.session.control import engine_link
 from stepscope.tui.session.control.asked_workload import (
     AskedWorkload,
@@ -33,8 +33,7 @@ from stepscope.tui.session.control.asked_workload import (
     published_workload,
     workload_text,
 )
-from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.knob_change import KnobsNow
+from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
 from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
@@ -579,6 +578,7 @@ async def test_a_key_switches_recording_on_and_off(
         assert not [each for each in landmarks(recording) if each.kind == "mark"]
 
 
+@pytest.mark.slow
 async def test_why_a_recording_ended_is_shown_until_the_next_key(
     source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

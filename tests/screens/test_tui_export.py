@@ -19,10 +19,9 @@ from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
+from stepscope.tui.screens.handlers.opening import folder_for
 from stepscope.tui.screens.overlays.export_chooser import ExportChooser
-from stepscope.tui.session.export.jobs import FileJobs
-from stepscope.tui.session.export.order import FORMAT_CHOICES, ExportOrder, RangeChoice
-from stepscope.tui.session.export_choices import folder_for
+from stepscope.tui.session.file_jobs import FORMAT_CHOICES, ExportOrder, FileJobs, RangeChoice
 from stepscope.tui.settings.actions import with_keys
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text

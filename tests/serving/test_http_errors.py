@@ -400,6 +400,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     body=st.dictionaries(NAMES, VALUES, max_size=6).map(lambda each: json.dumps(each).encode())

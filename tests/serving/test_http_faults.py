@@ -25,7 +25,7 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.cli.engines import http as http_process
-from stepscope.tui.cli.engines.http import HttpProcess
+from stepscope.tui.cli.engines.serve import HttpProcess
 from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
@@ -382,7 +382,7 @@ def test_the_api_key_is_in_no_process_list(
         environments.append(options["env"])
         return real(arguments, **options)
 
-    monkeypatch.setattr("stepscope.tui.cli.engines.http.subprocess.Popen", popen)
+    monkeypatch.setattr("stepscope.tui.cli.engines.serve.subprocess.Popen", popen)
     process = HttpProcess(HttpSettings(bind="0", api_key="sesam"))
     process.start(live_engine.endpoint.control)
     try:

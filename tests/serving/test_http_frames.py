@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.http.openai.chat import chat_job
-from stepscope.engine.http.openai.completions import completion_job
+from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import decode_chat, decode_completion

@@ -52,7 +52,7 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.engines.http import announcement
+from stepscope.tui.cli.engines.serve import announcement
 from tests.support.engines.warm_command import WarmCommand
 from tests.support.waiting import wait_for
 

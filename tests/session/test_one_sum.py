@@ -23,11 +23,9 @@ from stepscope.engine.protocol.wire import (
     TakenRow,
     Totals,
 )
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.feed import Feed
+from stepscope.recordings.compare.side.advice import RecentRun, advice
+from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
-from stepscope.recordings.compare.side.history_feed import HistoryFeed
-from stepscope.recordings.compare.side.recent_run import RecentRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
@@ -437,6 +435,7 @@ def test_what_an_engine_does_not_publish_is_unknown_and_not_zero(
         assert {name for name in unknown if figures[name] is not None} == set(), way
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 500), max_size=4))
 def test_the_sums_of_all_parts_add_up_to_those_of_the_whole(cuts: list[int]) -> None:

@@ -21,8 +21,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
-from stepscope.engine.simulation.virtual.session import SimulatedSession
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved

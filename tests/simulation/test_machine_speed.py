@@ -7,8 +7,8 @@ import pytest
 from stepscope.engine.simulation.fitted import SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.simulation.intervals import predicted, widening
 from stepscope.recordings.simulation.machine_speed import MachineStepTimes, speed_of
+from stepscope.recordings.simulation.what_if import predicted, widening
 
 
 def steps(count: int, slow_from: int | None = None) -> list[SeenStep]:

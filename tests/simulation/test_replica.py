@@ -30,8 +30,7 @@ from stepscope.engine.simulation.virtual.requests import (
     SimulatedRequest,
     of_mix,
 )
-from stepscope.engine.simulation.virtual.session import SimulatedSession
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)
 SEED = 7

@@ -115,7 +115,10 @@ def test_a_gpu_alone_runs_a_default_mix_and_says_what_it_ran(run: Run) -> None:
         ((*MIX, "--gpu", "h100", "--replicas", "2", "-o", "x.mcap"), "a recording is of one"),
         ((*MIX, "--gpu", "h100", "--like", "tgi"), "no engine is called 'tgi'; there are: vllm"),
         ((*MIX, "--gpu", "rtx4090", "--model", "llama-3.1-70b"), "take more GPUs"),
-        ((*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"), "set these two together"),
+        (
+            (*MIX, "--gpu", "h100", "--no-enable-chunked-prefill"),
+            "or set enable_chunked_prefill=true",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_gives_a_one_line_error_with_a_remedy(

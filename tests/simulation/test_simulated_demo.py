@@ -18,7 +18,7 @@ from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.requests import MadeUpCodec
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +13,8 @@ from stepscope.engine.simulation.virtual import session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import basis_of
-from stepscope.recordings.simulation.intervals import Predicted
 from stepscope.recordings.simulation.recorded import recorded_work
-from stepscope.recordings.simulation.what_if import Forecast, WhatIf, run_once, what_if
+from stepscope.recordings.simulation.what_if import Forecast, Predicted, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.simulation import what_if as command
@@ -115,19 +113,13 @@ def test_a_sweep_takes_a_range_or_values_beside_knobs_that_stay() -> None:
         ]
 
 
-def test_a_what_if_sweep_has_a_row_for_each_value(run: Run, tmp_path: Path) -> None:
-    picture = tmp_path / "frontier.svg"
-    sweep = ("--sweep", "max_num_batched_tokens=64..512")
-    lines = run("what-if", "chunked", *sweep, "-o", str(picture)).splitlines()
+def test_a_what_if_sweep_has_a_row_for_each_value(run: Run) -> None:
+    lines = run("what-if", "chunked", "--sweep", "max_num_batched_tokens=64..512").splitlines()
     assert [line for line in lines if line.startswith("recorded ")]
     assert [line for line in lines if line.startswith("simulated ")]
     for budget in (64, 128, 256, 512):
         assert [line for line in lines if line.startswith(f"max_num_batched_tokens={budget} ")]
     assert any(" * " in line for line in lines)
-    drawn = picture.read_text()
-    assert drawn.startswith("<?xml")
-    assert re.search(r"<!-- .*512 -->", drawn)
-    assert "<!-- recorded -->" in drawn
 
 
 def test_a_what_if_variant_can_be_recorded_for_comparison(run: Run, tmp_path: Path) -> None:
@@ -187,7 +179,7 @@ def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Pat
         (("vllm", "budget=3"), "the knobs are max_num_batched_tokens, "),
         (("vllm", "max_num_seqs=none"), "expected a whole number"),
         (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),
-        (("vllm", "max_num_seqs=8", "-o", "a.svg"), "a figure shows a sweep"),
+        (("vllm", "max_num_seqs=8", "-o", "a.svg"), "ends in .mcap, got a.svg"),
         (
             ("freeze", "max_num_batched_tokens=64"),
             "max_num_batched_tokens=64, with the other knobs as recorded: enable_chunked_prefill=f",

@@ -28,10 +28,9 @@ from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
-from stepscope.tui.settings.action_table import Action
+from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.log_file import log_path, see_log
-from stepscope.tui.settings.page_names import Page
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.frame.compare_choices import Origin

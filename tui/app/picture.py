@@ -18,7 +18,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing.session_screen import DEFAULT_FPS
 from stepscope.tui.screens.handlers.svg_picture import svg
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import ThemeName

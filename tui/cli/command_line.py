@@ -5,7 +5,7 @@ list of commands needs none of them.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ serve  engines.serve  Run an engine, and publish every step of it.
 load  engines.load  Send work to an engine: a synthetic mix, or a real trace.
 chat  engines.chat  Talk to a model, and see what its tokens waited for.
 demo  dashboards.demo  Start a real engine and watch it at work, or simulate one.
-bench  bench.bench:commands  Measure an engine on this machine.
+bench  engines.bench:commands  Measure an engine on this machine.
 
 Learn
 tour  dashboards.tour  Learn how serving works, on a live engine.
@@ -70,18 +70,8 @@ def _groups() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = dict(_groups())
 # Run by other commands, in processes of their own.
 _INTERNAL = {
-    "http": "engines.http:serve_http_for",
+    "http": "engines.serve:serve_http_for",
     "simulated-engine": "simulation.simulated_engine:run",
-}
-# Names of the release before: what they run, and what to write instead.
-_OLD_NAMES: Mapping[str, tuple[Sequence[str], str]] = {
-    "audit": (("snapshot", "--audit"), "snapshot --audit"),
-    "autopilot": (("tune", "--hold", "itl"), "tune --hold itl"),
-    "diagnose": (("tune", "--bottleneck"), "tune --bottleneck"),
-    "ledger": (("explain", "--queue"), "explain --queue"),
-    "http": (("http",), "serve --http-for ENDPOINT --http HOST:PORT"),
-    "schedule": (("simulate", "--steps"), "simulate --steps"),
-    "repair": (("verify", "--repair"), "verify --repair"),
 }
 _PLACES = {name: place for group in GROUPS.values() for name, (place, _) in group.items()}
 _NAME_WIDTH = 12
@@ -112,14 +102,6 @@ class _CommandLine(CommandGroup):
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()  # type: ignore[assignment]
-
-    def resolve_command(self, context: Any, words: list[str]) -> Any:
-        if words[0] in _OLD_NAMES and "--inherited-socket" not in words:
-            arguments, said = _OLD_NAMES[words[0]]
-            note = f"'stepscope {words[0]}' is now 'stepscope {said}', and goes in the next release"
-            print(f"stepscope: note: {note}", file=sys.stderr)
-            words = [*arguments, *("--http" if each == "--bind" else each for each in words[1:])]
-        return super().resolve_command(context, words)
 
     def format_help(self, context: Any, formatter: Any) -> None:
         lines = [self.help or "", "Usage: stepscope [--version] [--help] COMMAND [ARGS]...", ""]

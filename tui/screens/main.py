@@ -1,5 +1,6 @@
 """The main screen of one engine or recording: gives its actions keys and the mouse."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual import events
@@ -7,11 +8,150 @@ from textual.binding import BindingType
 
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.handlers import Handlers
-from stepscope.tui.screens.handlers.mouse import Mouse
+from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.screens.key_bindings import bindings
 from stepscope.tui.session.session import Session
-from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.settings.action_table import PAGES, Page
+from stepscope.tui.views.charts import scrub_bar
+from stepscope.tui.views.frame.fleet_view import SORTS
+from stepscope.tui.views.lines import spot_of
+from stepscope.tui.views.pages import compare_page, fleet_page
+from stepscope.tui.views.panels import footer, key_figures
 from stepscope.tui.views.theme import Skin
+from stepscope.tui.views.view import LATENCIES
+
+# Panels of the main screen, and the page with more detail on each.
+_DETAILS: Mapping[str, Page] = {
+    "kv": "kv",
+    "latency": "latency",
+    "latency_line": "latency",
+    "inspector": "step",
+    "knobs": "knobs",
+}
+
+
+class Mouse:
+    """The mouse handlers of one screen."""
+
+    def __init__(self, screen: SessionScreen, pages: PageHandlers) -> None:
+        self._screen = screen
+        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
+        self._canvas = screen.canvas
+        self._pages = pages
+
+    def click(self, event: events.Click) -> None:
+        """Handle a click on one of the views; a double click opens what was clicked."""
+        name, x, y = self._canvas.at(event.x, event.y)
+        is_double = event.chain == 2
+        frame, width = self._screen.frame, self._canvas.area.width
+        abilities = self._session.abilities
+        if frame is None:
+            return
+        if name in ("chart", "lanes"):
+            if name == "lanes" and 0 < y <= len(frame.lanes):
+                self._view.selected = frame.lanes[y - 1].request_id
+            self._navigator.of_column(x - 1 - self._canvas.label_width)
+            if is_double:
+                self._screen.action_do("inspect")
+        elif name == "scrub":
+            self.scrub_to(x)
+        elif name == "figures":
+            found = key_figures.action_at(frame, width, x, y)
+            if found is not None and abilities.allows(abilities.action(found)):
+                self._screen.action_do(found)
+        elif name == "verdict" and frame.verdict.look:
+            self._screen.action_do(frame.verdict.look)
+        elif name == "notice" and self._canvas.shows_tabs:
+            found = footer.tab_at(abilities, self._view.page, x)
+            if found is not None:
+                self._screen.action_do(found)
+        elif name == "page" and frame.fleet is not None:
+            self._click_fleet(x, y, is_double)
+        elif name == "page" and frame.compare is not None and self._click_charts(x, y, is_double):
+            pass
+        elif name in ("page", "events", *_DETAILS):
+            self._click_spot(name, x, y, is_double)
+        elif name == "header" and self._is_badge(x):
+            self._screen.action_do("pause")
+        elif name == "footer":
+            found = footer.action_at(abilities, self._screen.following, width, x, self._view.page)
+            if found is not None:
+                self._screen.action_do(found)
+
+    def _is_badge(self, x: int) -> bool:
+        """Whether cell `x` of the header is in the badge: a click there pauses or resumes."""
+        line = self._canvas.content("header", 0)
+        begin = 0
+        for text, style in line:
+            if begin <= x < begin + len(text):
+                return style.startswith("badge_")
+            begin += len(text)
+        return False
+
+    def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
+        """Go to what was clicked; a double click on a panel opens the page about it."""
+        view = self._view
+        kind, value = spot_of(self._canvas.content(name, y), x) or ("", "")
+        if kind == "row":
+            view.row = int(value)
+            self._pages.select(0)
+            if is_double:
+                self._screen.action_do("inspect")
+        elif kind == "step":
+            self._navigator.go(int(value))
+        elif kind == "latency":
+            view.latency = next(each for each in LATENCIES if each == value)
+            self._pages.show("latency")
+        elif kind == "knob" and is_double:
+            self._pages.edit(value)
+        elif is_double and name in _DETAILS:
+            self._pages.show(_DETAILS[name])
+
+    def _click_charts(self, x: int, y: int, is_double: bool) -> bool:
+        """Go to the clicked column of the compare charts; return false if none was clicked."""
+        line = "".join(text for text, _ in self._canvas.content("page", y))
+        column = compare_page.column_at(line, self._canvas.area.width, x)
+        if column is None:
+            return False
+        self._session.compare.go_to_column(column)
+        if is_double:
+            self._screen.action_do("inspect")
+        return True
+
+    def _click_fleet(self, x: int, y: int, is_double: bool) -> None:
+        """Select the clicked engine, or order the engines by the clicked column heading."""
+        place, fleet_view = self._canvas.places["page"], self._session.fleet_view
+        assert self._screen.frame is not None
+        found = fleet_page.hit(self._screen.frame, place.width, place.height, x, y)
+        if found in fleet_view.fleet.names:
+            fleet_view.selected = found
+            if is_double:
+                self._screen.action_do("inspect")
+        else:
+            for column in SORTS:
+                if column == found:
+                    fleet_view.sort_by(column)
+
+    def scrub_to(self, x: int) -> None:
+        """Move the cursor to the step at cell `x` of the scrub bar."""
+        step = (
+            None
+            if self._screen.frame is None
+            else scrub_bar.step_at(self._screen.frame, x, self._canvas.area.width)
+        )
+        if step is not None:
+            self._navigator.go(step)
+
+    def scroll(self, direction: int, through_time: bool) -> None:
+        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
+        if through_time and self._view.page == "compare":
+            self._session.compare.move(direction * 3)
+        elif through_time:
+            self._navigator.move(direction * 3)
+        elif self._view.page != "live":
+            self._screen.action_do("lane_down" if direction > 0 else "lane_up")
+        else:
+            self._view.scroll_lanes(direction * 3, self._screen.num_lanes)
 
 
 class MainScreen(SessionScreen, inherit_bindings=False):

@@ -75,13 +75,8 @@ class RecordSwitch:
 
     def new_path(self) -> Path:
         """Return a path for a new file, named after the source and the time of day."""
-        path = first = self._folder / default_name(self._source.name)
-        for number in count(2):
-            # In this order: a file that another thread completes meanwhile is seen by its new name.
-            if not path.with_name(path.name + PART_SUFFIX).exists() and not path.exists():
-                break
-            path = first.with_stem(f"{first.stem}-{number}")
-        return path
+        name = default_name(self._source.name)
+        return untaken(self._folder, name, Path(name).suffix, PART_SUFFIX)
 
     def stop(self) -> None:
         """End the recording; a thread of its own finishes the file."""
@@ -102,6 +97,17 @@ class RecordSwitch:
         extent = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
         why = "" if recorder.error is None else f": {recorder.error}"
         return f"recording  {recorder.path} ({extent}){why}"
+
+
+def untaken(folder: Path, name: str, suffix: str, unfinished: str) -> Path:
+    """Return a path in a folder, numbered if need be, that no file and no unfinished one has."""
+    for number in count(1):
+        tail = suffix if number == 1 else f"-{number}{suffix}"
+        path = folder / (name.removesuffix(suffix) + tail)
+        # In this order: a file that another thread completes meanwhile is seen by its new name.
+        if not path.with_name(path.name + unfinished).exists() and not path.exists():
+            return path
+    raise AssertionError("numbers end")
 
 
 class RecordSwitches:

@@ -17,11 +17,11 @@ from stepscope.recordings.alerts.meter import Meter
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
-from stepscope.tui.session.compare.state import CompareState
+from stepscope.tui.session.compare_state import CompareState
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
 from stepscope.tui.session.control.who import who
-from stepscope.tui.session.export.jobs import FileJobs
+from stepscope.tui.session.file_jobs import FileJobs
 from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need
@@ -54,7 +54,7 @@ class AlertWatch:
         if not self._judge.watches or now_s < self._next_s:
             return []
         self._next_s = now_s + _LOOK_S
-        changes = self._judge.take(self._meter.measure(), now_s)
+        changes = self._judge.apply(self._meter.measure(), now_s)
         for change in changes:
             if change.is_firing and self._source.history.last_step is not None:
                 add_mark(self._source, change.text, _WHO)

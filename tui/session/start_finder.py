@@ -30,10 +30,7 @@ class Finder:
     """Finds engines and recordings for the screen's thread; a thread of its own opens files."""
 
     def __init__(
-        self,
-        folder: Path,
-        recent: RecentFiles,
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, recent: RecentFiles, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder = folder
         self._recent = recent

@@ -1,4 +1,4 @@
-"""The table of what an operator can do in the dashboard: each action, its keys and its screens.
+"""The screens of the dashboard, and the table of what an operator can do: keys, screens, words.
 
 `actions.py` builds the footer, the help and the palette from it. A lower-case key only changes what
 is shown; most upper-case keys change something for good or write a file.
@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from stepscope.tui.settings.key_names import shown
-from stepscope.tui.settings.page_names import PAGES, Page
+
+Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
+
+# In the order of their keys: 1, 2, ...
+PAGES: tuple[Page, ...] = (
+    "live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"
+)  # fmt: skip
+
 
 # The screens of the dashboard, and the one that `stepscope` alone opens.
 Place: TypeAlias = Page | Literal["start"]

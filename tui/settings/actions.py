@@ -9,9 +9,8 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.tui.settings.action_table import GROUPS, TABLE, WHERE, Action, Need, Place
+from stepscope.tui.settings.action_table import GROUPS, PAGES, TABLE, WHERE, Action, Need, Place
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, spelled
-from stepscope.tui.settings.page_names import PAGES
 
 
 def named(actions: Sequence[Action]) -> tuple[Action, ...]:

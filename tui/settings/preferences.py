@@ -101,7 +101,7 @@ class Preferences:
             self._current[name] = value
             if self._path is None:
                 if self._why_not:
-                    self._unkept[name] = _in_words(name, value)
+                    self._unkept[name] = f"{name} {_said(value)}"
                     what = ", ".join(self._unkept.values())
                     self._news = (f"{what}: for this session only: {self._why_not}", "text")
                 return
@@ -151,11 +151,3 @@ def _said(value: Value) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else value
-
-
-_WORDS = {"slo_ttft_ms": "TTFT within", "slo_itl_ms": "ITL within",
-          "ascii": "ASCII only", "fps": "frames a second"}  # fmt: skip
-
-
-def _in_words(name: str, value: Value) -> str:
-    return f"{_WORDS.get(name, name)} {_said(value)}{' ms' if name.endswith('_ms') else ''}"

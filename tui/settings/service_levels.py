@@ -2,7 +2,7 @@
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.settings.durations import in_milliseconds
+from stepscope.tui.settings.setting_values import in_milliseconds
 
 EXAMPLE = "ttft=500 itl=50"
 

@@ -3,6 +3,8 @@
 Each value is checked. An error names the place where the value came from.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -11,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import FieldInfo
 
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.settings import (
     Section,
     config_path,
@@ -19,6 +20,24 @@ from stepscope.tui.settings.settings import (
     from_environment,
     load_settings,
 )
+
+_UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "": 1.0}
+
+
+def in_milliseconds(text: str) -> float | None:
+    """Parse a duration such as 50ms, 0.5s or 50 (ms). None if the text is no duration above 0."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|)", text.strip())
+    value = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
+    return value if 0 < value < math.inf else None
+
+
+def milliseconds(option: str, text: str) -> float:
+    """Parse the duration given to an option, in ms; raise WrongUsage if it is none above zero."""
+    value = in_milliseconds(text)
+    if value is None:
+        raise WrongUsage(f"{option}: expected a duration such as 50ms or 0.5s, got {text!r}")
+    return value
+
 
 # Durations: on the command line they may have a unit, so their options are named without `_ms`.
 DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}

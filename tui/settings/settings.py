@@ -38,16 +38,14 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     fps: (
         Annotated[
-            float,
-            Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)"),
+            float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
         ]
         | None
     ) = None
     theme: Annotated[Literal["dark", "light"], Meta(description="colours at the start")] = "dark"
     ascii: (
         Annotated[
-            bool,
-            Meta(description="draw with ASCII characters only (default: as the terminal can)"),
+            bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
         ]
         | None
     ) = None
@@ -142,10 +140,6 @@ SECTIONS: dict[Section, type[Struct]] = {
 }
 
 
-# Settings that the release before saved by itself: they must not stop a start.
-_GONE = {"own_load"}
-
-
 def config_path() -> Path:
     """Return the path of the config file, which may not exist; `STEPSCOPE_CONFIG` overrides it."""
     named = os.environ.get("STEPSCOPE_CONFIG")
@@ -157,12 +151,7 @@ def config_path() -> Path:
 def load_settings() -> dict[str, dict[str, Any]]:
     """Return the sections of the config file; WrongUsage names what is not valid."""
     path = config_path()
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        document = {}
-    except (OSError, ValueError) as error:
-        raise WrongUsage(f"{path}: {error}") from error
+    document = _document(path)
     names: dict[str, Section] = {name: name for name in SECTIONS}
     for section, values in document.items():
         if section == ALERTS:
@@ -188,13 +177,16 @@ def load_actions() -> "tuple[Action, ...]":
 def load_alerts() -> "tuple[Rule, ...]":
     """Return the rules of the `[[alerts]]` tables; raise WrongUsage if one is not valid."""
     path = config_path()
+    return _rules(path, _document(path).get(ALERTS, []))
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        return ()
+        return {}
     except (OSError, ValueError) as error:
         raise WrongUsage(f"{path}: {error}") from error
-    return _rules(path, document.get(ALERTS, []))
 
 
 def from_environment(section: Section, key: str) -> str | None:
@@ -248,8 +240,6 @@ def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:
     fields = {field.name: field for field in msgspec.structs.fields(SECTIONS[section])}
     for key, value in values.items():
-        if key in _GONE:
-            continue
         if key not in fields:
             known = ", ".join(fields)
             raise WrongUsage(f"{path}: unknown key {key!r} in [{section}]; there are: {known}")

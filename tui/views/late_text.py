@@ -11,7 +11,6 @@ from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 
-_SHOWN_NS = 50_000
 _LARGE = 0.1  # pieces with this share of a wait are all named before any gets its long form
 _BRACKETS = re.compile(r" \([^)]*\)")
 _STEP = re.compile(r"^step [\d,]+ (?!→)")
@@ -25,8 +24,7 @@ def of_piece(piece: Piece, room: int) -> str:
 
 def of_wait(late: Late, room: int) -> str:
     """Return the pieces of a wait in words, the longest first; those without room are summed up."""
-    parts = sorted(late.pieces, key=lambda piece: -piece.ns)
-    parts = [piece for piece in parts if piece.ns >= _SHOWN_NS] or parts[:1]
+    parts = late.shown_pieces
     num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
     texts = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
     for number in range(num_large, 0, -1):

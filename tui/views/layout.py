@@ -2,7 +2,7 @@
 
 from textual.geometry import Region
 
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 
 MIN_WIDTH, MIN_HEIGHT = 80, 20
 NORMAL_WIDTH = 100  # least width with budget chart, KV map and latency panel

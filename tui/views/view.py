@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.tui.settings.page_names import PAGES, Page
+from stepscope.tui.settings.action_table import PAGES, Page
 
 Axis: TypeAlias = Literal["step", "time"]
 Sort: TypeAlias = Literal["arrival", "state", "blocks", "latest"]

@@ -32,8 +32,7 @@ from stepscope.engine.http.openai.body import (
     Vanished,
     read_body,
 )
-from stepscope.engine.http.openai.chat import chat_job
-from stepscope.engine.http.openai.completions import completion_job
+from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion

@@ -138,7 +138,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "out_of_bounds",
                 "enable_chunked_prefill=false prefills every prompt in one step, so "
                 f"max_num_batched_tokens must be at least max_model_len={limits.max_model_len}, "
-                f"not {self.max_num_batched_tokens}: set these two together",
+                f"not {self.max_num_batched_tokens}; or set enable_chunked_prefill=true with it",
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(

@@ -4,20 +4,82 @@ It has the core, scheduler and telemetry of a real engine. A `Replica` with the 
 same steps and times, but publishes no messages.
 """
 
+import hashlib
+
+import msgspec
+from msgspec import Struct
+
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.loop.outlet import TelemetrySink
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
-from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
+from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.simulation.simulated import START_NS, WALL_START_NS, SimulatedRunner
+from stepscope.engine.simulation.step_time import StepTimeModel
 from stepscope.engine.simulation.virtual.requests import (
     BlockNames,
     DrawnStepTimes,
     SimulatedRequest,
 )
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+
+
+class SimulatedSetup(Struct, frozen=True, kw_only=True):
+    """The settings of each simulated engine (replica) of a cluster."""
+
+    model: StepTimeModel
+    simulated: str  # the model of step times, in a few words
+    model_name: str
+    device: str
+    knobs: Knobs
+    limits: Limits
+    num_blocks: int
+    block_size: int
+    overlap: bool = False  # whether a step is scheduled while the one before it runs
+    work: str = ""  # name of the work it gets; part of its engine id
+    slo_ttft_ms: float | None = None  # service levels, in its description
+    slo_itl_ms: float | None = None
+
+    def scheduler(self) -> Scheduler:
+        """Make a new scheduler, with an empty KV cache. Raises ConfigError if it does not fit."""
+        self.knobs.check(self.limits)
+        kv = KVCacheManager(self.num_blocks, self.block_size)
+        return Scheduler(kv, self.knobs, self.limits)
+
+    def info(self, seed: int) -> EngineInfo:
+        """Make the `EngineInfo` of an engine; its clocks are virtual."""
+        return EngineInfo(
+            engine_id=self._engine_id(seed),
+            name=self.device,
+            software_version="simulated",
+            simulated=self.simulated,
+            model=self.model_name,
+            attention_backend="none",
+            device=self.device,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_model_len=self.limits.max_model_len,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_num_seqs=self.limits.max_num_seqs,
+            knobs=knob_specs(self.limits),
+            monotonic_ns=START_NS,
+            wall_ns=WALL_START_NS,
+            overlap=self.overlap or None,
+            slo_ttft_ms=self.slo_ttft_ms,
+            slo_itl_ms=self.slo_itl_ms,
+        )
+
+    def _engine_id(self, seed: int) -> str:
+        """Return an engine id that is equal only for runs with equal settings and seed."""
+        parts = [
+            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
+            self.block_size, self.overlap, self.work, seed,
+        ]  # fmt: skip
+        return f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}"
+
 
 _SALT = b"simulated"  # constant, so that equal runs have equal recordings; nothing is secret
 _WHO = "the recording"  # the client's name for changes of knobs that are repeated
@@ -31,12 +93,7 @@ class SimulatedSession:
         scheduler = setup.scheduler()
         scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
         self._core = EngineCore(
-            setup.info(seed),
-            self._runner,
-            scheduler,
-            setup.limits,
-            sink,
-            overlap=setup.overlap,
+            setup.info(seed), self._runner, scheduler, setup.limits, sink, overlap=setup.overlap
         )
         self._names = BlockNames(setup.block_size)
         self._client = SilentClient()

@@ -1,8 +1,14 @@
-"""`Feed`: reads a run from a file or from memory into a `Side`, which does not know the source."""
+"""`Feed`: reads a run into a `Side`, which does not know from where; `HistoryFeed`: from memory."""
 
+import time
 from typing import Protocol
 
-from stepscope.recordings.compare.side.side import Side
+from stepscope.engine.protocol.wire import StepRecord
+from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
+from stepscope.recordings.file.step_range import StepRange
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.clocks import known_since
+from stepscope.recordings.state.series.latency import SLO
 
 BATCH = 64  # messages between two checks of the clock
 
@@ -38,3 +44,80 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class HistoryFeed:
+    """Reads a range of steps (`stretch`) from a history. Implements `Feed`.
+
+    If the range has no last step, it follows the history as it grows.
+    """
+
+    def __init__(self, history: History, name: str, slo: SLO, stretch: StepRange) -> None:
+        self.name = name
+        self.side: Side | None = None
+        self.is_done = False
+        self._history = history
+        self._slo = slo
+        self._stretch = stretch
+        self._follower = history.follow(stretch.first)
+        # Read from the oldest arrival among the requests that are live when the stretch begins.
+        oldest_ns = oldest_arrival(self._follower.state.requests.values())
+        first = None if oldest_ns is None else history.step_at(oldest_ns)
+        self._earlier = self._follower if first is None else history.follow(first)
+        if not self._earlier.distance(self._follower):
+            self._earlier = self._follower
+        since_ns = max(history.known_since_ns, known_since(self._earlier.state))
+        self._has_all = False  # the last read ended because there was no more
+        self._past = RunFollower(slo, self._earlier.state, since_ns)
+        self.note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        if self.is_done:
+            return 1.0
+        if self.side is None:
+            return 0.0
+        if self._has_all:
+            return None
+        num_read, num_ahead = self.side.version, self._follower.num_ahead
+        return num_read / max(1, num_read + num_ahead)
+
+    def read(self, until_s: float) -> bool:
+        if self.is_done:
+            return False
+        if self.side is None:
+            if not self._read_past(until_s):
+                return True
+            self.side = Side(self.name, self._slo, self._past)
+        taken = has_all = False
+        while time.monotonic() < until_s:
+            num_taken = 0
+            for message, after_gap in self._follower.read(BATCH):
+                num_taken += 1
+                last = self._stretch.last
+                if isinstance(message, StepRecord) and last is not None and message.step > last:
+                    self.side.is_cut = self.is_done = True
+                    return True
+                self.side.take(message, after_gap)
+            taken = taken or num_taken > 0
+            if num_taken < BATCH:
+                has_all = True
+                break
+        self._has_all = has_all
+        if not self._history.is_followed_by(self._follower):
+            self.note = f"{self.name}: the engine restarted; this is the session before it"
+            self.is_done = not taken
+        return taken
+
+    def _read_past(self, until_s: float) -> bool:
+        """Read the messages before the first step of the range. Returns whether all were read."""
+        earlier, follower = self._earlier, self._follower
+        while num_left := earlier.distance(follower):
+            if time.monotonic() >= until_s:
+                return False
+            for message, after_gap in earlier.read(min(BATCH, num_left)):
+                self._past.take(message, after_gap)
+        return True
+
+    def close(self) -> None:
+        self.is_done = True

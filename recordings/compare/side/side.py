@@ -24,14 +24,7 @@ from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
-from stepscope.recordings.compare.side.points import (
-    KNOB,
-    LATE,
-    LOST,
-    MARKED,
-    PREEMPTED,
-    StepPoints,
-)
+from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.index import IndexRows

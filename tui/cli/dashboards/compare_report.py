@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.recordings.compare.bootstrap import CONFIDENCE
-from stepscope.recordings.compare.comparison import Comparison, SideWork
+from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load import LoadDifference
-from stepscope.recordings.compare.side.requests import Pair, RequestRun
+from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
 from stepscope.tui.cli.shared.output import in_ms, text_table
@@ -72,8 +72,8 @@ def _figures(found: Comparison) -> list[str]:
 
 def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
     found_all: dict[str, Any] = {
-        "a": _work(found.names[0], found.works[0]),
-        "b": _work(found.names[1], found.works[1]),
+        "a": {"name": found.names[0], **found.works[0]._asdict()},
+        "b": {"name": found.names[1], **found.works[1]._asdict()},
         "different_work": found.different_work,
         "load": _load(found.load),
         "slo": found.slo._asdict(),
@@ -91,10 +91,7 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
             }
             for figure in found.figures
         },
-        "settings": [
-            {"name": each.name, "a": each.a, "b": each.b, "is_knob": each.is_knob}
-            for each in found.settings
-        ],
+        "settings": [each._asdict() for each in found.settings],
         "late": [
             {
                 "kind": share.kind,
@@ -112,7 +109,10 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
             "only_b": found.requests.only_b,
             "num_not_kept": found.num_unlisted,
             "better": [each._asdict() for each in found.paired],
-            "pairs": [_pair(pair) for pair in found.requests.pairs],
+            "pairs": [
+                {"name": pair.name, "a": _run(pair.a), "b": _run(pair.b)}
+                for pair in found.requests.pairs
+            ],
         },
     }
     for letter, side in zip("ab", sides, strict=True):
@@ -136,14 +136,6 @@ def _interval(figure: ComparedFigure) -> list[float | None] | None:
 def _number(value: float) -> float | None:
     """Return the number, or None if it is infinite, which JSON cannot say."""
     return value if math.isfinite(value) else None
-
-
-def _work(name: str, work: SideWork) -> dict[str, Any]:
-    return {"name": name, **work._asdict()}
-
-
-def _pair(pair: Pair) -> dict[str, Any]:
-    return {"name": pair.name, "a": _run(pair.a), "b": _run(pair.b)}
 
 
 def _run(run: RequestRun) -> Mapping[str, Any]:

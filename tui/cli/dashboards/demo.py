@@ -9,7 +9,7 @@ from typing import Any
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.workload.capacity import in_words
+from stepscope.engine.workload.arrivals import in_words
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
@@ -21,14 +21,17 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo_engine import (
     KNOBS,
     SERVICE_LEVELS,
+    WHO,
     WORKLOAD,
+    Act,
+    FirstMinute,
     engine_arguments,
+    first_minute,
     simulated_gpu,
     speaks,
     workload_of,
     workload_text,
 )
-from stepscope.tui.cli.dashboards.demo_stage import WHO, Act, DemoStage, first_minute
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.levels import own_levels
@@ -124,18 +127,18 @@ def demo(
             acts = [Act(0.0, SetWorkload(workload=workload, who=WHO))]
             if workload == WORKLOAD and model == EngineConfig().model:
                 acts = first_minute(workload, KNOBS, costs)
-            stage = DemoStage(engine.endpoint, acts, history)
+            minute = FirstMinute(engine.endpoint, acts, history)
             source.start()
             try:
                 wait_until_live(engine, source, stop)
                 if headless:
-                    stage.start()
+                    minute.start()
                     seconds = seconds or HEADLESS_SECONDS
                     cut_short = _wait(engine, source, seconds, progress, stop)
                 elif browsers is not None:
                     progress.close()
                     say(*about)
-                    stage.start()
+                    minute.start()
                     browsers.serve([engine.endpoint.control], flags)
                 else:
                     progress.close()
@@ -146,10 +149,10 @@ def demo(
                         settings,
                         recorder,
                         keeps_levels=False,
-                        news=lambda: ended() or stage.news(),
+                        news=lambda: ended() or minute.news(),
                     )
             finally:
-                stage.stop()
+                minute.stop()
                 source.stop()
                 if recorder is not None:
                     recorder.stop()

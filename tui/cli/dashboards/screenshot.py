@@ -14,8 +14,8 @@ from stepscope.tui.cli.shared.paths import (
     picture_size,
     request_number,
 )
+from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.page_names import PAGES, Page
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 

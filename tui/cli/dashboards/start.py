@@ -32,7 +32,7 @@ def start() -> None:
     """Show the start screen and open what is chosen, until the operator quits it."""
     # Imported here, because 'stepscope -h' needs no Textual.
     from stepscope.tui.app.leaving import left_on_signals
-    from stepscope.tui.screens.start.start import StartApp
+    from stepscope.tui.screens.start import StartApp
     from stepscope.tui.settings.log_file import log_path, logged_to_file
 
     settings = resolve(DashboardSettings, "dashboard", {})

@@ -25,12 +25,7 @@ from stepscope.tui.session.live_source import (
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
-from stepscope.tui.settings.terminal import (
-    cannot_be_drawn_on,
-    in_browser,
-    no_terminal,
-    piped_input,
-)
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, piped_input
 
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
@@ -78,8 +73,7 @@ def top(
     browsers = browsers_of(web, readonly=settings.readonly)
     is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
     waits = wait and (is_drawn or browsers is not None)
-    q_ends = browsers is None and not in_browser()
-    chosen = wait_for_any(lambda: engines_to_show(named), waits, q_ends=q_ends)
+    chosen = wait_for_any(lambda: engines_to_show(named), waits)
     if browsers is not None:
         browsers.serve(endpoints or (), {**flags, "past": past})
         return

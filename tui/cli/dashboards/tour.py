@@ -15,8 +15,7 @@ from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
-from stepscope.tui.session.tour.director import Director
-from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
+from stepscope.tui.session.tour.tour import Director, Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings

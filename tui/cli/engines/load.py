@@ -10,8 +10,14 @@ from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.workload.arrivals import PromptWriter, describe, fit, from_trace, synthetic
-from stepscope.engine.workload.corpus import Corpus
+from stepscope.engine.workload.arrivals import (
+    Corpus,
+    PromptWriter,
+    describe,
+    fit,
+    from_trace,
+    synthetic,
+)
 from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.bounds import value_text

@@ -1,29 +1,227 @@
-"""`stepscope serve`: runs an engine in this process, and an HTTP server beside it if asked to."""
+"""`stepscope serve`: runs an engine in this process, and an HTTP server in a child if asked to.
 
+The parent holds the listening socket. So the port stays the same when the child is restarted, and
+connections wait meanwhile. Settings are passed in the environment, because other users can see the
+arguments of a process, and the API key is secret.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
-from stepscope.engine.workload.capacity import in_words
+from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
+from stepscope.engine.transport.sockets import KEY_VARIABLE
+from stepscope.engine.workload.arrivals import in_words
 from stepscope.tui.cli.engines.engine import (
     end_process,
     engine_packages,
+    log_warnings,
     model_on_text,
     prepare_process,
     when_parent_ends,
 )
-from stepscope.tui.cli.engines.http import HttpProcess, serve_http_for
-from stepscope.tui.cli.shared.options import Like, argument, command, option
-from stepscope.tui.cli.shared.output import Progress
-from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.cli.shared.connect import choose
+from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
+from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
+from stepscope.tui.settings.settings import environment_name, load_alerts
+
+_DEFAULTS = {"bind": "127.0.0.1:8000"}
+_EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
+
+
+@command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
+def serve_http_for(
+    endpoint: EngineName = None,
+    inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """Serve the OpenAI API over HTTP for an engine; `serve` runs it as a child process."""
+    settings = resolve(HttpSettings, "http", flags, _DEFAULTS)
+    log_warnings()
+    if inherited is not None:
+        assert endpoint is not None
+        parent_gone = threading.Event()
+        when_parent_ends(parent_gone.set)
+        _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
+        return
+    check_private(parse_address(settings.bind), settings.api_key)
+    where = choose(endpoint, "stepscope serve --http-for {}")
+    listener, text = _open_listener(settings.bind)
+    say(*announcement(text, settings))
+    if where.name not in {each.name for each in find_local()} and where.is_ipc:
+        say(f"no engine runs at {where.control} yet; the server will use it once it starts")
+    with listener:
+        _run(settings, where, listener, None)
+
+
+def _open_listener(bind: str) -> tuple[socket.socket, str]:
+    with _server_packages():
+        from stepscope.engine.http.server.server import bound_address, listen
+    listener = listen(parse_address(bind))
+    return listener, bound_address(listener).text
+
+
+@contextmanager
+def _server_packages() -> Iterator[None]:
+    """A context for imports: CommandFailed if a package that the server needs is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        raise CommandFailed(
+            f"{missing} is not installed, and the HTTP server needs it: "
+            "pip install 'stepscope[http]'"
+        ) from error
+
+
+def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
+    """Return lines for the operator: where the API is, and how to try it."""
+    if not takes_prompts:
+        return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
+    key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
+    return [
+        f"OpenAI API on http://{address}/v1",
+        f"try it: curl http://{address}/v1/completions{key} "
+        """-d '{"prompt": "Once upon a time", "max_tokens": 32}'""",
+    ]
+
+
+def _run(
+    settings: HttpSettings,
+    endpoint: Endpoint,
+    listener: socket.socket,
+    parent_gone: threading.Event | None,
+) -> None:
+    with _server_packages():
+        from stepscope.engine.http.server.server import serve_http
+    from stepscope.tui.cli.engines.watch import judged_rules
+
+    names: set[str] = set()
+
+    def found(info: EngineInfo) -> None:
+        if parent_gone is None and info.engine_id not in names:
+            names.add(info.engine_id)
+            say(f"serving {info.model} of {info.name}")
+
+    with judged_rules(endpoint, load_alerts()) as gauges:
+        serve_http(
+            settings, endpoint, listener, parent_gone=parent_gone, found=found, collectors=gauges
+        )
+
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
+_STOP_S = 8.0
+_LEAVING_S = 3.0  # how long the HTTP server of a killed engine may hold the port
+_POLL_S = 0.1
+
+
+class HttpProcess:
+    """The HTTP server of an engine. Its port is bound at once, its child runs from `start` on."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._endpoint = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        check_private(parse_address(settings.bind), settings.api_key)
+        self._listener, self.address = _listener_of(settings.bind)
+
+    def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
+        """Start the child; a decode engine takes no prompts, which go to the prefill engine."""
+        self._endpoint = endpoint
+        say(*announcement(self.address, self._settings, takes_prompts=takes_prompts))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the child process by SIGTERM; kill it if it does not end in time."""
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            problem = self._run_once()
+            if time.monotonic() - began_s > _GOOD_RUN_S:
+                pause_s = _FIRST_PAUSE_S
+            if self._stopping.is_set():
+                return
+            note(f"{problem}; starting it again in {pause_s:g} s", "")
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_once(self) -> str:
+        descriptor = self._listener.fileno()
+        arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
+        settings = {
+            environment_name("http", name): str(value)
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
+        try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return ""
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+                    stdin=subprocess.PIPE,  # closes when we are gone
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[descriptor],
+                    start_new_session=True,  # Ctrl-C goes to us, not to the child
+                    env={**os.environ, KEY_VARIABLE: "", **settings},
+                )
+        except OSError as error:
+            return f"the HTTP server did not start: {error}"
+        exit_code = self._process.wait()
+        how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
+        return f"the HTTP server (pid {self._process.pid}) ended {how}"
+
+
+def _listener_of(bind: str) -> tuple[socket.socket, str]:
+    """Bind the listening socket; a server of a killed engine may have it for a while."""
+    began_s = time.monotonic()
+    while True:
+        try:
+            return _open_listener(bind)
+        except ConfigError:
+            if time.monotonic() - began_s > _LEAVING_S:
+                raise
+        time.sleep(_POLL_S)
 
 
 @command(

@@ -20,8 +20,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.lab.arm_run import LEVELS, ArmRun, Refused
-from stepscope.tui.cli.lab.experiment import Arm, Work
+from stepscope.tui.cli.lab.experiment import LEVELS, Arm, ArmRun, Refused, Work
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 BASE = Knobs(max_num_batched_tokens=256, max_num_seqs=16).as_dict()

@@ -6,8 +6,15 @@ from typing import get_args
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.cli.lab import judges
-from stepscope.tui.cli.lab.arm_run import ArmRun, seconds
-from stepscope.tui.cli.lab.experiment import Arm, ArmChange, ArmFigure, Experiment, Work
+from stepscope.tui.cli.lab.experiment import (
+    Arm,
+    ArmChange,
+    ArmFigure,
+    ArmRun,
+    Experiment,
+    Work,
+    seconds,
+)
 
 Values = Sequence[float]
 _SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"

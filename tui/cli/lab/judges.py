@@ -7,8 +7,7 @@ in the order of the arms.
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from stepscope.tui.cli.lab.arm_run import ArmRun
-from stepscope.tui.cli.lab.experiment import LabFinding
+from stepscope.tui.cli.lab.experiment import ArmRun, LabFinding
 
 Runs: TypeAlias = Sequence[ArmRun]
 Columns: TypeAlias = Mapping[str, Sequence[float]]

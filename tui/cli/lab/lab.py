@@ -16,9 +16,8 @@ from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import missing
 from stepscope.tui.cli.engines.engine import model_on_text
-from stepscope.tui.cli.lab.arm_run import ArmRun
 from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Arm, Experiment, LabFinding
+from stepscope.tui.cli.lab.experiment import Arm, ArmRun, Experiment, LabFinding
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option

@@ -3,8 +3,8 @@
 May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings.alerts,
   recordings.attribution, recordings.check, recordings.compare, recordings.compare.side,
   recordings.export, recordings.figures, recordings.file, recordings.file.mcap,
-  recordings.file.writing, recordings.history, recordings.incidents, recordings.live,
-  recordings.plot, recordings.replay, recordings.state, recordings.state.series, tui.cli.shared,
-  tui.session, tui.settings, tui.views.
+  recordings.file.writing, recordings.history, recordings.importing, recordings.incidents,
+  recordings.live, recordings.plot, recordings.replay, recordings.session, recordings.state,
+  recordings.state.series, tui.cli.shared, tui.session, tui.settings, tui.views.
 One module for each command.
 """

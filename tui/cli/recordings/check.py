@@ -18,13 +18,7 @@ from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
-from stepscope.tui.cli.shared.options import (
-    AsJson,
-    LastSeconds,
-    Target,
-    command,
-    option,
-)
+from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import (

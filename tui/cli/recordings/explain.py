@@ -15,13 +15,9 @@ from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import recorded
+from stepscope.tui.cli.recordings.profiled import print_profile
 from stepscope.tui.cli.shared.connect import is_recording
-from stepscope.tui.cli.shared.levels import (
-    advice_lines,
-    level_of,
-    limits_document,
-    limits_text,
-)
+from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
 from stepscope.tui.cli.shared.paths import request_number
@@ -38,6 +34,7 @@ _LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late 
     "stepscope explain session.mcap --slo-itl 50ms",
     "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
     "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
+    "stepscope explain run.mcap --profile rank0.pt.trace.json.gz",
     takes_key=True,
 )
 def explain(
@@ -61,18 +58,24 @@ def explain(
         "TIME", "a later first token is late; 'median': later than twice the median"
     ),
     request: str | None = option("ID", "only this request, such as r12"),
+    profile: str | None = option(
+        "FILE",
+        "instead: what ran on the device in each step, by a trace of torch's profiler from vLLM",
+    ),
     limit: int = option(
         "INT", "number of rows of each table, the longest waits first; 0 for all", default=20
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Say which tokens came late, and why; with --queue, who waits."""
+    """Say which tokens came late, and why; with --queue, who waits; with --profile, what ran."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
     if limit < 0:
         raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     check_seconds(seconds)
     is_file = target is not None and is_recording(target)
+    if profile is not None and (given or request is not None or shows_queue or not is_file):
+        raise WrongUsage("--profile: of a recording; leave out --queue, --request and the levels")
     if shows_queue and (given or request is not None):
         raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
     if seconds is not None and is_file and not shows_queue:
@@ -80,6 +83,9 @@ def explain(
     wanted = None if request is None else request_number(request)
     usage = "stepscope explain {}" + " --queue" * shows_queue
     with recorded(target, seconds, given, usage) as (file, recording):
+        if profile is not None:
+            print_profile(file, recording, profile, limit, as_json)
+            return
         if shows_queue:
             print_ledger(file, recording, seconds if is_file else None, limit, as_json)
             return
@@ -139,11 +145,12 @@ def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, 
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
         num_held_up = sum(each.step == longest.step for each in gaps)
+        held_up = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
         steps = fmt.plural(len({each.step for each in gaps}), "step")
         lines.append(
             f"  in {steps}, the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
-            f"({clock_ms(found.wall_ns(longest.end_ns))}), which held up "
-            + ("1 stream" if num_held_up == 1 else f"{num_held_up:,} streams")
+            f"({clock_ms(found.wall_ns(longest.end_ns))})"
+            + (f", which held up {held_up}" if found.request_id is None else "")
         )
     ttft = found.ttft
     lines.append(_measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), ttft))
@@ -300,7 +307,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             {
                 "request_id": each.request_id,
                 "client_id": each.client_id,
-                "token": each.token_idx,
+                "token": each.token_idx + 1,
                 "kind": each.kind,
                 "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),

@@ -87,8 +87,6 @@ def export_file(
 
 def _format_of(target: str | None, output: str) -> Format:
     """Return the format of this name; None: that of a file with this ending."""
-    if target == "chrome":
-        raise WrongUsage("--format: chrome is no more: --format perfetto, at a quarter of the size")
     for name in FORMATS:
         if name == target:
             return name

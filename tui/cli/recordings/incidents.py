@@ -23,8 +23,8 @@ from stepscope.tui.cli.shared.levels import chosen_rules
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.durations import milliseconds
 from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.setting_values import milliseconds
 from stepscope.tui.views.format import plural
 
 _TICK_S = 0.25
@@ -64,12 +64,12 @@ def keep_incidents(
         try:
             with Progress() as progress:
                 while not stop.wait(_TICK_S):
-                    reporter.take(keeper.look())
+                    reporter.report(keeper.look())
                     state = "an incident goes on" if keeper.is_open else "no incident now"
                     progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
                     if seconds is not None and time.monotonic() - start_s >= seconds:
                         break
-                reporter.take(keeper.close())
+                reporter.report(keeper.close())
         finally:
             source.stop()
             reporter.close()
@@ -107,7 +107,7 @@ class _Reporter:
     def text(self) -> str:
         return f"{plural(self._num_kept, 'incident')} kept"
 
-    def take(self, kept: KeptIncident | None) -> None:
+    def report(self, kept: KeptIncident | None) -> None:
         if kept is None:
             return
         self.error = kept.error

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.attribution.preemptions import Preemption
 from stepscope.recordings.attribution.queue import QueueWait, reason_text
+from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
+from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.cli.recordings.measured import NothingMeasured
 from stepscope.tui.cli.shared.output import (
@@ -34,7 +37,10 @@ def print_ledger(
     if seconds is not None:
         begin = recording.find_time(recording.end_ns - round(seconds * 1e9))
     state, sequence = state_at(recording, begin)
-    found = Ledger(state)
+    baseline = Baseline()
+    for _, index in indexes(recording):
+        baseline.add_rows(IndexRows(index).steps())
+    found = Ledger(state, baseline)
     first, last = state.step + 1, recording.last_step or 0
     with Progress() as progress:
         for number, each in enumerate(messages(recording, begin, sequence)):

@@ -11,9 +11,8 @@ from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_u
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.advice import Run
-from stepscope.recordings.compare.side.feed import Feed
+from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
-from stepscope.recordings.compare.side.history_feed import HistoryFeed
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording

@@ -12,13 +12,7 @@ from stepscope.recordings.plot.style import COLOURS
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.cli.shared.levels import level_of
-from stepscope.tui.cli.shared.options import (
-    FirstStep,
-    LastStep,
-    RecordingFile,
-    command,
-    option,
-)
+from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
 from stepscope.tui.settings.cli_errors import WrongUsage

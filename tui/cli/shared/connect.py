@@ -1,16 +1,13 @@
-"""Finds the engine that a command is meant for, waits for it, and connects to it."""
+"""Finds the engine that a command is meant for, waits for it, and connects to it with a key."""
 
-import contextlib
 import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import typer
 
@@ -26,14 +23,46 @@ from stepscope.engine.client.errors import (
 from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.engine.transport.local_engines import called
+from stepscope.engine.transport.keys import check_public, read_credentials
+from stepscope.engine.transport.local_engines import called, local_credentials
+from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
-from stepscope.tui.cli.shared.signals import ending_on_signals
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
+from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.settings import ClientSettings
 from stepscope.tui.settings.terminal import in_browser
+
+
+def use_key(flags: Mapping[str, Any]) -> None:
+    """Make all connections of this process and its children use the key that the user chose."""
+    settings = resolve(ClientSettings, "client", flags)
+    if not settings.key:
+        if settings.server_key:
+            raise WrongUsage("--server-key: only with --key FILE")
+        return
+    path = Path(settings.key).expanduser().absolute()
+    read_credentials(path)
+    os.environ[KEY_VARIABLE] = str(path)
+    if settings.server_key:
+        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
+
+
+def note_unused_key(endpoints: Iterable[str]) -> None:
+    """Say which of the engines named (none: of this machine) ask for no key."""
+    try:
+        named = [Endpoint.parse(each) for each in endpoints] or find_local()
+        keyless = [each for each in named if local_credentials(each) == (True, None)]
+    except (ConfigError, OSError):
+        return  # the command itself says what is wrong
+    for each in keyless:
+        print(
+            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
+            file=sys.stderr,
+        )
+
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
 _HELLO_S = 2.0  # a live engine answers a hello at once, even during a step
@@ -101,43 +130,33 @@ def called_text(endpoint: Endpoint) -> str:
     return address if name == endpoint.name else f"{address} (called {name})"
 
 
-def wait_for_any(
-    find: Callable[[], Sequence[Address]], waits: bool, q_ends: bool = False
-) -> Sequence[Address]:
+def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence[Address]:
     """Return what `find` returns, once at least one of the engines answers or is starting.
 
     Args:
         find: called before each look, because ranks that have come have addresses of their own.
         waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
-        q_ends: whether q, typed on the terminal, ends the command.
     """
     since, said = time.strftime("%H:%M:%S"), ""
     parent = os.getppid()
-    typed: Callable[[float], str] | None = None
-    with contextlib.ExitStack() as stack:
-        while True:
-            found = find()
-            try:
-                check_any(found)
-            except (EngineUnreachable, CommandFailed) as error:
-                if not waits or not _may_come(error):
-                    raise
-                why = str(error)
-            else:
-                return found
-            if in_browser() and os.getppid() != parent:  # its server is gone
-                raise typer.Exit(DONE)
-            if q_ends and typed is None:
-                typed = stack.enter_context(_typed())
-            if why != said and sys.stderr is not None:
-                names = ", ".join(each.name for each in found)
-                how = f"since {since} ({'q or ' if q_ends else ''}Ctrl-C ends)"
-                print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
-                said = why
-            if typed is None:
-                time.sleep(_LOOK_S)
-            elif "q" in typed(_LOOK_S):
-                raise typer.Exit(DONE)
+    while True:
+        found = find()
+        try:
+            check_any(found)
+        except (EngineUnreachable, CommandFailed) as error:
+            if not waits or not _may_come(error):
+                raise
+            why = str(error)
+        else:
+            return found
+        if in_browser() and os.getppid() != parent:  # its server is gone
+            raise typer.Exit(DONE)
+        if why != said and sys.stderr is not None:
+            names = ", ".join(each.name for each in found)
+            how = f"since {since} (Ctrl-C ends)"
+            print(f"waiting for {names} {how}: {why}", file=sys.stderr, flush=True)
+            said = why
+        time.sleep(_LOOK_S)
 
 
 def connect(endpoint: Endpoint) -> ControlClient:
@@ -229,24 +248,6 @@ def _may_come(error: Exception) -> bool:
     if isinstance(error, KeyRefused | NoEngine):
         return False
     return isinstance(error, EngineUnreachable | NotThere)
-
-
-@contextlib.contextmanager
-def _typed() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits some seconds for keys on the terminal, and returns them."""
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-
-    def typed(seconds: float) -> str:
-        is_typed = bool(select.select([descriptor], [], [], seconds)[0])
-        return os.read(descriptor, 1024).decode(errors="replace") if is_typed else ""
-
-    with ending_on_signals():
-        tty.setcbreak(descriptor)
-        try:
-            yield typed
-        finally:
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def check_metrics(address: MetricsAddress) -> None:

@@ -17,13 +17,6 @@ from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-# Options of the release before, and what to do instead.
-_GONE = {
-    "--vary": "set other values by 'stepscope set' while you record",
-    "--own-load": "the system's own top shows what a process costs",
-    "--no-own-load": "leave it out",
-    "--mode-file": "a mode is a function in engine/scheduling/batching.py",
-}
 
 
 def write_what_encodings_lack() -> None:
@@ -104,10 +97,7 @@ def _in_words(error: typer.TyperException) -> str:
     if expected := _EXPECTED.get(first.get("type", "").partition("_")[0]):
         named = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
         return f"{named}: expected {expected}, got {first['input']!r}"
-    option = getattr(error, "option_name", None)
-    return (
-        f"{option} is no more: {_GONE[option]}" if option in _GONE else said[:1].lower() + said[1:]
-    )
+    return said[:1].lower() + said[1:]
 
 
 def _where_to_look(error: typer.TyperException) -> str:

@@ -17,7 +17,7 @@ from stepscope.recordings.file.service_levels import (
     slo_of,
 )
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS, Limit
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -77,34 +77,40 @@ def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
 
 # What limited the steps
 
-_NAMES: dict[Limit, str] = {
-    "budget": "token budget",
-    "seats": "seats",
-    "kv": "KV blocks",
-    "mode": "batching mode",
-    "threshold": "long-prefill threshold",
-    "paused": "paused by the operator",
-    "work": "no setting",
-    "lora": "LoRA slots",
-    "grammar": "grammars being compiled",
-    "remote_kv": "KV from elsewhere",
-    "encoder": "encoder budget",
-    "cadence": "prefill cadence",
-}
 _SHOWN = 0.005  # smaller shares are left out
 
 
 def limits_text(side: Run) -> str:
-    """Return a line with each limit and the share of steps that it limited, the largest first."""
-    figures = side.figures()
-    names = dict(_NAMES)
+    """Return a line with each limit and the shares that it had, the largest first.
+
+    A full step takes longer than others, so its share of the time in steps says more than that of
+    the steps.
+    """
+    names = {limit: spec.words for limit, spec in LIMIT_SPECS.items()}
     if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
-        names["work"] += ", but prompts were prefilled whole"
-    shares = [(figures[f"limit_{limit}"] or 0.0, limit) for limit in LIMITS]
-    parts = [
-        f"{names[limit]} {share:.0%}" for share, limit in sorted(shares)[::-1] if share >= _SHOWN
-    ]
+        names["work"] += " (prompts were prefilled whole)"
+    figures = side.figures()
+    of_steps = {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
+    of_time = _shares_of_time(side) or of_steps
+    parts = []
+    for limit in sorted(LIMITS, key=of_time.__getitem__, reverse=True):
+        if of_steps[limit] >= _SHOWN or of_time[limit] >= _SHOWN:
+            of = "" if parts else " of steps" if of_time is of_steps else " of the time in steps"
+            text = f"{names[limit]} {of_time[limit]:.0%}{of}"
+            if of_time is not of_steps:
+                text += f" ({of_steps[limit]:.0%}{'' if parts else ' of steps'})"
+            parts.append(text)
     return ", ".join(parts) or "unknown"
+
+
+def _shares_of_time(side: Run) -> dict[Limit, float]:
+    """For each limit, the share that its steps had of the time in steps; empty if unknown."""
+    spent = {limit: each.busy_ns for limit, each in side.limited.items()}
+    known = {limit: ns for limit, ns in spent.items() if ns is not None}
+    total_ns = sum(known.values())
+    if not total_ns or len(known) < len(spent):
+        return {}
+    return dict.fromkeys(LIMITS, 0.0) | {limit: ns / total_ns for limit, ns in known.items()}
 
 
 def advice_lines(side: Run) -> list[str]:
@@ -117,5 +123,6 @@ def limits_document(side: Run) -> dict[str, Any]:
     figures = side.figures()
     return {
         "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},
+        "limits_of_time": _shares_of_time(side) or None,
         "advice": [each._asdict() for each in advice(side)],
     }

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -19,8 +20,6 @@ from typer.models import ArgumentInfo, OptionInfo
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
-
-_OLD = "old_"  # begins the hidden names of durations, which had their unit: `--slo-itl-ms`
 
 
 class CliCommand:
@@ -78,27 +77,17 @@ class CliCommand:
 
     def parameters(self) -> list[inspect.Parameter]:
         own = inspect.signature(self.body).parameters.values()
-        old = [
-            _parameter(
-                _OLD + field.name,
-                str,
-                typer.Option("--" + field.name.replace("_", "-"), hidden=True),
-            )
-            for field in self._fields
-            if field.name in DURATIONS
-        ]
         keys = [_parameter(name, str, each) for name, each in _KEY_OPTIONS.items()]
         return [
             *(each for each in own if each.name != "flags"),
             *map(self._of_field, self._fields),
-            *old,
             *(keys if self._takes_key else ()),
         ]
 
     def run(self, named: dict[str, Any]) -> Any:
         """Call the function with the options by name, as the command line gave them."""
         if self._takes_key:
-            from stepscope.tui.cli.shared.client_key import note_unused_key, use_key
+            from stepscope.tui.cli.shared.connect import note_unused_key, use_key
 
             given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
             use_key({name: value for name, value in given.items() if value is not None})
@@ -106,12 +95,8 @@ class CliCommand:
                 one = named.get("http_for") or named.get("endpoint") or named.get("target")
                 note_unused_key([each for each in named.get("endpoints") or [one] if each])
         if self._fields:
-            flags = {}
-            for field in self._fields:
-                value, old = named.pop(field.name, None), named.pop(_OLD + field.name, None)
-                if (chosen := old if value is None else value) is not None:
-                    flags[field.name] = chosen
-            named["flags"] = flags
+            values = {field.name: named.pop(field.name, None) for field in self._fields}
+            named["flags"] = {name: value for name, value in values.items() if value is not None}
         return self.body(**named)
 
     def _of_field(self, field: FieldInfo) -> inspect.Parameter:
@@ -209,7 +194,7 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if isinstance(value, bool):
             name, value = (name if value else f"no_{name}"), None
-        found.append("--" + name.replace("_", "-"))
+        found.append(flag_of(name))
         found += [] if value is None else [str(value)]
     return found
 
@@ -229,24 +214,13 @@ def option(metavar: str, help: str, *names: str, default: Any = None, **rest: An
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 
-def flag(help: str, *names: str, default: bool | None = False) -> Any:
+def flag(help: str, *names: str, default: Any = False) -> Any:
     """Return an option without a value; `names` if it is not named after its parameter."""
     return typer.Option(default, *names, help=help)
 
 
-def _argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help)
-
-
-def _option(metavar: str, help: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help)
-
-
-def _flag(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help)
-
-
-# Types of parameters that several commands have.
+# Types of parameters that several commands have, each with a default of its own.
+_argument, _option, _flag = (partial(each, default=...) for each in (argument, option, flag))
 EngineName = Annotated[
     str | None,
     _argument(

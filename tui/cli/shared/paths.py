@@ -97,10 +97,9 @@ def picture_path(
 ) -> Path:
     """Return the path to write to, after a check of its suffix and that it can be written."""
     path = output_path(output, option)
-    if (suffix := path.suffix.lower()) not in suffixes:
+    if path.suffix.lower() not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        instead = "; a screen is no PNG any more: take SVG" if suffix == ".png" else ""
-        raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}{instead}")
+        raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}")
     return path
 
 

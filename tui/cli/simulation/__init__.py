@@ -2,9 +2,8 @@
 
 May import: engine.process, engine.protocol, engine.protocol.settings, engine.scheduling,
   engine.simulation, engine.simulation.virtual, engine.transport, engine.workload, recordings,
-  recordings.autopilot, recordings.export, recordings.file, recordings.history, recordings.live,
-  recordings.plot, recordings.simulation, recordings.state, recordings.state.series,
-  tui.cli.engines, tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings,
-  tui.views.
+  recordings.autopilot, recordings.file, recordings.history, recordings.live,
+  recordings.simulation, recordings.state, recordings.state.series, tui.cli.engines,
+  tui.cli.recordings, tui.cli.shared, tui.session.control, tui.settings, tui.views.
 A new command that simulates gets a module here.
 """

@@ -27,7 +27,7 @@ from stepscope.engine.simulation.virtual.requests import (
     of_mix,
     of_trace,
 )
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.file.reader import Recording
@@ -165,17 +165,17 @@ def open_work(
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
     work = open_source(source, spec, longest, options)
-    return work, _setup(engine, chosen, work, convert_flags(Knobs, flags))
+    return work, setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
 
 
-def _setup(
+def setup_of(
     engine: EngineOptions,
     chosen: ChosenStepTimes,
-    work: SimulatedSource,
     knob_flags: Mapping[str, Any],
+    work: str = "",
+    recorded: RecordedWork | None = None,
 ) -> SimulatedSetup:
     """Return the engine to simulate. What the options leave open is as in the recording, if any."""
-    recorded = work.recorded
     preset = None if engine.like is None else defaults_like(engine.like)
     knobs = Knobs() if recorded is None else recorded.knobs
     knobs = structs.replace(knobs, **{**(preset.knobs if preset else {}), **knob_flags})
@@ -206,7 +206,7 @@ def _setup(
         num_blocks=num_blocks,
         block_size=block_size,
         overlap=overlap,
-        work=work.text,
+        work=work,
     )
 
 

@@ -3,15 +3,15 @@
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 
 from stepscope.engine.process.simulated import serve_simulated
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.simulation.virtual.setup import SimulatedSetup
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import LEVEL_NAMES
 from stepscope.tui.cli.engines.engine import end_process, prepare_process, when_parent_ends
 from stepscope.tui.cli.shared.options import command
-from stepscope.tui.cli.simulation.runs import choose_step_times
+from stepscope.tui.cli.simulation.runs import EngineOptions, choose_step_times, setup_of
 from stepscope.tui.settings.setting_values import convert_flags
 from stepscope.tui.settings.settings import DashboardSettings
 
@@ -38,22 +38,9 @@ def run(
     levels = convert_flags(DashboardSettings, levels)
     if exit_with_stdin:
         when_parent_ends(end_process)
-    chosen = choose_step_times(gpu, model, step_time, 1)
-    if num_blocks is None:
-        assert chosen.num_kv_tokens is not None
-        num_blocks = chosen.num_kv_tokens // BLOCK_SIZE
-    longest = min(_MAX_LEN, num_blocks * BLOCK_SIZE)
-    setup = SimulatedSetup(
-        model=chosen.model,
-        simulated=chosen.simulated,
-        model_name=chosen.model_name,
-        device=chosen.device,
-        knobs=Knobs(**convert_flags(Knobs, knobs)),
-        limits=Limits(
-            max_num_batched_tokens=max(8192, longest), max_num_seqs=256, max_model_len=longest
-        ),
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        **levels,
+    engine = EngineOptions(
+        gpu, model, step_time, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=_MAX_LEN
     )
+    chosen = choose_step_times(gpu, model, step_time, 1)
+    setup = structs.replace(setup_of(engine, chosen, convert_flags(Knobs, knobs)), **levels)
     serve_simulated(setup, Endpoint.parse(endpoint), speed, 0, lambda info: None)

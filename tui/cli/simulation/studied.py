@@ -42,10 +42,7 @@ class Studied(NamedTuple):
 
 @contextmanager
 def studied(
-    target: str | None,
-    seconds: float | None,
-    command: str,
-    flags: Mapping[str, Any],
+    target: str | None, seconds: float | None, command: str, flags: Mapping[str, Any]
 ) -> Iterator[Studied]:
     """Read what forecasts need from a recording, or first record a running engine for a while."""
     stop = StopSignals()

@@ -17,7 +17,7 @@ from stepscope.recordings.simulation.tuning import (
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.shared.connect import is_recording
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
@@ -26,13 +26,6 @@ from stepscope.tui.cli.simulation.studied import studied
 from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
-_LIMIT_NAMES = {
-    "budget": "the token budget", "seats": "max_num_seqs", "kv": "the number of KV blocks",
-    "mode": "the batching mode", "threshold": "long_prefill_token_threshold",
-    "lora": "LoRA slots (max_loras)", "grammar": "grammars that were compiled",
-    "remote_kv": "keys and values from elsewhere", "encoder": "the encoder budget",
-    "cadence": "prefill_schedule_interval",
-}  # fmt: skip
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
     ("ITL p99 ms", "itl_p99_ms"),
@@ -181,7 +174,7 @@ def _limit(seen: Seen) -> str:
     share = f"{seen.share(most):.0%} of the recorded steps"
     if most == "work":
         return f"no setting limited {share}, only the speed of the machine"
-    return f"{_LIMIT_NAMES[most]} limited {share}"
+    return f"{LIMIT_SPECS[most].words} limited {share}"
 
 
 def _late(each: Candidate, level: SLO) -> str:
@@ -273,8 +266,8 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
         for limit, share in found.held.items():
             yield (
-                f"{begin} {_LIMIT_NAMES[limit]} limited {share:.0%} of the recorded steps, which "
-                "no simulation lifts"
+                f"{begin} {LIMIT_SPECS[limit].words} limited {share:.0%} of the recorded steps, "
+                "which no simulation lifts"
             )
         if found.held:
             return

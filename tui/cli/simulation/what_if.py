@@ -3,17 +3,13 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.recordings.plot.frontier import Between, FrontierPoint, frontier_figure
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
-from stepscope.recordings.simulation.intervals import Predicted
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, WhatIf
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, Predicted, WhatIf
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
@@ -21,7 +17,7 @@ from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say, text_table, write_json
-from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path
+from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
@@ -41,7 +37,7 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
 @command(
     "stepscope what-if session.mcap max_num_batched_tokens=1024",
     "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
-    "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192 -o s.svg",
+    "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192",
     "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
 )
 def what_if(
@@ -56,8 +52,7 @@ def what_if(
     ),
     output: str | None = option(
         "FILE",
-        "of one variant: a simulated session as a recording, and nothing else (.mcap); of "
-        "--sweep: also TTFT against ITL (.svg, .png or .pdf)",
+        "of one variant: a simulated session as a recording (.mcap), and nothing else",
         "--output",
         "-o",
     ),
@@ -72,17 +67,11 @@ def what_if(
     variants = variants_of(words or (), sweep)
     if not variants:
         raise WrongUsage("give knobs, such as max_num_batched_tokens=256,1024, or --sweep")
-    session = picture = None
-    if output is not None and output.endswith(".mcap"):
-        if sweep is not None or len(variants) != 1:
-            raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
-        session = output_path(output)
-    elif output is not None and sweep is None:
-        raise WrongUsage("--output: a figure shows a sweep; give --sweep KNOB=FIRST..LAST")
-    elif output is not None:
-        if any("," in word for word in words or ()):
-            raise WrongUsage("--output: a figure shows one sweep; give one value of other knobs")
-        picture = picture_path(output, (".svg", ".png", ".pdf"))
+    session = None if output is None else output_path(output)
+    if session is not None and session.suffix != ".mcap":
+        raise WrongUsage(f"--output: expected a name that ends in .mcap, got {output}")
+    if session is not None and (sweep is not None or len(variants) != 1):
+        raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
     stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slo or ()) or [level_of({}, recording)]
@@ -109,9 +98,6 @@ def what_if(
         write_json(document(found, basis, levels))
     else:
         say(*report(found, basis, levels))
-    if picture is not None and sweep is not None:
-        by = sweep.partition("=")[0] + (f" with {' '.join(words)}" if words else "")
-        _draw(picture, found, by, path.stem)
 
 
 def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
@@ -120,19 +106,6 @@ def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
             basis.setup.knobs.changed(changes, basis.setup.limits)
         except ConfigError as error:
             raise WrongUsage(f"{text}, with the other knobs as recorded: {error}") from error
-
-
-def _draw(picture: Path, found: WhatIf, by: str, name: str) -> None:
-    points, recorded = frontier(found)
-    details = (
-        f"forecast from {name}; bars: where nine in ten sessions should lie; full points: no other "
-        "value has both a lower TTFT p99 and a lower ITL p99"
-    )
-    kind = picture.suffix[1:].lower()
-    content = frontier_figure(points, recorded, f"TTFT against ITL by {by}", details, kind)
-    with writing(picture, replace=True) as stream:
-        stream.write(content)
-    note(f"wrote {picture}", "")
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
@@ -199,27 +172,6 @@ def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
             for _, other_ttft, other_itl in values
         )
     ]
-
-
-def frontier(found: WhatIf) -> tuple[list[FrontierPoint], list[tuple[float, float] | None]]:
-    """Return the points of a plot of TTFT against ITL, and the recorded (ITL, TTFT)."""
-    best = {id(case) for case in best_of(found.variants)}
-    points = [
-        FrontierPoint(
-            case.text.rpartition("=")[2], _pair(case, 50), _pair(case, 99), id(case) in best
-        )
-        for case in found.variants
-    ]
-    recorded: list[tuple[float, float] | None] = []
-    for rank in (50, 99):
-        itl, ttft = (found.recorded.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
-        recorded.append(None if itl is None or ttft is None else (itl, ttft))
-    return points, recorded
-
-
-def _pair(case: Forecast, rank: int) -> tuple[Between, Between] | None:
-    itl, ttft = (case.figures.get(f"{name}_p{rank}_ms") for name in ("itl", "ttft"))
-    return None if itl is None or ttft is None else (Between(*itl), Between(*ttft))
 
 
 def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:

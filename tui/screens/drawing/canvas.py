@@ -13,8 +13,8 @@ from textual.geometry import Region, Size
 
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.tour.tour import TourPage
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.log_file import see_log
-from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views import layout
 from stepscope.tui.views.charts import budget_chart, itl_strip, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame

@@ -10,7 +10,7 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import recorded_extent, replay_of
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.chart_columns import COLUMN_NS
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder

@@ -3,10 +3,12 @@
 Actions change its `View` (page, cursor, selection). The main screen gives them keys and mouse.
 """
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -16,12 +18,9 @@ from textual.timer import Timer
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.failures import Failures
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
-from stepscope.tui.screens.drawing.seeking import Seeking
 from stepscope.tui.screens.drawing.status import DrawnPicture
 from stepscope.tui.screens.drawing.textual_theme import use_colours
-from stepscope.tui.screens.drawing.tour_watch import TourWatch
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
@@ -31,6 +30,76 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
+
+if TYPE_CHECKING:
+    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
+
+
+class Failures:
+    """Shows and logs errors; logs the same error only once, however often it happens."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+        self._logged: set[str] = set()
+
+    @contextmanager
+    def shown(self, what: str) -> Iterator[None]:
+        """Return a context manager that shows an exception as a notice that `what` failed."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} failed, {see_log(error)}"
+            if text not in self._logged:
+                self._logged.add(text)
+                log.exception("%s failed", what)
+            self._notices.say(text, "caution")
+
+
+_PATIENCE_S = 0.1  # how long the picture stands still for the step that is being sought
+
+
+class Seeking:
+    """Draws a screen, on its own thread, as soon as its replay has found the step that it seeks."""
+
+    def __init__(
+        self,
+        replay: "ReplaySource | None",
+        clock: Callable[[], float],
+        draw: Callable[[], None],
+        call_later: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._draw = draw
+        self._call_later = call_later
+        self._replay = replay
+        self._clock = clock
+        self._since_s: float | None = None  # when the seek began; None while there is none
+
+    def has_begun(self) -> bool:
+        """Whether the replay is seeking a step; if so, the screen is drawn once it is found."""
+        if self._since_s is None and self._replay is not None and self._seeks():
+            self._replay.on_found = self._found
+            if self._seeks():  # it may have found the step before we set the callback
+                self._since_s = self._clock()
+        return self._since_s is not None and self._seeks()
+
+    @property
+    def is_about_to_end(self) -> bool:
+        """Whether a seek has just begun: the old step would only delay the new one."""
+        return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
+
+    def _found(self) -> None:
+        """Called on the replay's thread when the step is found; draws on the screen's thread."""
+        with contextlib.suppress(RuntimeError):  # the dashboard has just ended
+            self._call_later(self._look)
+
+    def _look(self) -> None:
+        if self._since_s is not None and not self._seeks():
+            self._since_s = None
+            self._draw()
+
+    def _seeks(self) -> bool:
+        return self._replay is not None and self._replay.is_seeking
+
 
 log = logging.getLogger("stepscope.tui")
 
@@ -69,7 +138,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
         self.frames = FrameMaker(session, self.view, self.canvas)
-        self._tour = TourWatch(session, self.view)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
         self._drawn = DrawnPicture(session.clock)
@@ -190,7 +258,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         canvas = self.canvas
         if not canvas.places:
             return
-        self._tour.look(self.session.history)
+        if self.session.tour is not None:
+            self.session.tour.look(self.view, self.session.history)
         if canvas.page != self.view.page:
             canvas.place(self.size, self.view.page)
             self.notices.leave_place()

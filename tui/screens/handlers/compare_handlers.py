@@ -13,9 +13,9 @@ from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.session.compare.state import EVENTS
-from stepscope.tui.session.compare.what_if_run import WhatIfRun
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.session.compare_state import EVENTS
+from stepscope.tui.session.what_if import WhatIfRun
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import WHAT_IF, Origin, file_origin, session_origin
 from stepscope.tui.views.notices import Notices
 

@@ -17,7 +17,7 @@ from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.screens.handlers.svg_picture import new_picture, svg
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
-from stepscope.tui.settings.page_names import PAGES
+from stepscope.tui.settings.action_table import PAGES
 from stepscope.tui.settings.service_levels import said
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.theme import Skin, ThemeName

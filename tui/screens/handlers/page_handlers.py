@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.session.time.navigator import lane_keys
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target
 from stepscope.tui.views.pages.page_views import targets

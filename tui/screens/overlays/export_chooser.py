@@ -8,7 +8,7 @@ from textual.geometry import Region
 from stepscope.recordings.export.output import missing
 from stepscope.recordings.export.tables import TABLES
 from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.session.export.order import (
+from stepscope.tui.session.file_jobs import (
     FORMAT_CHOICES,
     ExportOrder,
     FormatChoice,

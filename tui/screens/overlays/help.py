@@ -7,9 +7,8 @@ from pathlib import Path
 from textual.geometry import Region
 
 from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.settings.action_table import GROUPS, Place
+from stepscope.tui.settings.action_table import GROUPS, Page, Place
 from stepscope.tui.settings.actions import Abilities
-from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
 from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed

@@ -11,10 +11,9 @@ from textual.geometry import Region
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.recordings.state.audit_text import value_text
-from stepscope.tui.screens.overlays.engine_watch import EngineWatch
-from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.session.control.knob_change import KnobChange, KnobsNow
-from stepscope.tui.session.knob_forecast import KnobForecast
+from stepscope.tui.screens.overlays.overlay import EngineWatch, Overlay
+from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
+from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from textual.geometry import Region
 
-from stepscope.tui.screens.overlays.engine_watch import EngineWatch
-from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.screens.overlays.overlay import EngineWatch, Overlay
 from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import Skin
 

@@ -5,16 +5,39 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
 from stepscope.engine.client.group import ask_with_siblings
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.settings.log_file import see_log
+
+
+class KnobsNow(NamedTuple):
+    """The knobs of an engine, and their known changes, oldest first."""
+
+    version: int
+    values: Mapping[str, KnobValue]
+    changes: Sequence[KnobsChanged]
+    specs: tuple[KnobSpec, ...]
+
+    def since(self, version: int) -> list[KnobsChanged]:
+        return [change for change in self.changes if change.version > version]
+
+
+class KnobChange(NamedTuple):
+    """A new value for a knob; the engine refuses it if its knobs have a later `version`."""
+
+    name: str
+    value: KnobValue
+    version: int
+
 
 log = logging.getLogger("stepscope.tui")
 

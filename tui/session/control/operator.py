@@ -25,8 +25,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import known_changes, value_text
 from stepscope.tui.session.control.asked_workload import AskedWorkload
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
-from stepscope.tui.session.control.engine_link import Answer, EngineLink
-from stepscope.tui.session.control.knob_change import KnobChange
+from stepscope.tui.session.control.engine_link import Answer, EngineLink, KnobChange
 from stepscope.tui.session.control.who import who
 from stepscope.tui.views.notices import Notices
 

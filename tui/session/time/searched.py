@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def nearest(
-    history: History,
-    file: "ReplaySource | None",
-    at: int,
-    direction: int,
-    kinds: frozenset[str],
+    history: History, file: "ReplaySource | None", at: int, direction: int, kinds: frozenset[str]
 ) -> SessionEvent | None:
     """Return the nearest known event before (-1) or after step `at`, in memory or in the file."""
     in_memory = kinds

@@ -1,17 +1,119 @@
-"""`Tour`: where the person is in the guided tour, and what the tour shows there.
+"""`Tour`: where the person is in the guided tour, and what it shows; `Director`: what it does.
 
 The chapter at which a person left the tour is saved: the next session begins there.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import platformdirs
 
-from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, Try
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.protocol.commands import SetWorkload, Submit
+from stepscope.engine.protocol.replies import Output, Submitted
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.history.history import History
+from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL, Act, Chapter, SendPrompt, Try
+from stepscope.tui.views.view import View
+
+_ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
+_JOIN_S = 1.0  # to wait for the first requests of a workload
+_IDLE_S = 30.0
+
+
+class Director:
+    """Carries out lists of acts; a new list ends the one before."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._lists: queue.SimpleQueue[tuple[Act, ...] | None] = queue.SimpleQueue()
+        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended: int | None = None
+        self._thread = threading.Thread(target=self._run, name="tour", daemon=True)
+
+    def __enter__(self) -> "Director":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lists.put(None)
+        self._thread.join()
+
+    def do(self, acts: tuple[Act, ...]) -> None:
+        self._ended = None
+        self._lists.put(acts)
+
+    @property
+    def ended(self) -> int | None:
+        """Id of the request that an act waited for last, once all acts are done."""
+        return self._ended
+
+    def news(self) -> str | None:
+        """Return why an act failed; None if none has failed since the last call."""
+        return None if self._errors.empty() else self._errors.get()
+
+    def _run(self) -> None:
+        with ControlClient(self._endpoint) as client:  # closing it ends its requests
+            while True:
+                try:
+                    acts = self._lists.get(timeout=_IDLE_S)
+                except queue.Empty:
+                    client.idle()
+                    continue
+                if acts is None:
+                    return
+                try:
+                    self._do(client, acts)
+                except (CommandRefused, EngineUnreachable) as error:
+                    self._errors.put(f"the tour could not go on: {error}")
+
+    def _do(self, client: ControlClient, acts: tuple[Act, ...]) -> None:
+        ended: int | None = None
+        for act in acts:
+            if not self._lists.empty():
+                return
+            if isinstance(act, SendPrompt):
+                ended = self._send(client, act)
+                continue
+            client.ask(act)
+            if isinstance(act, SetWorkload):
+                self._rest(_JOIN_S)
+        self._ended = ended
+
+    def _rest(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while self._lists.empty() and time.monotonic() < end_s:
+            time.sleep(0.05)
+
+    def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
+        """Send a prompt; return its request's id if the act waits for its end, and it has ended."""
+        token_ids = [
+            (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
+        ]
+        sampling = SamplingParams(max_tokens=prompt.max_tokens, ignore_eos=True)
+        submitted = client.ask(
+            Submit(
+                client_id=prompt.name, prompt_token_ids=token_ids, sampling=sampling, stream=False
+            )
+        )
+        assert isinstance(submitted, Submitted)
+        deadline_s = time.monotonic() + _ANSWER_S
+        while prompt.waits and self._lists.empty() and time.monotonic() < deadline_s:
+            received = client.receive(0.1)
+            reply = None if received is None else received[1]
+            if isinstance(reply, Output) and reply.request_id == submitted.request_id:
+                return submitted.request_id
+        return None
+
 
 log = logging.getLogger("stepscope.tui")
 
@@ -71,7 +173,7 @@ class Tour:
     ) -> None:
         self._do = do
         self._keep = keep
-        self.ended = ended
+        self._ended = ended
         self._number = first
         self._part = 0
         self._tried: set[Try] = set()
@@ -98,13 +200,6 @@ class Tour:
             self._number + 1, total, chapter.title, part, text, panels, is_tried, is_held
         )
 
-    @property
-    def wants_hold(self) -> bool:
-        """Whether to stop the picture as soon as the acts of this chapter are done."""
-        chapter = self.chapter
-        is_asking = self._part == _PARTS.index("question")
-        return chapter is not None and chapter.is_held and is_asking and self.held_step is None
-
     def go_on(self) -> None:
         """Go to the next part. At the question, start the acts of the chapter."""
         chapter = self.chapter
@@ -123,12 +218,43 @@ class Tour:
         is_inside = self._part > 0
         self._begin(self._number if is_inside else max(0, self._number - 1))
 
-    def note(self, tried: Iterable[Try]) -> None:
-        """Note what the person has tried; this counts only in the last part of a chapter."""
-        if self._part == len(_PARTS) - 1:
-            self._tried.update(tried)
+    def look(self, view: View, history: History) -> None:
+        """Before a picture: stop it where the chapter wants that, and note what was tried."""
+        part, chapter = _PARTS[self._part], self.chapter
+        if chapter is not None and chapter.is_held and part == "question":
+            self._hold(view, history)
+        if part == "answer":
+            self._tried.update(tried(view, history.state.knobs, self.held_step))
+
+    def _hold(self, view: View, history: History) -> None:
+        """Stop the picture one step before the step in which the chapter's last prompt ended."""
+        request_id, last = self._ended(), history.last_step
+        if self.held_step is not None or request_id is None or last is None:
+            return
+        if (end := history.end_of(request_id, last)) is not None:
+            # One step earlier, the request still has its KV blocks.
+            self.held_step = view.cursor = view.right = max(history.first_step or 0, end.step - 1)
+            view.selected = request_id
 
     def _begin(self, number: int) -> None:
         self._number, self._part, self.held_step = number, 0, None
         self._tried.clear()
         self._keep(number % len(CHAPTERS))
+
+
+def tried(
+    view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
+) -> Iterator[Try]:
+    """Yield each suggestion of the tour that is done; it stopped the picture at `held_step`."""
+    if view.cursor != held_step:
+        yield "time"
+    if view.page == "request":
+        yield "request"
+    if knobs.get("max_num_batched_tokens", SMALL) != SMALL:
+        yield "budget"
+    if view.zoom_idx or view.axis == "time":
+        yield "columns"
+    if view.kv_by_owner:
+        yield "owners"
+    if view.page != "latency":
+        yield "leave"

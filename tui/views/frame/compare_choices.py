@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.division import divide
-from stepscope.recordings.compare.side.feed import Feed
-from stepscope.recordings.compare.side.history_feed import HistoryFeed
+from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
 from stepscope.recordings.file.step_range import StepRange

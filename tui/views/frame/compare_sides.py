@@ -41,7 +41,11 @@ def work_text(work: SideWork) -> str:
 
 
 def _requests(work: SideWork) -> str:
-    return "— requests" if work.num_requests is None else fmt.plural(work.num_requests, "request")
+    if work.num_requests is None:
+        return "— requests"
+    before = work.num_requests - (work.num_arrived or work.num_requests)
+    from_before = f" ({before:,} from before)" if before > 0 else ""
+    return fmt.plural(work.num_requests, "request") + from_before
 
 
 def late(found: Comparison, side: Literal["a", "b"], width: int) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.recordings.compare.comparison import Comparison
+from stepscope.recordings.compare.comparison import Comparison, SettingDifference
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import COMPARED_KINDS, PARTS, ComparedFigure, Verdict
-from stepscope.recordings.compare.settings import SettingDifference
 from stepscope.recordings.figures.table import RANKS
 from stepscope.recordings.state.audit_text import value_text
 from stepscope.tui.views import format as fmt
@@ -20,12 +19,14 @@ from stepscope.tui.views import format as fmt
 VERDICTS: dict[Verdict, str] = {
     "a": "A better",
     "b": "B better",
-    "alike": "alike",
+    "alike": "alike",  # `NO_DIFFERENCE`, if that may be chance
     "unclear": "may be chance",
     "differs": "",
     "unknown": "not published",
 }
 TOO_FEW = "too few to be sure"
+NO_DIFFERENCE = "no difference seen"
+_NARROW = 1.1  # an interval within this factor shows that two values are alike
 NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
 _LARGE = 1.5  # from this factor on, an unclear difference is called "too few", not chance
@@ -93,6 +94,10 @@ def verdict(figure: ComparedFigure) -> str:
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
+    if figure.verdict == "alike" and figure.interval is not None:
+        low, high = figure.interval
+        if low < 1 / _NARROW or high > _NARROW:
+            return NO_DIFFERENCE
     return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
 
 

@@ -13,7 +13,7 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet, FleetPicture
 from stepscope.recordings.fleets.imbalance import FleetFigure
 from stepscope.recordings.history.source import Source
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 
 ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",

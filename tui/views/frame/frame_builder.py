@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.compare.side.advice import Advice, advice
-from stepscope.recordings.compare.side.recent_run import RecentRun
+from stepscope.recordings.compare.side.advice import Advice, RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target
 from stepscope.tui.views.lines import Line

@@ -224,7 +224,7 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
     late = frame.history.stall(step)
     if late is None:
         return []
-    is_breach = late.gap_ns - late.paused_ns > late.bound_ns
+    is_breach = not late.is_excused
     mark = "!" if is_breach else ""
     lines: list[Line] = [
         (

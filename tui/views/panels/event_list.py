@@ -1,6 +1,7 @@
 """The events up to the cursor: a framed list at the right edge, or packed into one or two lines."""
 
 import textwrap
+from functools import lru_cache
 
 from stepscope.recordings.state.series.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
@@ -63,11 +64,16 @@ def _wrapped(frame: Frame, event: SessionEvent, width: int, most: int) -> list[L
     first = _entry(frame, event, 10_000)
     indent = length_of(first[:-1]) + 1
     text = first[-1][0].strip()
-    cut = textwrap.wrap(text, max(10, width - indent)) or [""]
+    cut = _cut(text, max(10, width - indent))
     if len(cut) > most:
         return [_entry(frame, event, width)]
     lines: list[Line] = [(*first[:-1], (f" {cut[0]}", "text"))]
     return [*lines, *(((" " * indent + each, "text"),) for each in cut[1:])]
+
+
+@lru_cache(maxsize=256)  # each picture draws the same events again
+def _cut(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width) or [""]
 
 
 def _entry(frame: Frame, event: SessionEvent, width: int) -> Line:

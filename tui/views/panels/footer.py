@@ -1,7 +1,7 @@
 """The footer: the most useful keys of the action table, as many as fit; above it, the screens."""
 
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.actions import Abilities, footer_entries
-from stepscope.tui.settings.page_names import Page
 from stepscope.tui.views.lines import Line, Run
 
 _ALWAYS = frozenset({"help", "quit"})

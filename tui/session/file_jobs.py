@@ -4,19 +4,94 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.tui.session.export.order import ExportOrder, RangeChoice, file_name, new_path
+from stepscope.tui.session.record_switch import untaken
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
 
 if TYPE_CHECKING:
+    from stepscope.recordings.export.export import Format
+    from stepscope.recordings.export.tables import Table
     from stepscope.recordings.file.reader import Recording
+
+_ENDINGS = (".mcap.part", ".mcap", ".part")
+
+
+class FormatChoice(NamedTuple):
+    """A file format as the export dialog offers it."""
+
+    name: "Format"
+    suffix: str
+    opens: str  # what is in such a file, and which programs open it
+    package: str | None = None  # that writing it needs
+    is_table: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the package that this format needs is installed."""
+        return self.package is None or find_spec(self.package) is not None
+
+    @property
+    def wanted(self) -> str:
+        """What to install if the package is missing."""
+        return f"pip install 'stepscope[export]' (or {self.package})"
+
+
+FORMAT_CHOICES: tuple[FormatChoice, ...] = (
+    FormatChoice(
+        "perfetto", ".pftrace", "steps, requests, counters: ui.perfetto.dev", package="perfetto"
+    ),
+    FormatChoice(
+        "parquet", ".parquet", "a table: DuckDB, Polars, pandas", package="pyarrow", is_table=True
+    ),
+    FormatChoice("csv", ".csv", "a table: spreadsheets, and everything else", is_table=True),
+    FormatChoice("jsonl", ".jsonl", "every message, one a line: jq, scripts"),
+    FormatChoice("mooncake", ".mooncake.jsonl", "its workload: stepscope load --trace"),
+)
+
+
+class RangeChoice(NamedTuple):
+    """The steps from `first` to `last`, both included; None: from or to the end."""
+
+    text: str
+    first: int | None = None
+    last: int | None = None
+
+
+class ExportOrder(NamedTuple):
+    """What to export, in which format and to which file."""
+
+    path: Path  # the recording
+    choice: FormatChoice
+    table: "Table"
+    steps: RangeChoice
+    folder: Path
+    engine_id: str | None  # of the run that numbered the steps; None: any
+
+
+def file_name(order: ExportOrder) -> str:
+    """Return a name for the exported file: the recording's name, the range and the table."""
+    name = order.path.name
+    stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
+    if order.steps.first is not None or order.steps.last is not None:
+        ends = ("" if end is None else str(end) for end in order.steps[1:])
+        stem += f"-{'-'.join(ends)}"
+    if order.choice.is_table:
+        stem += f"-{order.table}"
+    return stem + order.choice.suffix
+
+
+def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
+    """Return a path that is taken neither by a file nor by an unfinished export."""
+    return untaken(order.folder, file_name(order), order.choice.suffix, unfinished_suffix)
+
 
 log = logging.getLogger("stepscope.tui")
 

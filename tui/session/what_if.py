@@ -1,20 +1,26 @@
-"""`KnobForecast`: tells what another value of a knob would have done to the steps in memory.
+"""Simulates the session with other knobs: for one line (`KnobForecast`), or for a comparison.
 
-It simulates these steps with that value, in a process of its own, not to slow the screen.
+A simulation runs in a process of its own, not to slow the screen.
 """
 
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.compare.side.feed import Feed
+from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import typed_text
+from stepscope.tui.views.frame.compare_choices import Origin
 
 
 class WhatIfProcess:
@@ -107,13 +113,9 @@ class _Question(threading.Thread):
         self._change = change
 
     def run(self) -> None:
-        from stepscope.recordings.history.memory_file import write_memory  # loads mcap
-
         try:
             with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
-                path = Path(folder) / "memory.mcap"
-                first = self._history.state.step - _MAX_STEPS
-                write_memory(self._history, path, self._look, first=first)
+                path = _newest_steps(self._history, Path(folder), self._look)
                 answer = self._simulated(path)
             self.text = f"what if {self._change}: {answer}"
         except _Dropped:
@@ -135,6 +137,18 @@ class _Question(threading.Thread):
         return _in_words(msgspec.json.decode(out, type=_WhatIfDocument))
 
 
+def _newest_steps(
+    history: History, folder: Path, on_share: Callable[[float], None] = lambda share: None
+) -> Path:
+    """Return the path of a recording of the newest steps in memory, in this folder."""
+    from stepscope.recordings.history.memory_file import write_memory  # loads mcap
+
+    path = folder / "memory.mcap"
+    if not path.exists():
+        write_memory(history, path, on_share, first=history.state.step - _MAX_STEPS)
+    return path
+
+
 def _in_words(answer: _WhatIfDocument) -> str:
     figures = answer.variants[0].figures
     parts = []
@@ -146,3 +160,89 @@ def _in_words(answer: _WhatIfDocument) -> str:
                 f"({after.low:,.0f} to {after.high:,.0f})"
             )
     return "   ".join(parts) or "no request finished"
+
+
+class WhatIfRun:
+    """A simulation of the session with this change of knobs, deleted with this object."""
+
+    def __init__(self, session: Origin, change: str) -> None:
+        self.session = session
+        self.change = change
+        self._folder = tempfile.TemporaryDirectory(prefix="stepscope-")
+        self.path = Path(self._folder.name) / "what-if.mcap"
+
+    @property
+    def origin(self) -> Origin:
+        name = f"what if {self.change}"
+        return Origin(name, self.session.slo, path=self.path, make_feed=self._feed)
+
+    def recorded(self) -> Path:
+        """Return the path of the session's recording, written from memory if need be."""
+        if self.session.path is not None:
+            return self.session.path
+        assert self.session.history is not None
+        return _newest_steps(self.session.history, Path(self._folder.name))
+
+    def _feed(self) -> Feed:
+        return WhatIfFeed(self)
+
+
+class WhatIfFeed:
+    """A `Feed` that waits for the simulation, then reads its recording."""
+
+    def __init__(self, wanted: WhatIfRun) -> None:
+        self.name = wanted.origin.name
+        self._wanted = wanted
+        self._process: WhatIfProcess | None = None
+        self._feed: Feed | None = None
+        self._error: str | None = None
+
+    @property
+    def side(self) -> Side | None:
+        return None if self._feed is None else self._feed.side
+
+    @property
+    def share(self) -> float | None:
+        return 0.0 if self._feed is None else self._feed.share
+
+    @property
+    def is_done(self) -> bool:
+        return self._error is not None or (self._feed is not None and self._feed.is_done)
+
+    @property
+    def note(self) -> str | None:
+        if self._error is not None:
+            return f"{self.name}: {self._error}"
+        return f"simulating {self.name}" if self._feed is None else self._feed.note
+
+    def read(self, until_s: float) -> bool:
+        if self._error is not None:
+            return False
+        try:
+            if self._feed is None:
+                self._feed = self._simulated(until_s)
+        except (OSError, RecordingError) as error:
+            self._error = str(error)
+        return self._feed is not None and self._feed.read(until_s)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        if self._feed is not None:
+            self._feed.close()
+
+    def _simulated(self, until_s: float) -> Feed | None:
+        """Return a feed that reads the simulation's recording; None while the simulation runs."""
+        from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+        from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
+
+        wanted = self._wanted
+        if not wanted.path.exists() or self._process is not None:
+            if self._process is None:
+                options = (*wanted.change.split(), "-o", str(wanted.path))
+                self._process = WhatIfProcess(wanted.recorded(), *options)
+            if self._process.wait(until_s - time.monotonic()) is None:
+                return None
+            self._process = None
+        session = wanted.session
+        return RecordingFeed(Recording(wanted.path), self.name, session.slo, StepRange())

@@ -13,7 +13,7 @@ from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
-from stepscope.tui.settings.page_names import Page
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
 from stepscope.tui.views.frame.compare_picture import ComparePage, SideName

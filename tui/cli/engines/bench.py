@@ -1,20 +1,17 @@
 """`stepscope bench throughput`: measures the throughput of an engine on this machine."""
 
 import datetime
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
 from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
-from stepscope.tui.cli.shared.output import Progress, note, say
+from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -25,22 +22,6 @@ if TYPE_CHECKING:
     from stepscope.engine.bench.step_meter import Percentiles
     from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
-
-_GPU_SCRIPT = Path("tests/bench/bench_gpu.py")  # in a checkout
-
-
-@command(
-    hidden=True,
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def gpu(context: typer.Context) -> None:
-    """Run the script that took the place of this command in the release before."""
-    said = f"'stepscope bench gpu' is now 'python {_GPU_SCRIPT}', in the root of a checkout"
-    if not _GPU_SCRIPT.exists():
-        raise CommandFailed(said)
-    note(said)
-    os.execv(sys.executable, [sys.executable, str(_GPU_SCRIPT), *context.args])
 
 
 @command(
@@ -235,4 +216,4 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
-commands = command_group("bench", "Measure an engine on this machine.", throughput, gpu)
+commands = command_group("bench", "Measure an engine on this machine.", throughput)
