@@ -196,13 +196,6 @@ class Piece(NamedTuple):
             return f"held up ({self.times:.0f}x as long as usual)"
         if self.is_forgotten:
             return "not in memory"
-        if self.cause in HOLD_UPS:
-            return {
-                "stopped": "process stopped",
-                "descheduled": "no processor",
-                "gc": "Python's garbage collector",
-                "jit": f"compiled {self.detail}",
-            }[self.cause]
         return {
             "queued": f"queued {queue_reason_text(self.detail)}",
             "prompt": f"own prompt {self.num_tokens} tok",
@@ -218,6 +211,10 @@ class Piece(NamedTuple):
             "front_end": "front end",
             "delivery": "delivery",
             "paused": "engine paused",
+            "stopped": "process stopped",
+            "descheduled": "no processor",
+            "gc": "Python's garbage collector",
+            "jit": f"compiled {self.detail}",
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",

@@ -53,13 +53,12 @@ def span_of(
         slow, largest = None, load  # it is no step like others
     room_ns = end_ns - start_ns if slow is None else slow.excess_ns
     found: list[Piece] = []
-    rows = list(_hold_ups(record, start_ns, end_ns))
+    rows = _hold_ups(record, start_ns, end_ns)
     # Of a wait for a processor only the sum is known, and not how much is usual.
-    rows.sort(key=lambda each: each[2].kind == "descheduled")
-    for begin_ns, ns, row in rows:
+    for _, ns, row in sorted(rows, key=lambda each: each[2].kind == "descheduled"):
         ns = min(ns, room_ns)
         if ns and (slow is not None or row.kind != "descheduled"):
-            found.append(Piece(HOLD_UPS[row.kind], begin_ns, ns, record.step, 1, row.detail))
+            found.append(Piece(HOLD_UPS[row.kind], 0, ns, record.step, 1, row.detail))
             room_ns -= ns
     if slow is not None:
         rest_ns = slow.took_ns - sum(piece.ns for piece in found)
@@ -108,19 +107,16 @@ def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
     found = []
     for piece in pieces:
         begin_ns, end_ns = piece.start_ns, piece.start_ns + piece.ns
-        if piece.cause in ("between", "idle"):
-            for start_ns, ns, row in _hold_ups(record, begin_ns, end_ns):
-                stop_ns, start_ns = start_ns + ns, max(start_ns, begin_ns)
-                if stop_ns <= start_ns:
-                    continue
-                if start_ns > begin_ns:
-                    found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
+        is_work = piece.cause not in ("between", "idle")
+        for start_ns, ns, row in () if is_work else _hold_ups(record, begin_ns, end_ns):
+            stop_ns, start_ns = start_ns + ns, max(start_ns, begin_ns)
+            if stop_ns > start_ns:
                 cause, ns = HOLD_UPS[row.kind], stop_ns - start_ns
+                found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
                 found.append(Piece(cause, start_ns, ns, record.step, detail=row.detail))
                 begin_ns = stop_ns
-        if end_ns > begin_ns:
-            found.append(piece._replace(start_ns=begin_ns, ns=end_ns - begin_ns))
-    return found
+        found.append(piece._replace(start_ns=begin_ns, ns=end_ns - begin_ns))
+    return [piece for piece in found if piece.ns]
 
 
 class Wait:

@@ -48,23 +48,21 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
-        self.pump = self.engine = hold_ups._Ran(0, 0, 0)
+        self.pump = self.engine = hold_ups._ThreadTimes(0, 0, 0)
         self.num_faults = 0
         monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
         usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
         monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
         self.held = HoldUps()
-        self.held._pump = self.thread("pump")
-        self.held._engine = self.thread("engine")
+        self.held._pump, self.held._engine = -1, -2
+        read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
+        monkeypatch.setattr(hold_ups, "_read", read)
         self.held.pumping()
-
-    def thread(self, name: str) -> Any:
-        return SimpleNamespace(read=lambda: getattr(self, name), close=lambda: None)
 
     def after(self, ms: int, *, waited_ms: int = 0, num_runs: int = 1) -> list[HoldUp] | None:
         self.now_ns += ms * MS
         ran, waited, runs = self.pump
-        self.pump = hold_ups._Ran(ran + MS, waited + waited_ms * MS, runs + num_runs)
+        self.pump = hold_ups._ThreadTimes(ran + MS, waited + waited_ms * MS, runs + num_runs)
         self.held.pumping()
         return self.held.take(self.now_ns)
 
@@ -120,9 +118,9 @@ def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
 ) -> None:
     counted = Counted(monkeypatch)
     assert counted.after(100) is None
-    counted.engine = hold_ups._Ran(0, 40 * MS, 3)
+    counted.engine = hold_ups._ThreadTimes(0, 40 * MS, 3)
     assert counted.after(100) == [HoldUp("descheduled", 160 * MS, 40 * MS)]
-    counted.engine = hold_ups._Ran(0, 42 * MS, 3)
+    counted.engine = hold_ups._ThreadTimes(0, 42 * MS, 3)
     assert counted.after(100) is None  # two of a hundred milliseconds
 
 
@@ -217,7 +215,7 @@ def test_garbage_collection_counts_as_far_as_the_engines_thread_had_to_wait_for_
     counted.held._engine_id = threading.get_ident() if is_engines else 0
     counted.held._collect("start", {"generation": 2})
     counted.now_ns += 100 * MS
-    counted.engine = hold_ups._Ran(0, waited_ms * MS, num_runs)
+    counted.engine = hold_ups._ThreadTimes(0, waited_ms * MS, num_runs)
     counted.held._collect("stop", {"generation": 2})
     rows = [row for row in counted.held.take(counted.now_ns) or () if row.kind == "gc"]
     assert rows == ([] if told is None else [told])

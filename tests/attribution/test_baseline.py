@@ -485,7 +485,7 @@ def test_the_step_screen_and_the_panel_say_what_held_a_step_up(
     for page, size, said in (
         ("step", "200x60", "held up 840 ms: the engine's process was stopped (SIGSTOP, or its"),
         ("step", "80x24", "held up 840 ms: the engine's process was stopped"),
-        ("main", "200x60", "stood still 0.9 s: process stopped"),
+        ("main", "200x60", f"stood still 0.9 s at step {step}: process stopped"),
     ):
         picture = tmp_path / f"{page}-{size}.txt"
         options = ["--page", page, "--at", str(step), "--size", size, "-o", str(picture)]

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ _MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
 
 
-class _Ran(NamedTuple):
+class _ThreadTimes(NamedTuple):
     """What Linux has counted of one thread so far."""
 
     ran_ns: int
@@ -38,23 +37,9 @@ class _Ran(NamedTuple):
     num_runs: int
 
 
-class _Thread:
-    """Reads what Linux counts of a thread of this process, from any thread."""
-
-    def __init__(self, native_id: int) -> None:
-        self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
-
-    def read(self) -> _Ran:
-        ran, waited, number = os.pread(self._file, 64, 0).split()
-        return _Ran(int(ran), int(waited), int(number))
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
 class _Look(NamedTuple):
     time_ns: int
-    pump: _Ran
+    pump: _ThreadTimes
     num_faults: int  # pages that the process had to read from the disk
 
 
@@ -66,21 +51,22 @@ class HoldUps:
 
     def __init__(self) -> None:
         self._rows: deque[HoldUp] = deque(maxlen=_MOST)
-        self._engine: _Thread | None = None
+        # Open files that say what Linux counts of the two threads.
+        self._engine: int | None = None
         self._engine_id = 0
-        self._pump: _Thread | None = None
+        self._pump: int | None = None
         self._looking = threading.Lock()
         self._last: _Look | None = None
         self._waited_ns = 0  # by the engine's thread, when last read
         self._tokens_ns = 0
-        self._collecting: tuple[int, _Ran | None] | None = None
+        self._collecting: tuple[int, _ThreadTimes | None] | None = None
 
     def open(self) -> None:
         """Begin. Call it on the engine's thread."""
         self._engine_id = threading.get_ident()
         self._engine = _thread()
         if self._engine is not None:
-            self._waited_ns = self._engine.read().waited_ns
+            self._waited_ns = _read(self._engine).waited_ns
         gc.callbacks.append(self._collect)
 
     def close(self) -> None:
@@ -90,7 +76,7 @@ class HoldUps:
             self._last = None
             for thread in (self._engine, self._pump):
                 if thread is not None:
-                    thread.close()
+                    os.close(thread)
             self._engine = self._pump = None
 
     def add(self, kind: str, start_ns: int, ns: int, detail: str = "") -> None:
@@ -126,7 +112,7 @@ class HoldUps:
         took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
         if self._engine is None:
             return
-        waited_ns = self._engine.read().waited_ns
+        waited_ns = _read(self._engine).waited_ns
         ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
         if ns * _SHARE >= took_ns:
             self.add("descheduled", tokens_ns - ns, ns)
@@ -148,7 +134,7 @@ class HoldUps:
             if self._pump is None:
                 return
             last, usage = self._last, resource.getrusage(resource.RUSAGE_SELF)
-            self._last = now = _Look(monotonic_ns(), self._pump.read(), usage.ru_majflt)
+            self._last = now = _Look(monotonic_ns(), _read(self._pump), usage.ru_majflt)
             if last is None or now.time_ns - last.time_ns < STOPPED_NS:
                 return
             waited_ns = now.pump.waited_ns - last.pump.waited_ns
@@ -166,8 +152,9 @@ class HoldUps:
     def _collect(self, phase: str, info: Mapping[str, int]) -> None:
         engine = self._engine
         if phase == "start":
-            looks = info["generation"] == 2 and engine is not None  # the others are short
-            self._collecting = monotonic_ns(), engine.read() if looks and engine else None
+            is_long = info["generation"] == 2
+            before = None if engine is None or not is_long else _read(engine)
+            self._collecting = monotonic_ns(), before
             return
         if self._collecting is None:
             return
@@ -175,7 +162,7 @@ class HoldUps:
         ns, where = monotonic_ns() - start_ns, ""
         if ns < LEAST_NS:
             return
-        after = before if engine is None else engine.read()
+        after = before if engine is None else _read(engine)
         if self.is_engines_thread:
             if before is not None and after is not None:
                 ns -= after.waited_ns - before.waited_ns
@@ -190,13 +177,18 @@ class HoldUps:
         self.add("gc", start_ns, ns, f"generation {info['generation']}{where}")
 
 
-def _thread() -> _Thread | None:
-    """Return this thread, if Linux counts what it does."""
-    native_id = threading.get_native_id()
-    if not Path(f"/proc/self/task/{native_id}/schedstat").exists():
+def _thread() -> int | None:
+    """Open what Linux counts of this thread, for any thread to read. None: it counts nothing."""
+    try:
+        thread = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+    except OSError:
         return None
-    thread = _Thread(native_id)
-    if any(thread.read()):
+    if any(_read(thread)):
         return thread
-    thread.close()
+    os.close(thread)
     return None
+
+
+def _read(thread: int) -> _ThreadTimes:
+    ran, waited, num_runs = os.pread(thread, 64, 0).split()
+    return _ThreadTimes(int(ran), int(waited), int(num_runs))
