@@ -24,7 +24,7 @@ Cause: TypeAlias = Literal[
     "idle",  # the engine had nothing to run
     "step",  # an ordinary step of decodes alone
     "stopped",  # the engine's process was stopped, or its memory had to be read from the disk
-    "descheduled",  # the engine's thread waited for a processor
+    "descheduled",  # the engine waited for a processor
     "gc",  # Python's garbage collector ran
     "jit",  # a kernel was compiled
     "held_up",  # a slow step: far above its baseline, and none of those says why
@@ -308,7 +308,7 @@ def hold_up_text(kind: str, detail: str) -> str:
         return f"the kernel {detail} was compiled"
     return {
         "stopped": "the engine's process was stopped (SIGSTOP, or its host froze it)",
-        "descheduled": "the engine's thread waited for a processor",
+        "descheduled": "the engine waited for a processor",
     }.get(kind, kind)
 
 

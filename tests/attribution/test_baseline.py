@@ -19,9 +19,12 @@ from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepW
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
+from stepscope.recordings.attribution.ledger import Ledger
+from stepscope.recordings.attribution.queue import reason_text
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload
 from tests.support.sessions.seek_sessions import record as recorded
 from tests.support.sessions.slow_step_sessions import (
@@ -375,7 +378,7 @@ def with_held_up(
     [
         ("stopped", "", "the engine's process was stopped (SIGSTOP, or its host froze it)"),
         ("stopped", "9 pages", "stood still, and read 9 pages of its memory from the disk"),
-        ("descheduled", "", "the engine's thread waited for a processor"),
+        ("descheduled", "", "the engine waited for a processor"),
         ("gc", "generation 2", "Python collected garbage (generation 2)"),
         ("jit", "_fwd", "the kernel _fwd was compiled"),
     ],
@@ -509,3 +512,19 @@ def test_a_wait_for_a_processor_gets_what_is_left_of_a_slow_step(
         assert ns["gc"] == 400 * MS
         assert ns["descheduled"] / MS == pytest.approx(HELD_MS - 400, rel=0.05)
         assert "held_up" not in ns
+
+
+def test_the_queue_says_how_long_it_waited_for_a_process_that_was_stopped() -> None:
+    messages = session(NoisyCost(), num_steps=400, knobs=Knobs(max_num_seqs=1))
+    steps = [m for _, m in messages if isinstance(m, StepRecord)]
+    last = next(m for m in steps[200:] if m.num_waiting and not m.events)
+    ns = last.tokens_ns - last.schedule_start_ns
+    known = wire.HoldUp("stopped", last.schedule_start_ns, ns - ns // 4)
+    ledger = Ledger(SessionState())
+    for _, message in with_held_up(messages, last.step, known):
+        ledger.take(message)
+    waits = [*ledger.admitted(), *ledger.waiting()]
+    reasons = {reason for wait in waits for reason in wait.reasons}
+    assert "stopped" in reasons
+    assert all(wait.reasons["stopped"] == known.ns for wait in waits if "stopped" in wait.reasons)
+    assert reason_text("stopped") == "the engine's process, which was stopped"

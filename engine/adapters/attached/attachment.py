@@ -138,11 +138,12 @@ class Attachment:
         self._seen_ns = now_ns = monotonic_ns()
         return now_ns
 
-    def tend_if_due(self, now_ns: int) -> int:
-        """Apply commands and publish state, if due. Returns the monotonic time afterwards, in ns.
+    def tend_if_due(self) -> int:
+        """Like `seen`, but first apply commands and publish state, if due.
 
         Call it between two steps, under the lock.
         """
+        self._seen_ns = now_ns = monotonic_ns()
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
         with self.notes.done():

@@ -99,16 +99,16 @@ class HoldUps:
             self._look()  # the pump has not run yet
         with self._looking:
             self._note_wait(tokens_ns)
-        rows = self._rows
-        if not rows:
-            return None
-        found = [row for row in list(rows) if row.start_ns < tokens_ns]
-        for row in found:
-            rows.remove(row)
+        found: list[HoldUp] = []
+        later: list[HoldUp] = []
+        while self._rows:
+            row = self._rows.popleft()
+            (found if row.start_ns < tokens_ns else later).append(row)
+        self._rows.extend(later)
         return found or None
 
     def _note_wait(self, tokens_ns: int) -> None:
-        """Note how long the engine's thread waited for a processor since the step before."""
+        """Note how long the engine waited for a processor since the step before."""
         took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
         if self._engine is None:
             return

@@ -184,7 +184,8 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
 
 def num_seats(scheduler: VllmScheduler) -> int:
     """Return how many requests may run at once."""
-    return int(getattr(scheduler, SEATS, scheduler.max_num_running_reqs))
+    seats: int | None = getattr(scheduler, SEATS, None)
+    return scheduler.max_num_running_reqs if seats is None else seats
 
 
 def token_budget(scheduler: VllmScheduler) -> int:

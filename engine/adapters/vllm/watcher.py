@@ -125,7 +125,8 @@ class VllmWatcher:
             self._freeing.add(id(out))
         elif not out.total_num_scheduled_tokens:
             return None
-        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        num_seats = versions.num_seats(scheduler)
+        num_waiting = versions.num_waiting(scheduler, self._queues)
         is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )

@@ -1,5 +1,6 @@
 """The step inspector: a panel on what the step at the cursor did, batch row by batch row."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from stepscope.engine.protocol.wire import (
@@ -194,13 +195,15 @@ def draft_lines(record: StepRecord) -> list[Line]:
 
 
 def hold_up_lines(record: StepRecord, width: int) -> list[Line]:
-    """Return a line on each thing that held the step up, or the time before it."""
-    lines: list[Line] = []
+    """Return lines on the three longest things that held up the step, or the time before it."""
+    alike: Counter[tuple[str, str]] = Counter()
     for row in record.hold_ups or ():
-        text = hold_up_text(row.kind, clean(row.detail, _MAX_TEXT))
-        took = f"{fmt.milliseconds(row.ns / 1e6)} ms"
-        room = width - len(f" held up {took}: ")
-        shown = fmt.first_fitting((text, text.partition(" (")[0]), room)
+        alike[row.kind, row.detail] += row.ns
+    lines: list[Line] = []
+    for (kind, detail), ns in alike.most_common(3):
+        took = f"{fmt.milliseconds(ns / 1e6)} ms"
+        text = hold_up_text(kind, clean(detail, _MAX_TEXT))
+        shown = fmt.whole_words(text, width - len(f" held up {took}: "))
         lines.append(((" held up ", "muted"), (took, "caution"), (f": {shown}", "text")))
     return lines
 
