@@ -126,6 +126,8 @@ def open_engine(
         role.load(runner)
         kv = KVCacheManager(runner.num_blocks, config.block_size)
         scheduler = Scheduler(kv, knobs, limits, receiver=role.receiver)
+        if config.telemetry:
+            kv.judge_prompts(runner.clock)
         if config.prefix_hashes and config.telemetry:
             scheduler.prefix_hashes = PrefixHashes(scheduler.kv, secrets.token_bytes(16))
         try:

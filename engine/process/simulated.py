@@ -97,6 +97,7 @@ def serve_simulated(
     """
     runner = PacedRunner(DrawnStepTimes(setup.model, seed), seed, speed)
     scheduler, max_model_len = setup.scheduler(), setup.limits.max_model_len
+    scheduler.kv.judge_prompts(runner.clock)
     intake = Intake(MadeUpCodec(), VOCAB_SIZE, max_model_len)
     inbox = Inbox()
     with gate_of("", endpoint) as gate, EndpointLock(endpoint, local_key(gate), endpoint.name):

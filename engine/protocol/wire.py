@@ -23,6 +23,7 @@ from stepscope.engine.protocol.wire_events import Event as Event
 from stepscope.engine.protocol.wire_events import Finished as Finished
 from stepscope.engine.protocol.wire_events import FirstToken as FirstToken
 from stepscope.engine.protocol.wire_events import Preempted as Preempted
+from stepscope.engine.protocol.wire_events import PrefixMisses as PrefixMisses
 from stepscope.engine.protocol.wire_events import Rejected as Rejected
 from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
 from stepscope.engine.protocol.wire_events import RequestOrigin as RequestOrigin

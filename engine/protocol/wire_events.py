@@ -42,12 +42,30 @@ class Arrived(Event, frozen=True, omit_defaults=True):
     origin: RequestOrigin | None = None  # None: it came from a client
 
 
+class PrefixMisses(Struct, array_like=True, frozen=True, gc=False):
+    """Why tokens of a prompt were not in the prefix cache, and what a larger one had hit.
+
+    The tokens of a prompt are, in this order: hit, evicted, and diverged or new. The last token and
+    what does not fill a block are never hit; unless they have diverged, they count as new.
+    """
+
+    num_evicted: int  # they were in the cache, and are remembered
+    num_diverged: int  # the prompt begins like an earlier one, which goes on otherwise
+    num_more_hits_1_5x: int  # tokens that a pool 1.5 times as large would have hit besides
+    num_more_hits_2x: int  # ... and one twice as large
+    diverged_from: int | None = None  # the request with that earlier prompt
+    evicted_by: int | None = None  # the request for which the first missing block was evicted
+    evicted_ns: int | None = None  # when
+    life_ns: int | None = None  # how long it had been in the cache
+
+
 class Admitted(Event, frozen=True, omit_defaults=True):
     num_cached_tokens: int
     # Tokens whose keys and values came from elsewhere: of a handed-over request while the step was
     # scheduled; or within the step, through a KV connector.
     num_loaded_tokens: int = 0
     load_ns: int = 0  # how long that took; 0: unknown, it is a part of the step
+    misses: PrefixMisses | None = None  # None: it comes back, or the engine does not say
 
 
 class FirstToken(Event, frozen=True):

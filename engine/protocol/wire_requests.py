@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.wire_events import RequestOrigin
+from stepscope.engine.protocol.wire_events import PrefixMisses, RequestOrigin
 
 RequestStatus: TypeAlias = Literal["waiting", "running", "preempted", "finished"]
 
@@ -52,6 +52,7 @@ class RequestView(Struct, kw_only=True):
     high_water: int = 0
     held: str = ""  # why the engine holds it back while it waits, as in `HeldRow`
     front: FrontTimes | None = None  # None: no front end tells of it
+    misses: PrefixMisses | None = None  # None: not admitted yet, or the engine does not say
 
 
 class Transcript(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,12 +50,14 @@ class BlockPool:
 
     Attributes:
         num_evicted: cached blocks that were reused since the pool was made.
+        on_evicted: called with the content of each evicted block, and its new owner.
         empty, cached: the free blocks, in the order of reuse. Other modules may only count them.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
+        self.on_evicted: Callable[[BlockHash, int], None] | None = None
         self._ref_counts = [0] * num_blocks
         self._owners = [EMPTY] * num_blocks  # the latest holder; meaningful while held
         self._digests: list[BlockHash | None] = [None] * num_blocks
@@ -96,7 +98,9 @@ class BlockPool:
             empty.clear()
             for _ in range(count - len(blocks)):
                 block, _ = self.cached.popitem(last=False)
-                self._forget(block)
+                digest = self._forget(block)
+                if self.on_evicted is not None:
+                    self.on_evicted(digest, owner)
                 self.num_evicted += 1
                 blocks.append(block)
         for block in blocks:
@@ -158,7 +162,7 @@ class BlockPool:
         self.cached.clear()
         return num_forgotten
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int) -> BlockHash:
         digest = self._digests[block]
         if digest is None:
             raise KVCacheIntegrityError(f"block {block} has no content that could be forgotten")
@@ -166,13 +170,14 @@ class BlockPool:
         copies = self._copies.get(digest)
         if copies is None:
             del self._by_digest[digest]
-            return
+            return digest
         if self._by_digest[digest] == block:
             self._by_digest[digest] = copies.pop(0)
         else:
             copies.remove(block)
         if not copies:
             del self._copies[digest]
+        return digest
 
     def drain_moves(self) -> list[BlockMove]:
         """Return the state of each block that changed since the last drain, first changes first."""
@@ -216,10 +221,12 @@ class BlockPool:
         """Put the state of these blocks into the next drain, whether or not it changed."""
         self._changed.update(dict.fromkeys(blocks))
 
-    def unregister(self, block: int) -> None:
-        """Forget the registered content of a held block, because it was not written after all."""
-        if self._digests[block] is not None:
-            self._forget(block)
+    def unregister(self, block: int) -> BlockHash | None:
+        """Forget the registered content of a held block, because it was not written after all.
+
+        Returns the content; None if there was none.
+        """
+        return None if self._digests[block] is None else self._forget(block)
 
     def runs(self) -> list[BlockRun]:
         """Return the state of all blocks in order of their ids; equal neighbours make one run."""

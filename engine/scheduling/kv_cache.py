@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts
+from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts, PrefixMisses
 from stepscope.engine.scheduling.block_pool import (
     BlockHash,
     BlockPool,
     BlockState,
     KVCacheIntegrityError,
 )
+from stepscope.engine.scheduling.prefix_judge import PrefixJudge
 from stepscope.engine.scheduling.request import Request
 
 _ROOT = bytes(32)  # parent of every first block
@@ -40,11 +41,17 @@ class KVCacheManager:
         self.enable_prefix_caching = True  # off: nothing is looked up and nothing registered
         self.num_held = 0  # entries of all block tables (a shared block counts for each holder)
         self._pool = BlockPool(num_blocks)
+        self._judge: PrefixJudge | None = None
         self._holders: dict[int, Request] = {}  # in order of admission
         self._num_promised = 0  # blocks that the holders need if each reaches its max_tokens
         self._num_evicted_before = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
+
+    def judge_prompts(self, clock: Callable[[], int]) -> None:
+        """From now on, `admit` says why prompts missed. `clock` returns the engine's time in ns."""
+        self._judge = PrefixJudge(self.num_blocks, self.block_size, clock)
+        self._pool.on_evicted = self._judge.evicted
 
     @property
     def num_free_blocks(self) -> int:
@@ -83,9 +90,20 @@ class KVCacheManager:
         """Free blocks that a request with this `hit` would use up for `num_tokens` in all."""
         return self.num_blocks_for(num_tokens) - len(hit) + self._pool.num_idle(hit)
 
-    def admit(self, request: Request, hit: list[int], num_tokens: int) -> None:
-        """Give a request the blocks of its `hit`, and more for `num_tokens` in all (all free)."""
+    def admit(self, request: Request, hit: list[int], num_tokens: int) -> PrefixMisses | None:
+        """Give a request the blocks of its `hit`, and more for `num_tokens` in all (all free).
+
+        Returns why its prompt missed; None if prompts are not judged, or if it comes back.
+        """
         owner = request.request_id
+        misses = None
+        if self.enable_prefix_caching and not request.comes_back:
+            self._num_queried_tokens += request.num_tokens
+            self._num_hit_tokens += len(hit) * self.block_size
+            if self._judge is not None:
+                misses = self._judge.admitted(
+                    request.num_tokens, len(hit), lambda index: self.digest(request, index)
+                )
         self._pool.share(hit, owner)
         new = self._pool.take(self.num_blocks_for(num_tokens) - len(hit), owner)
         request.block_table = hit + new
@@ -93,9 +111,7 @@ class KVCacheManager:
         self._holders[owner] = request
         self.num_held += len(request.block_table)
         self._num_promised += self.num_blocks_in_all(request)
-        if self.enable_prefix_caching and not request.comes_back:
-            self._num_queried_tokens += request.num_tokens
-            self._num_hit_tokens += len(hit) * self.block_size
+        return misses
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Give a request blocks for `num_tokens` in all; False, unchanged, if too few are free."""
@@ -118,7 +134,11 @@ class KVCacheManager:
             return
         num_full_blocks = num_tokens // self.block_size
         for index in range(request.num_hashed_blocks, num_full_blocks):
-            self._pool.register(request.block_table[index], self.digest(request, index))
+            digest = self.digest(request, index)
+            self._pool.register(request.block_table[index], digest)
+            if self._judge is not None:
+                before = self.digest(request, index - 1) if index else None
+                self._judge.computed(digest, before, request.request_id)
         request.num_hashed_blocks = max(request.num_hashed_blocks, num_full_blocks)
 
     def free(self, request: Request) -> int:
@@ -135,6 +155,8 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> int:
         """Make all blocks unavailable for prefix hits. Returns how many were available."""
+        if self._judge is not None:
+            self._judge.forget_all()
         return self._pool.forget_all()
 
     def counts(self) -> KVCounts:
@@ -185,7 +207,9 @@ class KVCacheManager:
         first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
         blocks = request.block_table[first:end]
         for block in blocks:
-            self._pool.unregister(block)
+            digest = self._pool.unregister(block)
+            if digest is not None and self._judge is not None:
+                self._judge.evicted(digest, None)
         return set(blocks)
 
     def runs(self) -> list[BlockRun]:

@@ -373,7 +373,7 @@ class StepPlan:
         """Move the first waiting request to `running`, with blocks for `num_tokens`."""
         self.waiting.pop()
         self.running.append(request)
-        self._kv.admit(request, hit, num_tokens)
+        misses = self._kv.admit(request, hit, num_tokens)
         num_cached_tokens = len(hit) * self._kv.block_size
         if not request.comes_back:
             request.num_cached_tokens = num_cached_tokens
@@ -390,7 +390,7 @@ class StepPlan:
             load_ns = self._load(request, len(hit))
         num_loaded_tokens = request.num_computed_tokens - num_cached_tokens
         self.events.append(
-            Admitted(request.request_id, num_cached_tokens, num_loaded_tokens, load_ns)
+            Admitted(request.request_id, num_cached_tokens, num_loaded_tokens, load_ns, misses)
         )
 
     def _load(self, request: Request, num_hit_blocks: int) -> int:

@@ -15,6 +15,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
+from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
 TABLES: tuple[Table, ...] = ("steps", "rows", "requests")
@@ -59,6 +60,14 @@ def _kv(name: str) -> ExportColumn:
     return ExportColumn(f"kv_{name}", lambda step: getattr(step.message.kv, name, None))
 
 
+def _limited_by(step: Moment) -> Limit | None:
+    record, outcome = step.message, step.outcome
+    assert isinstance(record, StepRecord)
+    assert outcome is not None
+    place = limit_of(record, outcome, None if record.batch is None else len(record.batch))
+    return None if place == UNKNOWN else LIMITS[place]
+
+
 STEP_COLUMNS = (
     *_of("message", "step"),
     ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
@@ -82,6 +91,7 @@ STEP_COLUMNS = (
     ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
     ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
     ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
+    ExportColumn("limited_by", _limited_by, "text"),
 )
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 ROW_COLUMNS = (
@@ -121,6 +131,16 @@ def _tpot_ms(ended: _Ended) -> float | None:
     return (last_ns - first_ns - moment.state.pauses.within(first_ns, last_ns)) / num_gaps / 1e6
 
 
+def _e2e_ms(ended: _Ended) -> float | None:
+    """Return the time to the last token, without pauses; None if it is not known to be the last."""
+    view, moment = ended
+    start_ns, last_ns = view.arrival_ns, view.last_token_ns
+    is_seen = view.status == "finished" and not view.is_partial and start_ns >= moment.since_ns
+    if last_ns is None or not is_seen:
+        return None
+    return (last_ns - start_ns - moment.state.pauses.within(start_ns, last_ns)) / 1e6
+
+
 REQUEST_COLUMNS = (
     *_of("view", "request_id"),
     ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
@@ -139,6 +159,7 @@ REQUEST_COLUMNS = (
     *_of("view", "priority", "num_preemptions"),
     ExportColumn("ttft_ms", _ttft_ms, "float"),
     ExportColumn("tpot_ms", _tpot_ms, "float"),
+    ExportColumn("e2e_ms", _e2e_ms, "float"),
 )
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": STEP_COLUMNS,

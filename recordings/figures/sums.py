@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
-from stepscope.recordings.session.sums import Sums, per
+from stepscope.recordings.session.sums import Sums, per, plus
 from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import LatencyKind
@@ -30,6 +30,8 @@ def figures_of(
             ns = spread.at(rank)
             found[latency_name(kind, rank)] = None if ns is None else ns / 1e6
     seconds, known = sums.seconds, sums.num_known_limits
+    queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
+    new, diverged, evicted = sums.num_new_tokens, sums.num_diverged_tokens, sums.num_evicted_tokens
     # Requests of which none could be judged may have kept their levels.
     has_kept = kept.num_judged > 0 or sums.num_finished == 0
     return found | {
@@ -42,7 +44,13 @@ def figures_of(
         "arrived": sums.num_arrived,
         "out_tokens_per_s": per(sums.num_out_tokens, seconds),
         "in_tokens_per_s": per(sums.num_in_tokens, seconds),
-        "prefix_hit_rate": per(sums.num_hit_tokens, sums.num_queried_tokens),
+        "prefix_hit_rate": per(hit, queried),
+        "prefix_new": per(new, queried),
+        "prefix_diverged": per(diverged, queried),
+        "prefix_evicted": per(evicted, queried),
+        "prefix_hit_rate_1_5x": per(plus(hit, sums.num_more_hits_1_5x), queried),
+        "prefix_hit_rate_2x": per(plus(hit, sums.num_more_hits_2x), queried),
+        "prefix_thrash": per(sums.num_more_hits_2x, plus(new, diverged, evicted)),
         "preemptions": sums.num_preempted,
         "preemptions_per_min": per(sums.num_preempted, seconds / 60),
         "recomputed_share": per(sums.num_recomputed_tokens, sums.num_prefill_tokens),

@@ -115,11 +115,15 @@ class Windows:
 
     def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
         """For each limit, the share of the steps that had it; see `HistoryView.limits`."""
-        with self._lock:
-            end_ns, start_ns = self._window(end_ns, window_s)
-            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+        sums = self.sums(end_ns, window_s)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
+
+    def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
+        """The sums over the steps of a window. The window is given as in `HistoryView.latency`."""
+        with self._lock:
+            end_ns, start_ns = self._window(end_ns, window_s)
+            return sums_in(self._timeline.columns, start_ns, end_ns)
 
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
         """For each limit, the sums over the steps that had it."""

@@ -82,6 +82,7 @@ DEFAULT_RULES = (
     "stalled_streams >= 3 for 2s",
     "step_in_flight > 5s",
     "preemptions > 20",
+    "prefix_thrash > 50% for 10s",
     "queue_age > 30s",
     "silent > 10s",
     "restarts > 0",

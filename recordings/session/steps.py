@@ -10,7 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.state.outcome import AppliedStep
+from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
@@ -64,6 +64,12 @@ class StepSummary(NamedTuple):
     limit: int | None  # place in `LIMITS`
     num_drafted_tokens: int | None  # guessed tokens that the step checked
     num_accepted_tokens: int | None  # those of them that were right
+    num_evicted_tokens: int | None  # of prompts, computed again because they had been evicted
+    num_diverged_tokens: int | None  # of prompts that begin like an earlier one
+    num_more_hits_1_5x: (
+        int | None
+    )  # prompt tokens that a pool 1.5 times as large would have hit, too
+    num_more_hits_2x: int | None  # ... and one twice as large would
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -87,6 +93,7 @@ COLUMNS = StepSummary._fields[:-3]  # the flags are looked up
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
+_NO_MISSES, _UNKNOWN_MISSES = (0,) * 4, (UNKNOWN,) * 4
 
 
 class Span(NamedTuple):
@@ -255,7 +262,14 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
+        *_misses(outcome, has_events=has_events),
     )
+
+
+def _misses(outcome: Outcome, *, has_events: bool) -> tuple[int, ...]:
+    if outcome.num_queried_tokens == 0:  # the prefix cache may be off
+        return _NO_MISSES
+    return (has_events and outcome.num_missed_tokens) or _UNKNOWN_MISSES
 
 
 def _known(value: int | None) -> int:

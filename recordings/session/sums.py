@@ -48,6 +48,10 @@ class Sums:
     num_decode_rows: int | None = 0
     num_drafted_tokens: int | None = 0
     num_accepted_tokens: int | None = 0
+    num_evicted_tokens: int | None = 0
+    num_diverged_tokens: int | None = 0
+    num_more_hits_1_5x: int | None = 0
+    num_more_hits_2x: int | None = 0
     num_waiting: int | None = 0
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
@@ -90,6 +94,13 @@ class Sums:
         return per(self.num_kv_used, self.num_kv_blocks)
 
     @property
+    def num_new_tokens(self) -> int | None:
+        """Prompt tokens that were neither hit nor evicted, and have not diverged."""
+        rest = plus(self.num_hit_tokens, self.num_evicted_tokens, self.num_diverged_tokens)
+        queried = self.num_queried_tokens
+        return None if queried is None or rest is None else queried - rest
+
+    @property
     def num_known_limits(self) -> int:
         """Number of steps whose limit is known."""
         return sum(self.num_limited)
@@ -101,6 +112,12 @@ _ADDED = tuple(field.name for field in fields(Sums) if field.name not in ("num_l
 def per(part: float | None, whole: float | None) -> float | None:
     """Return `part / whole`; None if one of them is unknown or `whole` is 0."""
     return None if part is None or not whole else part / whole
+
+
+def plus(*parts: int | None) -> int | None:
+    """Return the sum; None if one of `parts` is unknown."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def sums_between(outcome: Outcome | None) -> Sums:
@@ -206,6 +223,10 @@ class _Rows:
             num_decode_rows=self.total("num_decode_rows"),
             num_drafted_tokens=self.total("num_drafted_tokens"),
             num_accepted_tokens=self.total("num_accepted_tokens"),
+            num_evicted_tokens=self.total("num_evicted_tokens"),
+            num_diverged_tokens=self.total("num_diverged_tokens"),
+            num_more_hits_1_5x=self.total("num_more_hits_1_5x"),
+            num_more_hits_2x=self.total("num_more_hits_2x"),
             num_waiting=self.total("num_waiting"),
             num_evicted=self.total("num_evicted"),
             num_kv_used=used,

@@ -58,6 +58,9 @@ class Outcome:
     # Prompt tokens looked up in the prefix cache, and those found, each once. None is unknown.
     num_queried_tokens: int | None = None
     num_hit_tokens: int | None = None
+    # Of those not found: evicted, diverged; and what a pool 1.5 times and twice as large would have
+    # hit (the first fields of `PrefixMisses`). None is unknown.
+    num_missed_tokens: tuple[int, ...] | None = (0, 0, 0, 0)
     # In the prefill of requests that come back, all but new prompt tokens.
     num_recomputed_tokens: int = 0
     num_cut_rows: int = 0  # prompts that are not complete after the step

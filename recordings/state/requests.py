@@ -6,8 +6,9 @@ replaced when they change, so that copies of a table can share them.
 
 from collections import deque
 from collections.abc import Iterable
+from operator import add
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.wire import (
@@ -212,6 +213,10 @@ class RequestTable:
                 # Not from its first row, which may come steps later.
                 view.num_cached_tokens = event.num_cached_tokens
                 outcome.num_cached_tokens += event.num_cached_tokens
+                view.misses = event.misses
+                told = () if event.misses is None else astuple(event.misses)[:4]
+                added = tuple(map(add, outcome.num_missed_tokens or (), told))
+                outcome.num_missed_tokens = added or None
         elif isinstance(event, FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import PauseSpan, StepRecord
+from stepscope.engine.protocol.wire_events import PrefixMisses
 from stepscope.engine.protocol.wire_rows import (
     BatchRow,
     BlockMove,
@@ -95,7 +96,7 @@ def recording_tables() -> str:
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
     lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
     rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, HoldUp, PauseSpan)
-    for row in rows:
+    for row in (*rows, PrefixMisses):
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]
     source = inspect.getsource(StepSummary)

@@ -37,6 +37,7 @@ from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.tables import Table
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
+from stepscope.recordings.samples import shipped
 from stepscope.tui.cli.__main__ import main
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
@@ -471,3 +472,21 @@ def test_exporting_a_recording_without_steps_is_refused(tmp_path: Path) -> None:
     path = record(tmp_path / "none.mcap", MESSAGES[:2])
     with Recording(path) as recording, pytest.raises(RecordingError, match="holds no step"):
         export(recording, tmp_path / "x", "csv", StepRange(), "steps", lambda share: None)
+
+
+def test_an_export_has_the_limits_and_latencies_that_stats_sums_up(
+    tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    figures = json.loads(stepscope("stats", "vllm", "--json").stdout)["figures"]
+    with Recording(shipped()["vllm"]) as recording:
+        for table in ("steps", "requests"):
+            export(recording, tmp_path / table, "parquet", StepRange(None, None), table, print)
+    limits = [
+        row["limited_by"] for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist()
+    ]
+    for limit in ("budget", "work"):
+        assert limits.count(limit) / len(limits) == pytest.approx(figures[f"limit_{limit}"])
+    requests = pyarrow.parquet.read_table(tmp_path / "requests").to_pylist()
+    ended = sorted(row["e2e_ms"] for row in requests if row["e2e_ms"] is not None)
+    assert ended[-1] == pytest.approx(figures["e2e_max"])
+    assert ended[len(ended) // 2] == pytest.approx(figures["e2e_p50"], rel=0.02)

@@ -47,6 +47,7 @@ from stepscope.engine.protocol.wire import (
     Phase,
     Preempted,
     PrefillPart,
+    PrefixMisses,
     Rejected,
     RequestOrigin,
     RequestView,
@@ -155,9 +156,10 @@ FRONT = FrontEnd(
     1, 10**12, [TakenRow(7, 10**12, 10**12 + 5, True), TakenRow(8, None, 10**12, False)],
     [7, 8], [0, 2], [1, 1], [(7, "stop")],
 )  # fmt: skip
+MISSES = PrefixMisses(128, 76, 32, 64, 3, 2, 10**12, 5_000_000_000)
 EVENTS: list[wire.RequestEvent] = [
     Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
-    Admitted(7, 64),
+    Admitted(7, 64, misses=MISSES),
     FirstToken(7),
     Finished(6, "length", 60, [12]),
     Preempted(5, 12, "no free block"),
@@ -193,6 +195,7 @@ VIEW = RequestView(
     high_water=290,
     held="lora: a",
     front=FrontTimes(1, 10**12, 10**12 + 5, True, 10**12 + 7, 10**12 + 8, 10**12 + 9, 3, 1),
+    misses=MISSES,
 )
 IN_FLIGHT = StepInFlight(
     step=41,

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Admitted,
     BlockMove,
     BlockRun,
     KVCounts,
     Preempted,
+    PrefixMisses,
     RequestEvent,
     Totals,
 )
@@ -69,16 +70,29 @@ class KVBooks(Protocol):
         ...
 
 
+class Judged(Protocol):
+    """Says why prompts missed the prefix cache; see `JudgedBlocks` of vLLM's adapter."""
+
+    def admitted(self, tracked: TrackedRequest, num_cached: int) -> PrefixMisses | None: ...
+    def took(self, tracked: TrackedRequest, blocks: Sequence[int], num_hit: int) -> None: ...
+    def computed(self, tracked: TrackedRequest, row: Row) -> None: ...
+    def released(self, tracked: TrackedRequest) -> None: ...
+
+
 class Settlement:
     """Applies the effects of ended steps. Use it only while the attachment's notes are held.
 
     Args:
         books: the KV pool as published. None if the engine does not report its blocks.
         caches_prefixes: whether the engine looks prompts up in a prefix cache.
+        judged: None if nobody wants to know why prompts miss; never without books.
     """
 
-    def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
+    def __init__(
+        self, books: KVBooks | None, caches_prefixes: bool, judged: Judged | None = None
+    ) -> None:
         self._books = books
+        self._judged = judged
         self._caches = caches_prefixes
         self._to_release: list[TrackedRequest] = []
         self._num_queried = self._num_hit = 0  # where no books count them
@@ -91,28 +105,48 @@ class Settlement:
                 ended earlier are skipped.
         """
         events: list[RequestEvent] = []
-        if not (step.preempted or step.taken or step.admitted):
+        books, judged = self._books, self._judged
+        misses: dict[TrackedRequest, PrefixMisses | None] = {}
+        rows: dict[TrackedRequest, Row] = {}
+        if judged is not None and step.num_prefill_tokens:
+            rows = {row[0]: row for row in step.rows if not row[0].ended or row[0] in ended_now}
+        elif not (step.preempted or step.taken or step.admitted):
             return events
-        books = self._books
+        num_cached_of = dict(step.admitted)
         for tracked in step.preempted:
             if tracked.ended and tracked not in ended_now:
                 continue
             tracked.num_preemptions += 1
             tracked.status = "preempted"
             events.append(Preempted(tracked.request_id, tracked.num_blocks, step.preempt_reason))
+            if judged is not None:
+                judged.released(tracked)
             if books is not None:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []
             tracked.num_blocks = 0
+        if judged is not None and rows:
+            receiving = {each.request for each in step.taken}
+            for tracked, row in rows.items():
+                if tracked not in receiving:
+                    judged.computed(tracked, row)
         for tracked, blocks, num_hit in step.taken:
             if tracked.ended and tracked not in ended_now:
                 if books is not None:
                     books.look_again(blocks)
+                if judged is not None:
+                    judged.took(tracked, blocks, num_hit)
                 continue
+            if judged is not None:
+                if tracked in num_cached_of:
+                    misses[tracked] = judged.admitted(tracked, num_cached_of[tracked])
+                judged.took(tracked, blocks, num_hit)
             if books is not None:
                 books.take(tracked.request_id, blocks, num_hit)
             tracked.published_blocks.extend(blocks)
             tracked.num_blocks += len(blocks)
+            if judged is not None and tracked in rows:
+                judged.computed(tracked, rows[tracked])
         for tracked, num_cached in step.admitted:
             if tracked.ended and tracked not in ended_now:
                 continue
@@ -128,7 +162,8 @@ class Settlement:
                     books.num_queried += num_prompt
                     books.num_hit += num_cached
             num_loaded = 0 if tracked.num_preemptions else tracked.num_loaded
-            events.append(Admitted(tracked.request_id, num_cached, num_loaded))
+            told = misses.get(tracked)
+            events.append(Admitted(tracked.request_id, num_cached, num_loaded, misses=told))
         return events
 
     def release(self, tracked: TrackedRequest) -> None:
@@ -161,6 +196,8 @@ class Settlement:
         """
         books = self._books
         for tracked in self._to_release:
+            if self._judged is not None:
+                self._judged.released(tracked)
             if books is not None:
                 books.release(tracked.request_id, tracked.published_blocks)
             tracked.published_blocks = []

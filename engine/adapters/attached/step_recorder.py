@@ -18,7 +18,7 @@ from stepscope.engine.adapters.attached.rows import (
     num_tokens_of,
     running_row,
 )
-from stepscope.engine.adapters.attached.settlement import KVBooks, Settlement
+from stepscope.engine.adapters.attached.settlement import Judged, KVBooks, Settlement
 from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Held, Row, UnfinishedStep
 from stepscope.engine.protocol.wire import (
@@ -41,6 +41,7 @@ class StepRecorder:
     Args:
         books: the published state of the KV pool. None if the engine does not report its blocks.
         caches_prefixes: whether the engine looks prompts up in a prefix cache.
+        judged: says why prompts missed it; None if nobody wants to know.
 
     Attributes:
         table: requests that have not ended, by the engine's ids.
@@ -51,7 +52,9 @@ class StepRecorder:
         hold_ups: what held up the engine's thread; each record takes those before its tokens.
     """
 
-    def __init__(self, books: KVBooks | None, caches_prefixes: bool) -> None:
+    def __init__(
+        self, books: KVBooks | None, caches_prefixes: bool, judged: Judged | None = None
+    ) -> None:
         self.books = books
         self.hold_ups = HoldUps()
         self.table: dict[str, TrackedRequest] = {}
@@ -59,7 +62,7 @@ class StepRecorder:
         self.published_step = -1
         self.knobs_version = 0
         self.has_unpublished = False
-        self._settlement = Settlement(books, caches_prefixes)
+        self._settlement = Settlement(books, caches_prefixes, judged)
         self._in_flight: deque[UnfinishedStep] = deque()
         self._arrivals: list[RequestEvent] = []
         self._settled: list[RequestEvent] = []  # in steps that ran no request

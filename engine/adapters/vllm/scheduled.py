@@ -16,13 +16,10 @@ def note_blocks(
     table: Mapping[str, TrackedRequest],
     block_size: int,
 ) -> None:
-    """Add to `step` the admitted requests, and the blocks that requests received."""
-    for new in out.scheduled_new_reqs:
-        tracked = table[new.req_id]
-        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
-            step.resume(tracked)
-        tracked.num_loaded = versions.num_loaded(out, tracked.source)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
+    """Add to `step` the admitted requests, and the blocks that requests received.
+
+    They are in vLLM's order: it gives blocks to running requests first.
+    """
     again = out.scheduled_cached_reqs
     resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
@@ -37,6 +34,12 @@ def note_blocks(
             blocks = _own_ids(block_ids)
             tracked.block_table.extend(blocks)
             step.taken.append(Taken(tracked, blocks, 0))
+    for new in out.scheduled_new_reqs:
+        tracked = table[new.req_id]
+        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
+            step.resume(tracked)
+        tracked.num_loaded = versions.num_loaded(out, tracked.source)
+        _admit(step, tracked, new.block_ids, new.num_computed_tokens, block_size)
 
 
 def make_rows(

@@ -13,6 +13,7 @@ from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.front_reports import FrontReports
+from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, RequestEvent
@@ -61,7 +62,12 @@ class VllmWatcher:
         knows_blocks = versions.knows_blocks(scheduler)
         self.books = BlockBooks(scheduler.kv_cache_manager.block_pool) if knows_blocks else None
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
-        self.recorder = StepRecorder(self.books, caches_prefixes)
+        size = scheduler.block_size
+        self._hashes = VllmPrefixHashes.if_wanted(size) if caches_prefixes else None
+        self._judged: JudgedBlocks | None = None
+        if self.books is not None and self._hashes is not None:
+            self._judged = JudgedBlocks(self.books.num_blocks, size)
+        self.recorder = StepRecorder(self.books, caches_prefixes, self._judged)
         self.reports = FrontReports(front_path, self.recorder)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
@@ -73,7 +79,6 @@ class VllmWatcher:
         self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
         self._freeing: set[int] = set()
-        self._hashes = VllmPrefixHashes.if_wanted(scheduler.block_size) if caches_prefixes else None
 
     def added(self, request: VllmRequest) -> None:
         """Note the arrival of a request.
@@ -305,6 +310,8 @@ class VllmWatcher:
             self.recorder.begun(step)
             if self.recorder.step_under_way is None:
                 self.recorder.settle_empty()
+        if self._judged is not None:
+            self._judged.forget_all()
         if self.books is not None:
             self.books.check_cached()
             self.recorder.has_unpublished = True

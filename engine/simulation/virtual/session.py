@@ -92,6 +92,7 @@ class SimulatedSession:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)
         scheduler = setup.scheduler()
         scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
+        scheduler.kv.judge_prompts(self._runner.clock)
         self._core = EngineCore(
             setup.info(seed), self._runner, scheduler, setup.limits, sink, overlap=setup.overlap
         )

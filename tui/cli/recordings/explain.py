@@ -23,6 +23,7 @@ from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views import misses_text
 from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
@@ -188,12 +189,17 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _served(found: Explanation) -> list[str]:
-    """Lines with the engine's clock beside the front end's; none if no front end tells."""
+    """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
     if (view := found.view) is not None:
+        size = found.info.block_size
+        prompt = misses_text.texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
-            return []
-        return [f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"]
+            return prompt
+        return [
+            *prompt,
+            f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}",
+        ]
     if not (clocks := _clocks(found)):
         return []
     cells = [
@@ -297,6 +303,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
             for name, spread in _clocks(found).items()
         },
+        "prompt": _prompt_document(found),
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [
@@ -319,6 +326,16 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             for each in found.late
         ],
     }
+
+
+def _prompt_document(found: Explanation) -> dict[str, Any] | None:
+    view = found.view
+    if view is None or (misses := view.misses) is None:
+        return None
+    told = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
+    wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
+    parts = misses_text.parts_of(view, misses)
+    return {"num_tokens": view.num_prompt_tokens, **parts, **told, "evicted_wall_ns": wall_ns}
 
 
 def _piece(piece: Piece) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def limits_text(side: Run) -> str:
     figures = side.figures()
     of_steps = {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
     of_time = _shares_of_time(side) or of_steps
-    parts = []
+    parts: list[str] = []
     for limit in sorted(LIMITS, key=of_time.__getitem__, reverse=True):
         if of_steps[limit] >= _SHOWN or of_time[limit] >= _SHOWN:
             of = "" if parts else " of steps" if of_time is of_steps else " of the time in steps"

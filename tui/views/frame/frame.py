@@ -17,6 +17,7 @@ from stepscope.recordings.history.verdict import Verdict
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
+from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
@@ -73,6 +74,7 @@ class Frame:
     status: SourceStatus = "live"  # of the source when the picture was made
     windows: dict[str, LatencyReport] = field(default_factory=dict)  # only on the latency screen
     speculation: Speculation | None = None  # only there, and only if there were drafts
+    prompts: Sums | None = None  # over all steps in memory up to the cursor; only on the KV screen
     fleet: FleetPage | None = None  # only on the fleet screen
     compare: ComparePage | None = None  # only on the compare screen
     keys: Mapping[str, str] = field(default_factory=dict)  # of actions without their default key

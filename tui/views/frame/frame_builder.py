@@ -12,6 +12,7 @@ from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.drafts import Speculation
+from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.state.in_flight import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
@@ -43,7 +44,7 @@ _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 _MOST_REFRESH_S = 5.0  # of figures that cost very much
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
-_ASKING = ("knobs", "latency")  # pages with figures of their own
+_ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
 
 
 class _Figures(NamedTuple):
@@ -60,6 +61,7 @@ class _Figures(NamedTuple):
     output_trend: tuple[float | None, ...]
     advice: Sequence[Advice]
     speculation: Speculation | None
+    prompts: Sums | None
     time_ns: int  # of the step that they are up to
 
 
@@ -218,6 +220,7 @@ class FrameBuilder:
             is_replay=self._recorded is not None,
             windows=windows,
             speculation=figures.speculation,
+            prompts=figures.prompts,
             keys=self._keys,
         )
 
@@ -266,6 +269,7 @@ class FrameBuilder:
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
                 advice(RecentRun(history, state)) if page == "knobs" else (),
                 history.speculation(end_ns, window_s) if page == "latency" else None,
+                history.windows.sums(end_ns, None) if page == "kv" else None,
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
+from stepscope.recordings.session.sums import Sums, per, plus
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
@@ -208,6 +209,35 @@ def _figures(frame: Frame) -> list[Line]:
         ),
         _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
     ]
+    info, prompts = frame.state.info, frame.prompts
+    if prompts is not None and prompts.num_evicted_tokens is not None:
+        return lines + _prompts(prompts)
+    if owner is not None and info is not None and info.engine == "vllm":
+        lines.append(((" why prompts miss: STEPSCOPE_PREFIX_HASHES=1", "muted"),))
+    return lines
+
+
+def _prompts(sums: Sums) -> list[Line]:
+    """Return lines on all prompts in memory: how much was hit, and why the rest was not."""
+    queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
+    if not queried:
+        return []
+    lines: list[Line] = [_figure("prompt tokens", fmt.short(queried), "all in memory")]
+    for name, count, style in (
+        ("hit", hit, "cached"),
+        ("new", sums.num_new_tokens, "muted"),
+        ("diverged", sums.num_diverged_tokens, "prefill"),
+        ("evicted", sums.num_evicted_tokens, "caution"),
+    ):
+        share = per(count, queried) or 0.0
+        number = fmt.count(count) if queried < 10_000_000 else fmt.short(count)
+        bar = ("█" * round(share * 14), style)
+        lines.append(((f"   {name:<11}", "muted"), (f"{number:>8} {share:>4.0%}  ", "text"), bar))
+    half, twice = (
+        fmt.percent(per(plus(hit, more), queried))
+        for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
+    )
+    lines.append(_figure("hits, 1.5x pool", half, f"2x pool {twice}"))
     return lines
 
 

@@ -14,7 +14,7 @@ from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import late_text
+from stepscope.tui.views import late_text, misses_text
 from stepscope.tui.views.charts import life_line, wait_pieces
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
@@ -91,6 +91,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
     )
     facts = _facts(frame, view, waits, width - 2)
+    info = frame.state.info
+    said = misses_text.texts(
+        view,
+        None if info is None else info.block_size,
+        lambda ns: fmt.clock(frame.history.wall_ns(ns)),
+    )
+    facts += [((f" {fmt.whole_words(text, width - 4)}", "muted"),) for text in said]
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
     texts = None if waits.life is None else waits.life.text

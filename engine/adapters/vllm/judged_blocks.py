@@ -1,0 +1,81 @@
+"""`JudgedBlocks`: what vLLM's KV blocks hold, told to the judge that our own engine has, too."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from stepscope.engine.adapters.attached.rows import gives_token, num_tokens_of
+from stepscope.engine.adapters.attached.tracked import TrackedRequest
+from stepscope.engine.adapters.attached.unfinished_step import Row
+from stepscope.engine.adapters.vllm.shapes import VllmRequest
+from stepscope.engine.protocol.wire import PrefixMisses
+from stepscope.engine.scheduling.prefix_judge import PrefixJudge
+
+
+class JudgedBlocks:
+    """Follows the contents of blocks. Use it only inside `with attachment.notes.done()`.
+
+    vLLM offers a full block for hits when it schedules the step that fills it. Blocks of output are
+    noted when their request receives the next one, or loses them: nobody can evict them before.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._judge = PrefixJudge(num_blocks, block_size)
+        self._contents: list[bytes | None] = [None] * num_blocks
+        self._num_noted: dict[TrackedRequest, int] = {}  # full blocks of those that hold some
+        self._decoding: set[TrackedRequest] = set()
+
+    def admitted(self, tracked: TrackedRequest, num_cached: int) -> PrefixMisses | None:
+        """Note an admission, before its blocks are taken. None if the request comes back."""
+        num_hit = self._num_noted[tracked] = num_cached // self._block_size
+        hashes, num_prompt = _hashes_of(tracked), tracked.source.num_prompt_tokens
+        if tracked.num_preemptions or len(hashes) < num_prompt // self._block_size:
+            return None
+        return self._judge.admitted(num_prompt, num_hit, hashes.__getitem__)
+
+    def took(self, tracked: TrackedRequest, blocks: Sequence[int], num_hit: int) -> None:
+        """Note that a request received blocks, the first `num_hit` of them from the cache."""
+        contents, hashes = self._contents, _hashes_of(tracked)
+        if tracked in self._decoding:  # it has filled all that it had, but for rejected drafts
+            self._note(tracked, tracked.source.num_tokens - 1)
+        for i, block in enumerate(blocks):
+            held, now = contents[block], hashes[i] if i < num_hit else None
+            if held == now:
+                continue
+            if held is not None:
+                self._judge.evicted(held, tracked.request_id)
+            contents[block] = now
+            if now is not None:  # output of a request that still runs
+                self._judge.computed(now, hashes[i - 1] if i else None, tracked.request_id)
+
+    def computed(self, tracked: TrackedRequest, row: Row) -> None:
+        """Note what a row of a step has computed."""
+        self._note(tracked, row[2] + num_tokens_of(row))
+        if gives_token(row):
+            self._decoding.add(tracked)
+
+    def released(self, tracked: TrackedRequest) -> None:
+        """Note that a request loses its blocks. Call it before they are taken from it."""
+        if tracked in self._decoding:
+            self._decoding.remove(tracked)
+            self._note(tracked, tracked.source.num_tokens - 1)  # the newest is not computed
+        self._num_noted.pop(tracked, None)
+
+    def forget_all(self) -> None:
+        """Note that vLLM has reset its prefix cache."""
+        self._judge.forget_all()
+        self._contents = [None] * len(self._contents)
+
+    def _note(self, tracked: TrackedRequest, num_tokens: int) -> None:
+        hashes, blocks = _hashes_of(tracked), tracked.published_blocks
+        end = min(num_tokens // self._block_size, len(hashes), len(blocks))
+        for i in range(self._num_noted.get(tracked, 0), end):
+            if self._contents[blocks[i]] is None:
+                self._contents[blocks[i]] = hashes[i]
+                before = hashes[i - 1] if i else None
+                self._judge.computed(hashes[i], before, tracked.request_id)
+        self._num_noted[tracked] = max(end, self._num_noted.get(tracked, 0))
+
+
+def _hashes_of(tracked: TrackedRequest) -> Sequence[bytes]:
+    return cast(VllmRequest, tracked.source).block_hashes
