@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import resource
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from stepscope.engine.protocol.wire import HoldUp
 
 LEAST_NS = 1_000_000  # a shorter one is not worth a row
 STOPPED_NS = 200_000_000  # by which the pump must be late
-_RUN_NS = 20_000_000  # a pump that waits for Python's lock runs more often
+_RUN_NS = 20_000_000  # a thread that waits for Python's lock runs more often, each 5 ms
 _SHARE = 10  # a wait for a processor counts from this part of a step on
 _MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
@@ -169,9 +168,10 @@ class HoldUps:
         elif before is None or after is None:
             return
         else:
-            # A thread that waits for Python's lock runs once in each switch interval.
+            # A thread that waits for Python's lock runs often, but each time only to ask for it.
             num_runs = after.num_runs - before.num_runs
-            if num_runs < 2 or num_runs * sys.getswitchinterval() * 2e9 < ns:
+            is_waiting = num_runs >= 2 and num_runs * 2 * _RUN_NS >= ns
+            if not is_waiting or (after.ran_ns - before.ran_ns) * 2 > ns:
                 return
             where = " on another thread"
         self.add("gc", start_ns, ns, f"generation {info['generation']}{where}")
