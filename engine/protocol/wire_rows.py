@@ -124,8 +124,9 @@ def _steps(values: list[int]) -> list[int]:
 class HoldUp(Struct, array_like=True, frozen=True, gc=False):
     """A time in which the engine's process or its thread was held up, and by what.
 
-    `kind` is gc (Python's garbage collector), jit (a kernel was compiled), stopped (nothing of the
-    process ran) or descheduled (it waited for a processor, about so long).
+    `kind` is gc (Python's garbage collector), gc_elsewhere (on another thread, while this one
+    hardly ran), jit (a kernel was compiled), stopped (nothing of the process ran) or descheduled
+    (it waited for a processor, about so long).
     """
 
     kind: str

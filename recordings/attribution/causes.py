@@ -61,7 +61,13 @@ QUEUE_REASONS = {
 
 
 # What a `HoldUp` of the engine says, as causes.
-HOLD_UPS: dict[str, Cause] = {each: each for each in ("stopped", "descheduled", "gc", "jit")}
+HOLD_UPS: dict[str, Cause] = {
+    "stopped": "stopped",
+    "descheduled": "descheduled",
+    "gc": "gc",
+    "gc_elsewhere": "gc",
+    "jit": "jit",
+}
 
 # Each is a request's own reason, and holds back nobody behind it.
 HELD_FOR = frozenset({"lora", "grammar", "remote_kv", "input", "deferred"})
@@ -302,7 +308,7 @@ def hold_up_text(kind: str, detail: str) -> str:
     """What a `HoldUp` was, in words."""
     if kind == "stopped" and detail:
         return f"the engine's process stood still, and read {detail} of its memory from the disk"
-    if kind == "gc":
+    if HOLD_UPS.get(kind) == "gc":
         return f"Python collected garbage ({detail})"
     if kind == "jit":
         return f"the kernel {detail} was compiled"

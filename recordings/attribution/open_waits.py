@@ -54,10 +54,11 @@ def span_of(
     room_ns = end_ns - start_ns if slow is None else slow.excess_ns
     found: list[Piece] = []
     rows = _hold_ups(record, start_ns, end_ns)
-    # Of a wait for a processor only the sum is known, and not how much is usual.
+    # Of a wait for a processor only the sum is known. It may be usual, as may be that this thread
+    # stands still while another one collects garbage: they count only in slow steps.
     for _, ns, row in sorted(rows, key=lambda each: each[2].kind == "descheduled"):
         ns = min(ns, room_ns)
-        if ns and (slow is not None or row.kind != "descheduled"):
+        if ns and (slow is not None or row.kind not in ("descheduled", "gc_elsewhere")):
             found.append(Piece(HOLD_UPS[row.kind], 0, ns, record.step, 1, row.detail))
             room_ns -= ns
     if slow is not None:
@@ -110,7 +111,7 @@ def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
         is_work = piece.cause not in ("between", "idle")
         for start_ns, ns, row in () if is_work else _hold_ups(record, begin_ns, end_ns):
             stop_ns, start_ns = start_ns + ns, max(start_ns, begin_ns)
-            if stop_ns > start_ns:
+            if stop_ns > start_ns and (piece.cause, row.kind) != ("idle", "gc_elsewhere"):
                 cause, ns = HOLD_UPS[row.kind], stop_ns - start_ns
                 found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
                 found.append(Piece(cause, start_ns, ns, record.step, detail=row.detail))

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel, StepShape
 from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
-from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.causes import HOLD_UPS, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
 from stepscope.recordings.attribution.ledger import Ledger
@@ -380,6 +380,7 @@ def with_held_up(
         ("stopped", "9 pages", "stood still, and read 9 pages of its memory from the disk"),
         ("descheduled", "", "the engine waited for a processor"),
         ("gc", "generation 2", "Python collected garbage (generation 2)"),
+        ("gc_elsewhere", "generation 2 on another thread", "(generation 2 on another thread)"),
         ("jit", "_fwd", "the kernel _fwd was compiled"),
     ],
 )
@@ -394,8 +395,8 @@ def test_what_held_a_slow_step_up_is_named_where_the_engine_knows(
     assert named
     for before, late in zip(unknown, named, strict=True):
         (held,) = [piece for piece in before.pieces if piece.cause == "held_up"]
-        (piece,) = [piece for piece in late.pieces if piece.cause == kind]
-        assert late.cause == kind
+        (piece,) = [piece for piece in late.pieces if piece.cause == HOLD_UPS[kind]]
+        assert late.cause == piece.cause
         assert piece.ns == pytest.approx(held.ns, rel=0.01)  # no more than the step was slower
         assert said in late.explanation
         assert not slow_pieces([late])

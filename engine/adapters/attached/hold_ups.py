@@ -22,7 +22,7 @@ from stepscope.engine.protocol.wire import HoldUp
 
 LEAST_NS = 1_000_000  # a shorter one is not worth a row
 STOPPED_NS = 200_000_000  # by which the pump must be late
-_RUN_NS = 20_000_000  # a thread that waits for Python's lock runs more often, each 5 ms
+_RUN_NS = 20_000_000  # a pump that waits for Python's lock runs more often, each 5 ms
 _SHARE = 10  # a wait for a processor counts from this part of a step on
 _MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
@@ -64,8 +64,6 @@ class HoldUps:
         """Begin. Call it on the engine's thread."""
         self._engine_id = threading.get_ident()
         self._engine = _thread()
-        if self._engine is not None:
-            self._waited_ns = _read(self._engine).waited_ns
         gc.callbacks.append(self._collect)
 
     def close(self) -> None:
@@ -96,8 +94,13 @@ class HoldUps:
         last = self._last
         if last is not None and tokens_ns - last.time_ns > STOPPED_NS:
             self._look()  # the pump has not run yet
+        took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
         with self._looking:
-            self._note_wait(tokens_ns)
+            if self._engine is not None:
+                waited_ns = _read(self._engine).waited_ns
+                ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
+                if ns * _SHARE >= took_ns:
+                    self.add("descheduled", tokens_ns - ns, ns)
         found: list[HoldUp] = []
         later: list[HoldUp] = []
         while self._rows:
@@ -105,16 +108,6 @@ class HoldUps:
             (found if row.start_ns < tokens_ns else later).append(row)
         self._rows.extend(later)
         return found or None
-
-    def _note_wait(self, tokens_ns: int) -> None:
-        """Note how long the engine waited for a processor since the step before."""
-        took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
-        if self._engine is None:
-            return
-        waited_ns = _read(self._engine).waited_ns
-        ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
-        if ns * _SHARE >= took_ns:
-            self.add("descheduled", tokens_ns - ns, ns)
 
     # The pump
 
@@ -158,23 +151,18 @@ class HoldUps:
         if self._collecting is None:
             return
         (start_ns, before), self._collecting = self._collecting, None
-        ns, where = monotonic_ns() - start_ns, ""
+        ns = monotonic_ns() - start_ns
         if ns < LEAST_NS:
             return
-        after = before if engine is None else _read(engine)
+        detail = f"generation {info['generation']}"
+        ran_ns = waited_ns = 0
+        if before is not None and engine is not None:
+            after = _read(engine)
+            ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
         if self.is_engines_thread:
-            if before is not None and after is not None:
-                ns -= after.waited_ns - before.waited_ns
-        elif before is None or after is None:
-            return
-        else:
-            # A thread that waits for Python's lock runs often, but each time only to ask for it.
-            num_runs = after.num_runs - before.num_runs
-            is_waiting = num_runs >= 2 and num_runs * 2 * _RUN_NS >= ns
-            if not is_waiting or (after.ran_ns - before.ran_ns) * 2 > ns:
-                return
-            where = " on another thread"
-        self.add("gc", start_ns, ns, f"generation {info['generation']}{where}")
+            self.add("gc", start_ns, ns - waited_ns, detail)
+        elif before is not None and ran_ns * 2 < ns:
+            self.add("gc_elsewhere", start_ns, ns, f"{detail} on another thread")
 
 
 def _thread() -> int | None:

@@ -33,6 +33,4 @@ def _note(hold_ups: HoldUps, told: dict[str, Any]) -> None:
     if not hold_ups.is_engines_thread:
         return
     ns = int(told["times"].total) * 1000
-    source = told["src"]
-    name = getattr(source, "name", None) or type(source).__name__
-    hold_ups.add("jit", monotonic_ns() - ns, ns, str(name))
+    hold_ups.add("jit", monotonic_ns() - ns, ns, str(getattr(told["src"], "name", "")))

@@ -142,10 +142,7 @@ def changes_later(out: SchedulerOutput) -> bool:
 
 
 def num_loaded(out: SchedulerOutput, request: Any) -> int:
-    """Return how many prompt tokens a KV connector loads for a request within its first step.
-
-    0 also where this release does not say.
-    """
+    """Return how many tokens a KV connector loads in a request's first step; 0: none, unknown."""
     if not getattr(out, "has_sync_kv_loads", False):
         return 0
     stats = getattr(request, "prefill_stats", None)
