@@ -43,6 +43,7 @@ from stepscope.engine.protocol.wire_rows import HoldUp as HoldUp
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
+from stepscope.engine.protocol.wire_rows import RankTimes as RankTimes
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
 from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
 from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
@@ -144,6 +145,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     slo_ttft_ms: float | None = None  # service levels it was started with; None: it has none
     slo_itl_ms: float | None = None
     imported: str | None = None  # the file of another tool it was read from; None: it is an engine
+    pipeline_parallel_size: int | None = None
 
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
@@ -208,6 +210,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing
     hold_ups: list[HoldUp] | None = None  # in the step or before it; None: none is known
+    ranks: list[RankTimes] | None = None  # in order; None: it has one, or they are unknown
 
 
 class StepInFlight(Telemetry, frozen=True, kw_only=True):

@@ -117,6 +117,22 @@ class FrontEnd(Struct, array_like=True, frozen=True, gc=False):
             yield request_id, came_ns, out_ns
 
 
+class RankTimes(Struct, array_like=True, frozen=True, gc=False):
+    """What one rank, a worker process, did in a step.
+
+    On an accelerator these are times of its host, which launches the work.
+    """
+
+    stage: int  # of the pipeline
+    # In the forward pass, without `wait_ns` and without waiting for the stage before. A rank that
+    # begins later than the others of its stage has been busy with something else: it counts.
+    work_ns: int
+    wait_ns: int | None  # in collectives, with the others; None: unknown
+    # Since it had ended the step before, with nothing to do though the engine had a step in flight;
+    # None: unknown.
+    empty_ns: int | None
+
+
 def _steps(values: list[int]) -> list[int]:
     return [value - before for before, value in pairwise([0, *values])]
 

@@ -54,6 +54,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
     hold_ups: list[wire.HoldUp] | None = None
+    ranks: list[wire.RankTimes] | None = None
 
     @classmethod
     def open(

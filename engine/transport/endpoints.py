@@ -29,8 +29,8 @@ from stepscope.engine.transport.keys import Credentials
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS
 TELEMETRY_SUFFIX = ".telemetry"
 LOCK_SUFFIX = ".lock"
-FRONT_SUFFIX = ".front"
-_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX, FRONT_SUFFIX)
+REPORTS_SUFFIX = ".reports"
+_SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX, REPORTS_SUFFIX)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TCP = re.compile(r"tcp://(?:\*|[\w.%-]+|\[[\w:.%]+\]):(\d{1,5})", re.ASCII)
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
@@ -267,15 +267,15 @@ def lock_path(endpoint: Endpoint) -> Path:
     return runtime_dir() / f"tcp-{endpoint.control.rpartition(':')[2]}{LOCK_SUFFIX}"
 
 
-def front_path(endpoint: Endpoint) -> Path:
-    """Return the path of the socket where the engine at an address hears of its front ends."""
-    return Path(str(lock_path(endpoint)).removesuffix(LOCK_SUFFIX) + FRONT_SUFFIX)
+def reports_path(endpoint: Endpoint) -> Path:
+    """Return the path of the socket where the engine hears from its other processes."""
+    return Path(str(lock_path(endpoint)).removesuffix(LOCK_SUFFIX) + REPORTS_SUFFIX)
 
 
 def sockets(endpoint: Endpoint) -> list[Path]:
     """Return the paths of an endpoint's socket files."""
-    front, path = front_path(endpoint), endpoint.path
-    return [front] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), front]
+    reports, path = reports_path(endpoint), endpoint.path
+    return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
 
 
 def holder(fd: int) -> dict[str, object]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import (
-    FRONT_SUFFIX,
     LOCK_SUFFIX,
+    REPORTS_SUFFIX,
     TELEMETRY_SUFFIX,
     Endpoint,
     find_local,
@@ -132,7 +132,7 @@ def stale_files() -> list[Path]:
     stale = []
     for path in sorted(runtime_dir().iterdir()):
         base = str(path)
-        for suffix in (LOCK_SUFFIX, TELEMETRY_SUFFIX, FRONT_SUFFIX):
+        for suffix in (LOCK_SUFFIX, TELEMETRY_SUFFIX, REPORTS_SUFFIX):
             base = base.removesuffix(suffix)
         if f"ipc://{base}" in alive:
             continue

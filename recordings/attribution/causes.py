@@ -27,6 +27,7 @@ Cause: TypeAlias = Literal[
     "descheduled",  # the engine waited for a processor
     "gc",  # Python's garbage collector ran
     "jit",  # a kernel was compiled
+    "rank",  # the other ranks waited for one of them
     "held_up",  # a slow step: far above its baseline, and none of those says why
     "unknown",  # the records of that time are missing, or not in memory
 ]
@@ -97,7 +98,8 @@ class Piece(NamedTuple):
     # recording), "untold" (of a client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
     # stopped: pages read from the disk; gc: which generation; jit: the kernel
-    # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks
+    # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks;
+    # rank: its name
     detail: str = ""
     request_id: int | None = None  # the request with the largest prefill, or that was loaded
     num_tokens: int = 0  # of that prefill, of its own prompt, or recomputed
@@ -149,6 +151,8 @@ class Piece(NamedTuple):
             )
         if self.cause in HOLD_UPS:
             return hold_up_text(self.cause, self.detail)
+        if self.cause == "rank":
+            return f"waited for rank {self.detail} in {steps}"
         if self.is_forgotten:
             return "before the first step in memory"
         if self.cause == "unknown" and self.detail == "unrecorded":
@@ -224,6 +228,7 @@ class Piece(NamedTuple):
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",
+            "rank": f"waited for rank {self.detail}",
             "unknown": "only its engine knows" if self.detail == "untold" else "records missing",
         }[self.cause]
 

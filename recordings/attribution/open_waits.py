@@ -15,11 +15,12 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.attribution.baseline import STILL_SLOW, SlowStep
 from stepscope.recordings.attribution.causes import HELD_FOR, HOLD_UPS, Piece
+from stepscope.recordings.state.ranks import late_rank
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
 
-_OTHERS = frozenset({"queued", "between", "idle", "held_up"})
+_OTHERS = frozenset({"queued", "between", "idle", "held_up", "rank"})
 
 WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
@@ -61,7 +62,12 @@ def span_of(
         if ns and (slow is not None or row.kind not in ("descheduled", "gc_elsewhere")):
             found.append(Piece(HOLD_UPS[row.kind], 0, ns, record.step, 1, row.detail))
             room_ns -= ns
-    if slow is not None:
+    if (late := late_rank(record)) is not None:
+        rank, ns = late
+        ns = min(ns, end_ns - start_ns - sum(piece.ns for piece in found))
+        found.append(Piece("rank", 0, ns, record.step, 1, rank))
+        room_ns -= ns
+    if slow is not None and room_ns > 0:
         rest_ns = slow.took_ns - sum(piece.ns for piece in found)
         if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
             found.append(_rest(record, slow, load, rest_ns, room_ns))

@@ -16,6 +16,7 @@ _REASONS = {
     "descheduled": "a processor for the engine",
     "gc": "Python's garbage collector",
     "jit": "a kernel to be compiled",
+    "rank": "a step that waited for a rank",
     "": "unknown",
 }
 

@@ -69,6 +69,7 @@ def figures_of(
             f"limit_{limit}": per(number, known)
             for limit, number in zip(LIMITS, sums.num_limited, strict=True)
         },
+        "rank_wait": per(sum(sums.rank_waits_ns), sums.ranked_ns),
         "busy": per(sums.busy_ns, seconds * 1e9),
         "steps_per_s": per(sums.num_steps, seconds),
         "steps": sums.num_steps,

@@ -110,6 +110,8 @@ _REST = [
         FigureSpec(f"limit_{limit}", f"limit: {limit}", "share", None, spec.meaning)
         for limit, spec in LIMIT_SPECS.items()
     ),
+    FigureSpec("rank_wait", "waited for a rank", "share", "lower",
+               "time in steps that the ranks waited for the one with most to do"),
     FigureSpec("steps_per_s", "steps/s", "/s", None, "steps a second"),
     FigureSpec("steps", "steps", "", None, "steps"),
     FigureSpec("seconds", "seconds", "s", None,

@@ -11,6 +11,7 @@ from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.state.ranks import slow_rank
 from stepscope.recordings.state.series.latency import SLO, LatencyReport
 from stepscope.recordings.state.session import SessionState
 
@@ -42,6 +43,8 @@ class EngineFigures(NamedTuple):
     steps_per_s: float | None = None
     output_tokens_per_s: float | None = None
     prefix_hit_rate: float | None = None
+    rank_wait: float | None = None  # share of the time in steps that its ranks waited for one
+    slow_rank: str = ""  # the one that they waited for longest
     slo: SLO = SLO()  # what its latencies are judged by
 
     @property
@@ -116,6 +119,8 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         steps_per_s=_or(short.steps_per_s, none),
         output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),
         prefix_hit_rate=long.prefix_hit_rate,
+        rank_wait=long.rank_wait,
+        slow_rank=slow_rank(long.rank_waits_ns, state.info),
     )
 
 

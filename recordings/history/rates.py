@@ -27,6 +27,8 @@ class Rates(NamedTuple):
     schedule_share: float | None  # share of wall time: scheduling
     idle_share: float | None  # share of wall time: between steps
     budget_share: float | None  # spent share of all token budgets, padding included
+    rank_wait: float | None  # share of the time in steps that the ranks waited for one
+    rank_waits_ns: tuple[int, ...]  # how long they waited for each
 
 
 def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) -> Rates:
@@ -35,7 +37,7 @@ def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) 
     last_minute = _preempted(table, end_ns)
     seconds = sums.seconds
     if seconds <= 0:
-        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 7)
+        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 8, ())
     num_in = sums.num_in_tokens
     if num_in is None and not state.is_summed_up:
         num_in = sums.num_prefill_tokens
@@ -55,6 +57,8 @@ def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) 
         schedule_share=_share(sums.schedule_ns, seconds),
         idle_share=None if sums.busy_ns is None else max(0.0, 1.0 - sums.busy_ns / 1e9 / seconds),
         budget_share=sums.budget_used,
+        rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
+        rank_waits_ns=sums.rank_waits_ns,
     )
 
 

@@ -45,6 +45,11 @@ FINISHED_COLUMNS = {
 # Columns that follow from the waits.
 _OF_WAITS = ("max_itl_ns", "max_itl_request_id", "max_ttft_ns", "max_ttft_request_id")
 STORED_COLUMNS = tuple(name for name in COLUMNS if name not in _OF_WAITS)
+# Older files lack them.
+OPTIONAL_COLUMNS = frozenset({"waited_rank", "rank_wait_ns"})
+
+
+_NONE_KNOWN = PackedColumn(UNKNOWN, 0, b"")
 
 
 class Lost(NamedTuple):
@@ -107,7 +112,7 @@ def decode_index(payload: bytes) -> Index:
     except (zstandard.ZstdError, msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     _, steps = index.tables.get("steps", (0, {}))
-    if index.version != INDEX_VERSION or steps.keys() != set(STORED_COLUMNS):
+    if index.version != INDEX_VERSION or steps.keys() | OPTIONAL_COLUMNS != set(STORED_COLUMNS):
         raise ValueError(f"an index of version {index.version} with {len(steps)} columns")
     return index
 
@@ -149,7 +154,7 @@ class IndexRows:
         """A stored column; `UNKNOWN` where a value is unknown."""
         if (table, name) not in self._found:
             number, columns = self._tables[table]
-            packed = columns[name]
+            packed = _NONE_KNOWN if name in OPTIONAL_COLUMNS - columns.keys() else columns[name]
             near = {}
             if packed.beside == "interval_ns":
                 near = {"interval_ns": self._interval_ns}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
+from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
@@ -66,10 +67,10 @@ class StepSummary(NamedTuple):
     num_accepted_tokens: int | None  # those of them that were right
     num_evicted_tokens: int | None  # of prompts, computed again because they had been evicted
     num_diverged_tokens: int | None  # of prompts that begin like an earlier one
-    num_more_hits_1_5x: (
-        int | None
-    )  # prompt tokens that a pool 1.5 times as large would have hit, too
+    num_more_hits_1_5x: int | None  # prompt tokens that a pool 1.5 x as large would have hit, too
     num_more_hits_2x: int | None  # ... and one twice as large would
+    waited_rank: int | None  # of several ranks, the one that the others waited for
+    rank_wait_ns: int | None  # how long they waited
     has_knob_change: bool = False  # the first step with new values
     after_gap: bool = False  # steps or messages before it were lost
     has_mark: bool = False
@@ -94,6 +95,7 @@ _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 _NO_TOTALS = Totals()
 _NO_KV = (UNKNOWN,) * 3
 _NO_MISSES, _UNKNOWN_MISSES = (0,) * 4, (UNKNOWN,) * 4
+_NO_RANK = (UNKNOWN,) * 2
 
 
 class Span(NamedTuple):
@@ -263,6 +265,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
         *_misses(outcome, has_events=has_events),
+        *(waited_for(record.ranks or ()) or _NO_RANK),
     )
 
 

@@ -6,6 +6,7 @@ little memory.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Self
 
 from stepscope.recordings.session.steps import PPM, UNKNOWN, StepTable
@@ -28,6 +29,8 @@ class Sums:
         kv_peak: the largest share of the KV cache in use.
         num_spent_tokens: what the steps took from their token budgets, padding included.
         recompute_ns: the part of `busy_ns` that went into tokens computed again.
+        ranked_ns: time in steps whose ranks are known.
+        rank_waits_ns: of that, how long the others waited for each rank.
         num_limited: steps with each of `LIMITS`; steps whose limit is unknown are left out.
     """
 
@@ -63,6 +66,8 @@ class Sums:
     model_ns: int | None = 0  # from the launch of the model to its tokens
     schedule_ns: int | None = 0
     recompute_ns: int | None = 0
+    ranked_ns: int = 0
+    rank_waits_ns: tuple[int, ...] = ()
     num_limited: tuple[int, ...] = (0,) * len(LIMITS)
 
     def __add__(self, other: Self) -> "Sums":
@@ -74,6 +79,8 @@ class Sums:
         is_known = self.kv_peak is not None and other.kv_peak is not None
         added["kv_peak"] = max(self.kv_peak or 0.0, other.kv_peak or 0.0) if is_known else None
         limits = zip(self.num_limited, other.num_limited, strict=True)
+        ranks = zip_longest(self.rank_waits_ns, other.rank_waits_ns, fillvalue=0)
+        added["rank_waits_ns"] = tuple(map(sum, ranks))
         return Sums(**added, num_limited=tuple(map(sum, limits)))
 
     @property
@@ -106,7 +113,9 @@ class Sums:
         return sum(self.num_limited)
 
 
-_ADDED = tuple(field.name for field in fields(Sums) if field.name not in ("num_limited", "kv_peak"))
+_MOST_RANKS = 4_096
+_OTHERS = ("num_limited", "kv_peak", "rank_waits_ns")
+_ADDED = tuple(field.name for field in fields(Sums) if field.name not in _OTHERS)
 
 
 def per(part: float | None, whole: float | None) -> float | None:
@@ -205,6 +214,8 @@ class _Rows:
         num_steps = self.total("num_steps")
         is_stepwise = num_steps == len(starts)  # else a row is no step, and has no duration
         used, num_blocks, peak = self._kv()
+        rank, waited_ns = self.values("waited_rank"), self.values("rank_wait_ns")
+        is_ranked = (rank >= 0) & (rank < _MOST_RANKS)
         return Sums(
             span_ns=int(ends[-1] - starts[0]),
             num_records=len(starts),
@@ -240,6 +251,10 @@ class _Rows:
             if is_stepwise
             else None,
             recompute_ns=self._recompute_ns(),
+            ranked_ns=_sum(np.where(is_ranked, np.maximum(ends - starts, 0), 0)),
+            rank_waits_ns=tuple(
+                np.bincount(rank[is_ranked], waited_ns[is_ranked]).astype(int).tolist()
+            ),
             num_limited=tuple(np.bincount(limits[limits >= 0], minlength=len(LIMITS)).tolist()),
         )
 

@@ -15,6 +15,7 @@ import pytest
 
 from stepscope.engine.adapters.attached import hold_ups
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
+from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.protocol.wire import Admitted, HoldUp, StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
@@ -24,8 +25,9 @@ MS = 1_000_000
 WATCHED = textwrap.dedent("""
     import sys, threading, time
     from stepscope.engine.adapters.attached.hold_ups import HoldUps
+    from stepscope.engine.adapters.attached.hooks import Hooks
     held = HoldUps()
-    held.open()
+    held.open(Hooks)
     begins, ends = threading.Event(), threading.Event()
     def pump():
         while not ends.is_set():
@@ -126,7 +128,7 @@ def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
 
 def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
     held = HoldUps()
-    held.open()
+    held.open(Hooks)
     try:
         gc.disable()
         for _ in range(200_000):

@@ -62,7 +62,7 @@ def test_an_engine_that_lets_requests_end_first_stays_attached_meanwhile(tmp_pat
         time.sleep(0.3)
         assert {path.name for path in tmp_path.iterdir()} == {
             "vllm",
-            "vllm.front",
+            "vllm.reports",
             "vllm.lock",
             "vllm.telemetry",
         }
@@ -120,7 +120,7 @@ def test_files_of_an_engine_that_its_parent_kills_are_removed_and_those_of_a_cra
     orderly_end.end(endpoint, [crashed], lambda: None, at_once=True)
     assert {path.name for path in tmp_path.iterdir()} == {
         "vllm",
-        "vllm.front",
+        "vllm.reports",
         "vllm.lock",
         "vllm.telemetry",
     }

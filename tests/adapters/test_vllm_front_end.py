@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.vllm import front_end, plugin
 from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
-from stepscope.engine.adapters.vllm.front_reports import FrontReports, Report
+from stepscope.engine.adapters.vllm.reports import FrontReport, ProcessReports
 from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of
@@ -46,11 +46,11 @@ def heard(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def reports(heard: socket.socket) -> list[Report]:
+def reports(heard: socket.socket) -> list[FrontReport]:
     found = []
     while True:
         try:
-            found.append(msgspec.msgpack.decode(heard.recv(1 << 20), type=Report))
+            found.append(msgspec.msgpack.decode(heard.recv(1 << 20), type=FrontReport))
         except BlockingIOError:
             return found
 
@@ -153,9 +153,9 @@ def test_reports_wait_while_the_engines_socket_is_full_and_none_is_told_twice(
         for number in range(40):
             watch._ended = [(number, "stop")]
             watch._flush()
-        assert watch._unsent
+        assert watch._sender._unsent
         told = []
-        while watch._unsent:
+        while watch._sender._unsent:
             told += reports(heard)
             watch._flush()
         told += reports(heard)
@@ -173,7 +173,7 @@ class Front:
         self._numbers: dict[str, int] = {}
 
     def send(self, front: FrontEnd, names: list[str]) -> None:
-        payload = msgspec.msgpack.encode(Report(self._pid, front, names))
+        payload = msgspec.msgpack.encode(FrontReport(self._pid, front, names))
         self._socket.sendto(payload, self._path)
 
     def take(self, name: str) -> None:
@@ -195,7 +195,7 @@ def played(attach: Attach, tmp_path: Path, stopped: set[str]) -> list[tuple[int,
     """A recorded schedule with aborts, each of its requests at one of two API servers."""
     scheduler = PlayedScheduler("0.32.0", "abort")
     attachment = attach(scheduler)
-    fronts = [Front(tmp_path / "vllm.front", number, 7) for number in (0, 1)]
+    fronts = [Front(tmp_path / "vllm.reports", number, 7) for number in (0, 1)]
     of: dict[str, Front] = {}
     num_out: dict[str, int] = {}
 
@@ -282,7 +282,7 @@ def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
 
 def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Path) -> None:
     recorder = StepRecorder(None, caches_prefixes=False)
-    reports = FrontReports(tmp_path / "front", recorder)
+    reports = ProcessReports(tmp_path / "front", recorder, lambda report: None)
     reports.open()
     front = Front(tmp_path / "front", 3, 1)
     reports.arrived("late", 8)

@@ -133,12 +133,13 @@ async def test_fleet_lines_sort_by_any_column_and_the_selection_stays_on_its_eng
         await pilot.press("down", "down")
         assert app.session.fleet_view.selected == "engine-2"
         seen = []
-        for _ in SORTS:
+        columns = [each for each in SORTS if each != "ranks"]  # no engine here has several
+        for _ in columns:
             seen.append(app.session.fleet_view.sort)
             assert sorted(order(app)) == [f"engine-{n}" for n in range(4)]
             assert "▶engine-2" in screen_text(app)
             await pilot.press("right")
-        assert seen == list(SORTS)
+        assert seen == columns
         assert app.session.fleet_view.sort == "engine"
         await pilot.press("i")
         assert order(app)[0] == "engine-3"

@@ -29,6 +29,7 @@ from stepscope.engine.protocol.wire_rows import (
     FrontEnd,
     HeldRow,
     HoldUp,
+    RankTimes,
     TakenRow,
 )
 from stepscope.recordings.alerts.rule import OF_NOW
@@ -96,7 +97,7 @@ def recording_tables() -> str:
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
     lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
     rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, HoldUp, PauseSpan)
-    for row in (*rows, PrefixMisses):
+    for row in (*rows, PrefixMisses, RankTimes):
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]
     source = inspect.getsource(StepSummary)

@@ -17,6 +17,7 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     FrontEnd,
     LatencyEstimate,
+    RankTimes,
     RowFlag,
     Snapshot,
     StepRecord,
@@ -81,6 +82,18 @@ def with_a_repeated_step() -> Messages:
         if number in (200, 400) and isinstance(message, StepRecord):
             found.append((len(found), message))
     assert len(found) == len(preempting()) + 2
+    return found
+
+
+def with_ranks() -> Messages:
+    """Two ranks share each step; of every third step one has not told."""
+    found: Messages = []
+    for number, (sequence, message) in enumerate(preempting()):
+        if isinstance(message, StepRecord) and number % 3:
+            took_ns = (message.tokens_ns - message.schedule_start_ns) // 2
+            ranks = [RankTimes(0, took_ns // (1 + each * number % 4), 0, None) for each in (0, 1)]
+            message = replace(message, ranks=ranks)
+        found.append((sequence, message))
     return found
 
 
@@ -200,7 +213,7 @@ def of_a_client() -> Messages:
 
 
 WHOLE: list[Callable[[], Messages]] = [
-    preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps,
+    preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps, with_ranks,
 ]  # fmt: skip
 ALL = [*WHOLE, served, with_lost_messages, from_the_middle, of_totals, of_a_client]
 

@@ -48,6 +48,7 @@ from stepscope.engine.protocol.wire import (
     Preempted,
     PrefillPart,
     PrefixMisses,
+    RankTimes,
     Rejected,
     RequestOrigin,
     RequestView,
@@ -147,6 +148,7 @@ INFO = EngineInfo(
     slo_ttft_ms=3000.0,
     slo_itl_ms=150.0,
     imported="a log of vllm",
+    pipeline_parallel_size=2,
 )
 KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = RequestOrigin(
@@ -277,6 +279,7 @@ MESSAGES: dict[str, Telemetry] = {
         held=[HeldRow(7, "lora: a"), HeldRow(8, ""), HeldRow(9, "remote_kv", 12)],
         front=[FRONT],
         hold_ups=[HoldUp("stopped", 900_000, 2_000_000_000), HoldUp("jit", 7, 9, "kernel")],
+        ranks=[RankTimes(0, 12_100_000, 6_300_000, 900_000), RankTimes(1, 18_400_000, None, None)],
         totals=TOTALS,
     ),
     "StepRecord.least": StepRecord(**_STEP),

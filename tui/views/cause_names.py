@@ -22,6 +22,7 @@ CAUSE_NAMES: dict[Cause, str] = {
     "gc": "Python's garbage collector",
     "jit": "kernel compiled while serving",
     "held_up": "machine or engine held up",
+    "rank": "waited for a slow rank",
     "unknown": "unknown, no records of it",
 }
 
@@ -46,5 +47,6 @@ SHORT_CAUSE_NAMES: dict[Cause, str] = {
     "gc": "garbage",
     "jit": "compiling",
     "held_up": "held up",
+    "rank": "slow rank",
     "unknown": "unknown",
 }

@@ -88,6 +88,11 @@ TERMS = (
         "a step that took several times as long as others with the same work: the machine or the "
         "engine was busy with something else.",
     ),
+    Term(
+        "rank",
+        "a worker of an engine that several devices share: it computes a part of each layer (tp) "
+        "or some of the layers (pp, a pipeline stage). The others wait for the slowest.",
+    ),
     Term("stall", "a token that came later than the ITL of the service level allows."),
     Term(
         "overlap",

@@ -63,6 +63,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "gc": ("◊", "caution"),
     "jit": ("ƒ", "caution"),
     "stopped": ("■", "caution"),
+    "rank": ("≡", "caution"),
     "paused": ("‖", "mark"),
     "preempted": ("✗", "preempted"),
 }
@@ -120,7 +121,7 @@ _ASCII = {
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
-    **dict(zip("▏└◂▸≈≠±‹›", "|+<>~!~()", strict=True)),
+    **dict(zip("▏└◂▸≈≠±‹›≡", "|+<>~!~()E", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)
 

@@ -117,7 +117,7 @@ class Attachment:
                 engine.reports.open()
                 stack.callback(engine.reports.close)
             hold_ups = engine.watcher.recorder.hold_ups
-            hold_ups.open()
+            hold_ups.open(self.hooks_on)
             stack.callback(hold_ups.close)
             engine.hook(self)
             self._to_close = stack.pop_all()

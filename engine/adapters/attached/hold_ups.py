@@ -1,6 +1,7 @@
 """`HoldUps`: times in which the engine's process or thread was held up, and by what.
 
-- Python's garbage collector calls us when it begins and ends.
+- Python's garbage collector calls us when it begins and ends; Triton when it has compiled a kernel
+  (vLLM's own `--jit-monitor-mode` uses other hooks).
 - Linux counts how long a thread ran, how long it waited for a processor, and how often it ran. Our
   background thread (the pump) sleeps for a short time only. If it did not run once for long, and
   did not wait for a processor either, nothing of the process ran: it was stopped.
@@ -12,12 +13,14 @@ import contextlib
 import gc
 import os
 import resource
+import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.protocol.wire import HoldUp
 
 LEAST_NS = 1_000_000  # a shorter one is not worth a row
@@ -60,11 +63,14 @@ class HoldUps:
         self._tokens_ns = 0
         self._collecting: tuple[int, _ThreadTimes | None] | None = None
 
-    def open(self) -> None:
-        """Begin. Call it on the engine's thread."""
+    def open(self, hooks_on: Callable[[Any], Hooks]) -> None:
+        """Begin. Call it on the engine's thread. `hooks_on` is the attachment's."""
         self._engine_id = threading.get_ident()
         self._engine = _thread()
         gc.callbacks.append(self._collect)
+        compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
+        if hasattr(compilation, "listener"):
+            hooks_on(compilation).wrap("listener", self._around_listener)
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):
@@ -80,11 +86,6 @@ class HoldUps:
         """Note a hold-up; see `HoldUp`."""
         if ns >= LEAST_NS:
             self._rows.append(HoldUp(kind, start_ns, ns, detail))
-
-    @property
-    def is_engines_thread(self) -> bool:
-        """Whether the caller runs on the engine's thread."""
-        return threading.get_ident() == self._engine_id
 
     def take(self, tokens_ns: int) -> list[HoldUp] | None:
         """Remove and return those that began before a step's tokens were known, None if none did.
@@ -108,6 +109,16 @@ class HoldUps:
             (found if row.start_ns < tokens_ns else later).append(row)
         self._rows.extend(later)
         return found or None
+
+    def _around_listener(self, before: Callable[..., Any] | None) -> Callable[..., Any]:
+        def stepscope_listener(*args: Any, **told: Any) -> Any:
+            with contextlib.suppress(Exception):
+                if threading.get_ident() == self._engine_id:
+                    ns = int(told["times"].total) * 1000
+                    self.add("jit", monotonic_ns() - ns, ns, str(getattr(told["src"], "name", "")))
+            return None if before is None else before(*args, **told)
+
+        return stepscope_listener
 
     # The pump
 
@@ -159,7 +170,7 @@ class HoldUps:
         if before is not None and engine is not None:
             after = _read(engine)
             ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
-        if self.is_engines_thread:
+        if threading.get_ident() == self._engine_id:
             self.add("gc", start_ns, ns - waited_ns, detail)
         elif before is not None and ran_ns * 2 < ns:
             self.add("gc_elsewhere", start_ns, ns, f"{detail} on another thread")

@@ -227,6 +227,7 @@ class StepRecorder:
             held_prefills=step.held_prefills,
             front=self.drain_front(),
             hold_ups=self.hold_ups.take(tokens_ns),
+            ranks=step.ranks,
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.protocol.wire import Phase, RankTimes
 from stepscope.engine.telemetry.batch_rows import RowFields
 
 # An ordinary decode is (request, DECODE, start, None). Any other row is (request, None, start,
@@ -50,7 +50,7 @@ class UnfinishedStep:
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.
-        held_prefills: as in `StepRecord`.
+        held_prefills, ranks: as in `StepRecord`.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -83,6 +83,7 @@ class UnfinishedStep:
     num_waiting: int = 0
     waiting_reasons: dict[str, int] = field(default_factory=dict)
     held_prefills: bool = False
+    ranks: list[RankTimes] | None = None
 
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
         """Note that this step preempted these requests and took their blocks."""

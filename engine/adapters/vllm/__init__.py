@@ -2,7 +2,8 @@
 
 vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around every step
 `attachment` calls `watcher`, which reads what vLLM scheduled, and from `waits` who waits for what.
-In vLLM's API servers `front_end` watches what HTTP does, and tells `front_reports` in the engine.
+In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks` times their steps;
+both send `reports` to the engine.
 `shapes` declares what we use of vLLM's objects, `versions` handles the differences between its
 releases.
 

@@ -5,6 +5,7 @@ The wrappers run on the scheduler's thread.
 The description of an attached vLLM (`EngineInfo`).
 """
 
+import functools
 import logging
 import os
 import time
@@ -17,13 +18,13 @@ from typing import Any
 from stepscope.engine.adapters.attached.attached_core import AttachedCore
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
-from stepscope.engine.adapters.vllm import compilations, versions
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.transport.endpoints import Endpoint, front_path
+from stepscope.engine.transport.endpoints import Endpoint, reports_path
 
 _API = "vLLM's own API"  # the client is unknown
 
@@ -71,6 +72,7 @@ def describe(
         data_parallel_rank=versions.data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
+        pipeline_parallel_size=known(lambda: int(parallel.pipeline_parallel_size)),
         slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
         slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
@@ -106,7 +108,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     """
     versions.check(scheduler)
     at = endpoint_of(scheduler, endpoint)
-    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, front_path(at))
+    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, reports_path(at))
     num_blocks = None if watcher.books is None else watcher.books.num_blocks
     attachment = Attachment(
         AttachedEngine(
@@ -140,18 +142,18 @@ class _VllmHooks:
         hooks.wrap("schedule", lambda method: self._around_schedule(attachment, method))
         hooks.wrap("update_from_output", lambda method: self._around_update(attachment, method))
         hooks.wrap("add_request", lambda method: self._around_add(attachment, method))
-        hooks.wrap("finish_requests", lambda method: attachment.after(method, self._note_ended))
+        hooks.wrap("finish_requests", lambda method: attachment.after(method, watcher.note_ended))
         if not versions.names_preempted(scheduler):
             attachment.hooks_on(scheduler.waiting).wrap(
                 "prepend_request", lambda method: self._around_put_back(attachment, method)
             )
-        compilations.hook(attachment, watcher.recorder.hold_ups)
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
         if hasattr(scheduler, "reset_prefix_cache"):
             hooks.wrap("reset_prefix_cache", lambda method: self._around_reset(attachment, method))
         if hasattr(scheduler, "set_pause_state"):
-            hooks.wrap("set_pause_state", lambda method: self._around_pause(attachment, method))
+            note = functools.partial(self._note_pause, attachment.core)
+            hooks.wrap("set_pause_state", lambda method: attachment.after(method, note))
         if hasattr(scheduler, "shutdown"):
             hooks.wrap("shutdown", attachment.before_end)
         # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
@@ -290,17 +292,6 @@ class _VllmHooks:
 
         return stepscope_reset_prefix_cache
 
-    def _around_pause(
-        self, attachment: Attachment, pause: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        def stepscope_set_pause_state(*args: Any, **kwargs: Any) -> Any:
-            with attachment.lock:
-                result = pause(*args, **kwargs)
-                attachment.note(lambda: self._note_pause(attachment.core))
-                return result
-
-        return stepscope_set_pause_state
-
     def _note_pause(self, core: AttachedCore) -> None:
         match versions.halt(self._scheduler):
             case None:
@@ -309,6 +300,3 @@ class _VllmHooks:
                 core.note_change(Pause(who=_API), "running requests end, the others wait")
             case _:
                 core.note_change(Pause(who=_API), "")
-
-    def _note_ended(self) -> None:
-        self._watcher.note_ended()

@@ -9,29 +9,24 @@ import asyncio
 import functools
 import logging
 import os
-import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-import msgspec
-
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.front_reports import Report
+from stepscope.engine.adapters.vllm.reports import FrontReport, ReportSender
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
-from stepscope.engine.transport.endpoints import front_path
+from stepscope.engine.transport.endpoints import reports_path
 
 log = logging.getLogger("vllm.stepscope")
 
 _FLUSH_S = 0.05
 _MOST_CHUNKS = 2_000  # in one report, which must fit into a datagram
-_MOST_REPORTS = 256  # that wait for room in the engine's socket
 _MOST_REQUESTS = 65_536
 _STREAM = "_stepscope"
 _http_ns: ContextVar[int | None] = ContextVar("stepscope_http_ns", default=None)
@@ -49,7 +44,7 @@ def _watch(llm: Any, endpoint: str) -> None:
 
     size = llm.vllm_config.parallel_config.data_parallel_size
     ranks = {versions.data_parallel_rank(llm), *range(size)}
-    paths = [front_path(rank_endpoint(endpoint, rank, size)) for rank in sorted(ranks)]
+    paths = [reports_path(rank_endpoint(endpoint, rank, size)) for rank in sorted(ranks)]
     watched = FrontEndWatch(getattr(llm.engine_core, "client_index", 0), paths)
     watched.hook(llm.output_processor)
     _hook_queues(RequestOutputCollector)
@@ -103,14 +98,11 @@ class FrontEndWatch:
     def __init__(self, number: int, paths: Sequence[Path]) -> None:
         self.batch_ns = 0  # when the batch came whose outputs are being processed
         self.is_on = True
-        self._number, self._paths = number, list(map(str, paths))
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._number, self._sender = number, ReportSender(paths)
         self._hooks: Hooks | None = None
         self._numbers: dict[str, int] = {}
         self._next_number = 0
         self._is_flush_due = False
-        self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_MOST_REPORTS)
         self._begin()
 
     def _begin(self) -> None:
@@ -210,18 +202,10 @@ class FrontEndWatch:
     def _flush(self) -> None:
         if self._taken or self._chunks or self._ended:
             front = FrontEnd.of(self._number, self._taken, self._chunks, self._ended)
-            payload = msgspec.msgpack.encode(Report(os.getpid(), front, self._names))
+            self._sender.put(FrontReport(os.getpid(), front, self._names))
             self._begin()
-            self._unsent += [(path, payload) for path in self._paths]
-        for _ in range(len(self._unsent)):
-            path, payload = self._unsent.popleft()
-            try:
-                self._socket.sendto(payload, path)
-            except BlockingIOError:  # the engine is busy
-                self._unsent.append((path, payload))
-                self._flush_soon()
-            except OSError:
-                continue  # there is no such engine
+        if not self._sender.flush():
+            self._flush_soon()
 
 
 def _hook_queues(queue_class: Any) -> None:

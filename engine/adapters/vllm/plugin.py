@@ -25,6 +25,7 @@ def register() -> None:
     try:
         _wrap_choice(endpoint)
         _wrap_front_end(endpoint)
+        _wrap_workers(endpoint)
         if multiprocessing.parent_process() is None:
             _wrap_shutdown(endpoint)
     except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
@@ -106,8 +107,22 @@ def _wrap_front_end(endpoint: str) -> None:
 
         front_end.hook(endpoint, after)
 
+        _wrap_workers(endpoint)  # for processes forked from this one
+
     if (arguments := sys.modules.get("vllm.engine.arg_utils")) is not None:
         after(arguments.EngineArgs, "create_engine_config", hook)
+
+
+def _wrap_workers(endpoint: str) -> None:
+    """Wrap what each worker does once vLLM's groups of ranks are there."""
+
+    def watch(wrapper: Any, _: None) -> None:
+        from stepscope.engine.adapters.vllm import ranks
+
+        ranks.watch(wrapper.worker, endpoint)
+
+    if (module := sys.modules.get("vllm.v1.worker.worker_base")) is not None:
+        after(module.WorkerWrapperBase, "init_device", watch)
 
 
 def after(owner: Any, name: str, ours: Callable[[Any, Any], None]) -> None:

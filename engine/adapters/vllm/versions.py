@@ -87,6 +87,24 @@ def data_parallel_rank(owner: Any) -> int:
     return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)
 
 
+def rank_sizes(parallel: Any) -> tuple[int, int]:
+    """Return the ranks of a pipeline stage, and the number of stages, of an engine.
+
+    (1, 1) if its ranks are arranged in another way: then their times are not told apart.
+    """
+    size = int(getattr(parallel, "tensor_parallel_size", 1))
+    num_stages = int(getattr(parallel, "pipeline_parallel_size", 1))
+    is_usual = getattr(parallel, "world_size", 1) == size * num_stages
+    return (size, num_stages) if is_usual else (1, 1)
+
+
+def is_eager_on_cpu(config: Any) -> bool:
+    """Whether workers call collectives from Python, and wait there for the other ranks."""
+    compilation = config.compilation_config
+    mode = getattr(compilation, "mode", getattr(compilation, "level", None))
+    return not mode and config.device_config.device_type == "cpu"
+
+
 def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
     """Return the names of the attributes that hold waiting requests in this version."""
     return tuple(name for name in _QUEUES if hasattr(scheduler, name))

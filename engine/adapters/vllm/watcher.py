@@ -12,8 +12,9 @@ from stepscope.engine.adapters.attached.unfinished_step import Held, UnfinishedS
 from stepscope.engine.adapters.vllm import versions, waits
 from stepscope.engine.adapters.vllm.block_books import BlockBooks, VllmPrefixHashes
 from stepscope.engine.adapters.vllm.device_times import DeviceTimes
-from stepscope.engine.adapters.vllm.front_reports import FrontReports
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
+from stepscope.engine.adapters.vllm.ranks import RankTable
+from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import Aborted, EngineState, Finished, RequestEvent
@@ -55,7 +56,7 @@ class VllmWatcher:
         device_times: None if the GPU times are unknown.
     """
 
-    def __init__(self, scheduler: VllmScheduler, front_path: Path) -> None:
+    def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
         self._has_cadence = hasattr(scheduler, versions.CADENCE)
@@ -68,7 +69,10 @@ class VllmWatcher:
         if self.books is not None and self._hashes is not None:
             self._judged = JudgedBlocks(self.books.num_blocks, size)
         self.recorder = StepRecorder(self.books, caches_prefixes, self._judged)
-        self.reports = FrontReports(front_path, self.recorder)
+        sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
+        self._ranks = RankTable(*sizes)
+        self._has_ranks = sizes != (1, 1)
+        self.reports = ProcessReports(reports_path, self.recorder, self._ranks.add)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
         self._held: Mapping[str, Held] = {}  # as of the last `schedule()`
@@ -130,6 +134,8 @@ class VllmWatcher:
             self._freeing.add(id(out))
         elif not out.total_num_scheduled_tokens:
             return None
+        if self._has_ranks and out.total_num_scheduled_tokens:
+            self._ranks.stamp(out)
         num_seats = versions.num_seats(scheduler)
         num_waiting = versions.num_waiting(scheduler, self._queues)
         is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
@@ -269,13 +275,17 @@ class VllmWatcher:
             num_got: for each request with drafts, how many tokens it got.
             kv_used: share of the KV pool in use, see `kv_used`.
         """
+        if not out.total_num_scheduled_tokens:  # other steps may be in flight, as in a pipeline
+            self.recorder.settle_empty()
+            return None
         step = self.recorder.take(lambda step: step.key is out)
         if step is None:
-            if out.total_num_scheduled_tokens:
-                raise RuntimeError("vLLM finished a step that it did not schedule")
-            return None
+            raise RuntimeError("vLLM finished a step that it did not schedule")
         if self.device_times is not None:
             step.device_ns = self.device_times.take_ns(out)
+        if self._has_ranks:
+            self.reports.read()
+            step.ranks = self._ranks.of(out, step.start_ns, tokens_ns)
         step.cuda_graph, step.num_padded_tokens = graph
         for tracked in step.drafted:
             step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)

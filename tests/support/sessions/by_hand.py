@@ -101,6 +101,10 @@ def figures_by_hand(
         "steps": len(steps),
         "seconds": seconds,
     }
+    if ranked := [step for step in steps if step.ranks]:
+        work_ns = [sorted(rank.work_ns for rank in step.ranks or ()) for step in ranked]  # of two
+        took_ns = sum(step.tokens_ns - step.schedule_start_ns for step in ranked)
+        found["rank_wait"] = sum(longer - shorter for shorter, longer in work_ns) / took_ns
     for kind, samples in {
         "ttft": list(ttft.values()),
         "itl": gaps,

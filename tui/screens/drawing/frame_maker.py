@@ -11,10 +11,11 @@ from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import recorded_extent, replay_of
 from stepscope.tui.settings.action_table import Page
+from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.chart_columns import COLUMN_NS
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.pages import compare_page, fleet_page
+from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.view import View
 
@@ -85,9 +86,10 @@ class FrameMaker:
         frame.status = session.source.status
         if view.page == "fleet":
             fleet_view = session.fleet_view
-            fleet_view.shown = fleet_page.columns(canvas.area.width)
             recorded = frozenset(fleet_view.name_of(each) for each in session.switches.active)
             frame.fleet = fleet_view.page(fleet_view.name_of(session.source), recorded)
+            places = fleet_columns.placed(frame.fleet, canvas.area.width - 2)
+            fleet_view.shown = tuple(place.column.key for place in places)
         is_compare = view.page == "compare"
         session.compare.watch(is_compare, session.source)
         if is_compare:

@@ -5,10 +5,12 @@ A column has a width for narrow screens and one for wide screens.
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import NUM_LOADS, EngineLine
 from stepscope.recordings.fleets.imbalance import FleetFigure
+from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
@@ -16,6 +18,7 @@ from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
+_Value = TypeVar("_Value")
 
 
 class FleetColumn(NamedTuple):
@@ -26,7 +29,7 @@ class FleetColumn(NamedTuple):
     name: str
     narrow: int
     wide: int
-    draw: Callable[[EngineLine, FleetPage], Run]
+    draw: Callable[[EngineFigures], Run] | None  # None: state, or the load that is drawn apart
     figure: FleetFigure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
@@ -69,100 +72,65 @@ def _ago(seconds: float) -> str:
     return f"{seconds / 3600:.0f}h"
 
 
-def _text(value: str | None, style: str = "text") -> Run:
-    """Return a value with its style; a dash if it is unknown, never a zero."""
-    return (UNKNOWN, "muted") if value is None else (value, style)
+def _known(value: _Value | None, text: Callable[[_Value], str], style: str = "text") -> Run:
+    """Return a value in words, with its style; a dash if it is unknown, never a zero."""
+    return (UNKNOWN, "muted") if value is None else (text(value), style)
 
 
-def _engine(line: EngineLine, page: FleetPage) -> Run:
-    figures = line.figures
-    return figures.name, "strong" if figures.is_up else "caution"
-
-
-def _running(line: EngineLine, page: FleetPage) -> Run:
-    figures = line.figures
-    if figures.num_running is None:
-        return _text(None)
+def _running(figures: EngineFigures) -> Run:
     seats = "" if figures.num_seats is None else f"/{fmt.short(figures.num_seats)}"
-    return _text(f"{fmt.short(figures.num_running)}{seats}")
+    return _known(figures.num_running, lambda number: f"{fmt.short(number)}{seats}")
 
 
-def _waiting(line: EngineLine, page: FleetPage) -> Run:
-    number = line.figures.num_waiting
-    return _text(None if number is None else fmt.short(number))
+def _latency(figures: EngineFigures, ms: float | None, bound_ms: float) -> Run:
+    is_estimate = figures.info is not None and figures.info.totals_every_s is not None
+    is_breach = ms is not None and ms > bound_ms
+    head, end = "≈" if is_estimate else "", "!" if is_breach else ""
+    style = "breach" if is_breach else "text"
+    return _known(ms, lambda ms: f"{head}{fmt.milliseconds(ms)}{end}", style)
 
 
-def _share(share: float | None) -> Run:
-    return _text(None if share is None else fmt.percent(share))
+def _counted(number: int | None) -> Run:
+    return _known(number, fmt.short, "caution" if number else "text")
 
 
-def _latency(line: EngineLine, ms: float | None, bound_ms: float) -> Run:
-    if ms is None:
-        return _text(None)
-    info = line.figures.info
-    is_estimate = info is not None and info.totals_every_s is not None
-    text = f"{'≈' if is_estimate else ''}{fmt.milliseconds(ms)}"
-    return (f"{text}!", "breach") if ms > bound_ms else _text(text)
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 99.95 else fmt.short(value)
 
 
-def _ttft(line: EngineLine, page: FleetPage) -> Run:
-    return _latency(line, line.figures.ttft_p95_ms, line.figures.slo.ttft_ms)
-
-
-def _itl(line: EngineLine, page: FleetPage) -> Run:
-    return _latency(line, line.figures.itl_p95_ms, line.figures.slo.itl_ms)
-
-
-def _preemptions(line: EngineLine, page: FleetPage) -> Run:
-    number = line.figures.num_preempted
-    return _text(None if number is None else fmt.short(number), "caution" if number else "text")
-
-
-def _lost(line: EngineLine, page: FleetPage) -> Run:
-    lost = line.figures.num_lost
-    return _text(None if lost is None else fmt.short(lost), "caution" if lost else "text")
-
-
-def _rate(value: float | None) -> Run:
-    if value is None:
-        return _text(None)
-    return _text(f"{value:.1f}" if value < 99.95 else fmt.short(value))
-
-
-def _model(line: EngineLine, page: FleetPage) -> Run:
-    info = line.figures.info
-    return _text(None if info is None else model_text(info), "muted")
-
-
-def _no_text(line: EngineLine, page: FleetPage) -> Run:
-    return "", "text"
+def _ranks(figures: EngineFigures) -> Run:
+    style = "caution" if (figures.rank_wait or 0) >= MATTERS else "text"
+    return _known(figures.rank_wait, lambda w: f"{figures.slow_rank} {fmt.percent(w)}", style)
 
 
 COLUMNS: tuple[FleetColumn, ...] = (
-    FleetColumn("engine", "engine", "engine", 10, 20, _engine, is_right=False),
-    FleetColumn(
-        "state", "state", "state", 11, 14, lambda line, _: state_text(line), is_right=False
-    ),
+    FleetColumn("engine", "engine", "engine", 10, 20,
+                lambda f: (f.name, "strong" if f.is_up else "caution"), is_right=False),
+    FleetColumn("state", "state", "state", 11, 14, None, is_right=False),
     FleetColumn("run", "run", "running", 7, 9, _running),
-    FleetColumn("wait", "wait", "waiting", 5, 8, _waiting, "waiting"),
-    FleetColumn("kv", "KV", "KV", 5, 5, lambda line, _: _share(line.figures.kv_used), "kv"),
+    FleetColumn("wait", "wait", "waiting", 5, 8,
+                lambda f: _known(f.num_waiting, fmt.short), "waiting"),
+    FleetColumn("kv", "KV", "KV", 5, 5, lambda f: _known(f.kv_used, fmt.percent), "kv"),
     FleetColumn("ttft", "TTFT", "TTFT p95", 6, 9,
-           _ttft, "ttft"),
+                lambda f: _latency(f, f.ttft_p95_ms, f.slo.ttft_ms), "ttft"),
     FleetColumn("itl", "ITL", "ITL p95", 6, 8,
-           _itl, "itl"),
-    FleetColumn("budget", "bud", "budget", 4, 7, lambda line, _: _share(line.figures.budget_used)),
-    FleetColumn("preempt", "pre", "preempt/m", 4, 10, _preemptions, "preemptions"),
-    FleetColumn("gap", "gap", "gap", 4, 4, _lost),
-    FleetColumn("steps", "", "steps/s", 0, 8, lambda line, _: _rate(line.figures.steps_per_s)),
-    FleetColumn("out", "", "tok/s", 0, 7, lambda line, _: _rate(line.figures.output_tokens_per_s)),
-    FleetColumn(
-        "hit", "", "hit", 0, 5, lambda line, _: _share(line.figures.prefix_hit_rate), "hits"
-    ),
-    FleetColumn("model", "", "model", 0, 18, _model, is_right=False),
-    FleetColumn("load", "load", "load: requests in it", 0, 0, _no_text, is_right=False),
+                lambda f: _latency(f, f.itl_p95_ms, f.slo.itl_ms), "itl"),
+    FleetColumn("budget", "bud", "budget", 4, 7, lambda f: _known(f.budget_used, fmt.percent)),
+    FleetColumn("preempt", "pre", "preempt/m", 4, 10,
+                lambda f: _counted(f.num_preempted), "preemptions"),
+    FleetColumn("gap", "gap", "gap", 4, 4, lambda f: _counted(f.num_lost)),
+    FleetColumn("steps", "", "steps/s", 0, 8, lambda f: _known(f.steps_per_s, _rate)),
+    FleetColumn("out", "", "tok/s", 0, 7, lambda f: _known(f.output_tokens_per_s, _rate)),
+    FleetColumn("hit", "", "hit", 0, 5, lambda f: _known(f.prefix_hit_rate, fmt.percent), "hits"),
+    FleetColumn("ranks", "", "ranks wait", 0, 12, _ranks),
+    FleetColumn("model", "", "model", 0, 18,
+                lambda f: _known(f.info, model_text, "muted"),
+                is_right=False),
+    FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
 )  # fmt: skip
 _LEAST_SPARK = 5
-_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "hit", "out", "steps")  # left out in this order
+# Left out in this order.
+_WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "ranks", "hit", "out", "steps")
 _ROOMY_SPARK = 24
 
 
@@ -175,13 +143,15 @@ class PlacedColumn(NamedTuple):
     name: str
 
 
-def placed(width: int) -> list[PlacedColumn]:
+def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
     """Return the columns that fit into `width` cells, with their positions.
 
-    The load sparkline is the last column; it is left out if it would be too narrow.
+    The load sparkline is the last column; it is left out if it would be too narrow. So is that of
+    ranks if no engine has several.
     """
     is_wide = width >= 100
-    kept = [column for column in COLUMNS if column.key != "load"]
+    left_out = "" if any(rank_sizes(each.info) != (1, 1) for each in page.engines) else "ranks"
+    kept = [column for column in COLUMNS if column.key not in ("load", left_out)]
     kept = [column for column in kept if column.width(is_wide)]
     spark = COLUMNS[-1]
     for key in _WIDE_ONLY:
@@ -304,7 +274,7 @@ def row(
                 (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
             )
             break
-        text, style = column.draw(line, page)
+        text, style = column.draw(line.figures) if column.draw else state_text(line)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent
         is_name = column.key == "engine"

@@ -7,6 +7,7 @@ engine and comes back.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.fleets.figures import EngineFigures
@@ -17,7 +18,7 @@ from stepscope.tui.settings.action_table import Page
 
 ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",
-    "steps", "out", "hit", "model", "load",
+    "steps", "out", "hit", "ranks", "model", "load",
 ]  # fmt: skip
 _Rank: TypeAlias = Callable[[EngineLine], float | str | None]
 
@@ -36,21 +37,17 @@ def _state_rank(line: EngineLine) -> float:
     return -(_STATUSES.index(figures.status) * 10 + _STATES.index(figures.state))
 
 
+_FIGURES: dict[ColumnKey, str] = {
+    "run": "num_running", "wait": "num_waiting", "kv": "kv_used", "ttft": "ttft_p95_ms",
+    "itl": "itl_p95_ms", "budget": "budget_used", "preempt": "num_preempted", "gap": "num_lost",
+    "steps": "steps_per_s", "out": "output_tokens_per_s", "hit": "prefix_hit_rate",
+    "ranks": "rank_wait",
+}  # fmt: skip
 # The sort key of each column; engines with an unknown value come last in either direction.
 SORTS: dict[ColumnKey, _Rank] = {
     "engine": lambda line: natural(line.figures.name),
     "state": _state_rank,
-    "run": lambda line: line.figures.num_running,
-    "wait": lambda line: line.figures.num_waiting,
-    "kv": lambda line: line.figures.kv_used,
-    "ttft": lambda line: line.figures.ttft_p95_ms,
-    "itl": lambda line: line.figures.itl_p95_ms,
-    "budget": lambda line: line.figures.budget_used,
-    "preempt": lambda line: line.figures.num_preempted,
-    "gap": lambda line: line.figures.num_lost,
-    "steps": lambda line: line.figures.steps_per_s,
-    "out": lambda line: line.figures.output_tokens_per_s,
-    "hit": lambda line: line.figures.prefix_hit_rate,
+    **{key: attrgetter(f"figures.{name}") for key, name in _FIGURES.items()},
     "model": lambda line: None if line.figures.info is None else line.figures.info.model,
     "load": lambda line: line.figures.load,
 }

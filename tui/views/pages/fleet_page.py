@@ -102,7 +102,7 @@ def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKe
         return None
     table_height = _table_height(page, height, len(fleet_notes.notes(page, width - 2)))
     if y == 1:
-        for place in placed(width - 2):
+        for place in placed(page, width - 2):
             if place.x <= x - 1 <= place.x + place.width:
                 return place.column.key
     room = table_height - 3
@@ -110,11 +110,6 @@ def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKe
     if 0 <= y - 2 < room and number < len(page.lines):
         return page.lines[number].figures.name
     return None
-
-
-def columns(width: int) -> tuple[ColumnKey, ...]:
-    """Return the columns that a page of this width shows."""
-    return tuple(place.column.key for place in placed(width - 2))
 
 
 # Pieces
@@ -181,7 +176,7 @@ def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
 
 
 def _table(page: FleetPage, width: int, height: int, legend: Line) -> list[Line]:
-    places = placed(width - 2)
+    places = placed(page, width - 2)
     room = height - 3
     first = first_shown(len(page.lines), room, page.selected)
     body = [heading(places, page)]

@@ -26,7 +26,7 @@ from stepscope.tui.views.lines import (
     whole,
 )
 from stepscope.tui.views.pages import step_changes
-from stepscope.tui.views.panels import inspector, waiting_list
+from stepscope.tui.views.panels import inspector, rank_line, waiting_list
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 NARROW = 100  # below this width one column
@@ -62,18 +62,19 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         said: list[Line] = [((f" {text}", "muted"),) for text in totals_text.lines(frame)]
         title = ((f"record {step}", "title"), *_when(frame))
         return framed([*totals_text.figures(record), (), *said], width, height, title)
-    head_height = min(_HEAD_HEIGHT, max(6, height // 2))
+    left = width if width < NARROW else width // 2
+    costs = _costs(frame, record, summary, left - 2)
+    head_height = min(max(_HEAD_HEIGHT, len(costs) + 2), max(6, height // 2))
     if width < NARROW:
-        head = framed(_costs(frame, record, summary, width - 2), width, head_height, title)
+        head = framed(costs, width, head_height, title)
     else:
-        left = width // 2
         events = (
             *step_changes.draw(frame, record, summary, width - left - 2),
             *_longest(frame, record.step, width - left - 2),
             *inspector.event_lines(record, _before(frame, record)),
         )
         head = beside(
-            framed(_costs(frame, record, summary, left - 2), left, head_height, title),
+            framed(costs, left, head_height, title),
             framed(
                 events,
                 width - left,
@@ -176,7 +177,8 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     info = frame.history.info
     lines: list[Line] = [
         _timing(record, width),
-        _parts_line(record, width),
+        inspector.times_line(record, width, with_glyphs=True),
+        *rank_line.draw(record, info, width),
         *inspector.hold_up_lines(record, width),
         (
             (" budget  ", "muted"),
@@ -245,49 +247,13 @@ def _longest(frame: Frame, step: int, width: int) -> list[Line]:
 
 
 def _timing(record: StepRecord, width: int) -> Line:
-    total_ns = max(1, record.tokens_ns - record.schedule_start_ns)
-    scheduled, launch = record.schedule_end_ns, record.launch_ns
-    room = max(8, width - 16)
-    runs: list[Run] = [(f" {fmt.milliseconds(total_ns / 1e6):>6} ms ", "strong")]
-    if scheduled is None or launch is None:
-        return (*runs, ("━" * room, "decode"))
-    parts = (
-        ("s", "cached", scheduled - record.schedule_start_ns),
-        ("l", "muted", launch - scheduled),
-        ("━", "decode", record.tokens_ns - launch),
-    )
-    shares = cells_by_share([ns for _, _, ns in parts], room)
-    return (
-        *runs,
-        *((glyph * cells, style) for (glyph, style, _), cells in zip(parts, shares, strict=True)),
-    )
-
-
-def _parts_line(record: StepRecord, width: int) -> Line:
-    """Return the legend of the time bar: glyph, name and duration of each part."""
-    scheduled, launch = record.schedule_end_ns, record.launch_ns
-    if scheduled is None or launch is None:
-        return inspector.times_line(record, width)
-    device_ms = None if record.device_ns is None else record.device_ns / 1e6
-    parts = (
-        ("s", "schedule", (scheduled - record.schedule_start_ns) / 1e6, "cached"),
-        ("l", "launch", (launch - scheduled) / 1e6, "muted"),
-        ("━", "model", (record.tokens_ns - launch) / 1e6, "decode"),
-        ("", "device", device_ms, "text"),
-    )
-    line: Line = ()
-    for head, gap, most in ((" ms: ", "  ", 8), (" ", "  ", 8), ("", " ", 6), (" ", " ", 3)):
-        runs: list[Run] = [(head, "muted")]
-        for sign, name, ms, style in parts:
-            before = gap if len(runs) > 1 else ""
-            runs.append((f"{before}{sign}", style))
-            word = name if len(name) <= most or not sign else name[: min(most, 5)]
-            runs.append((f"{' ' if sign else ''}{word} ", "muted"))
-            runs.append((fmt.milliseconds(ms), "text"))
-        line = tuple(runs)
-        if length_of(line) <= width:
-            break
-    return line
+    took_ms = max(1, record.tokens_ns - record.schedule_start_ns) / 1e6
+    room, known = max(8, width - 16), [ns for ns in inspector.parts_ns(record) if ns is not None]
+    took: Run = (f" {fmt.milliseconds(took_ms):>6} ms ", "strong")
+    if len(known) < len(inspector.PARTS):
+        return (took, ("━" * room, "decode"))
+    parts = zip(inspector.PARTS, cells_by_share(known, room), strict=True)
+    return (took, *((glyph * cells, style) for (glyph, _, style), cells in parts))
 
 
 def _kv(record: StepRecord, bar_width: int, width: int) -> Line:

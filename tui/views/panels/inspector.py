@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 
 from stepscope.engine.protocol.wire import (
     CACHED,
@@ -25,7 +26,8 @@ from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Field, Line, Run, clean, framed, whole
+from stepscope.tui.views.lines import Field, Line, Run, clean, framed, length_of, whole
+from stepscope.tui.views.panels import rank_line
 
 _MAX_TEXT = 48
 
@@ -53,7 +55,8 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         *waiting_lines(record, width),
         _blocks(record),
     ]
-    tail += [times_line(record, width), *hold_up_lines(record, width)]
+    tail += [times_line(record, width), *rank_line.draw(record, frame.history.info, width)]
+    tail += hold_up_lines(record, width)
     is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
     if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
@@ -155,28 +158,38 @@ def _blocks(record: StepRecord) -> Line:
     )
 
 
-def times_line(record: StepRecord, width: int) -> Line:
-    """Return a line on how long each part of a step took, in ms; closer together in little room."""
+PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
 
-    def between(start_ns: int | None, end_ns: int | None) -> str:
-        if start_ns is None or end_ns is None:
-            return "—"
-        return fmt.milliseconds((end_ns - start_ns) / 1e6)
 
-    device_ms = None if record.device_ns is None else record.device_ns / 1e6
-    times = (
-        ("schedule", between(record.schedule_start_ns, record.schedule_end_ns), "cached"),
-        ("launch", between(record.schedule_end_ns, record.launch_ns), "text"),
-        ("model", between(record.launch_ns, record.tokens_ns), "decode"),
-        ("device", fmt.milliseconds(device_ms), "text"),
-    )
-    gap = "  " if 4 + sum(len(name) + len(text) + 3 for name, text, _ in times) <= width else " "
-    line: list[Run] = [(" ms:", "muted")]
-    for name, text, style in times:
-        before = gap if len(line) > 1 else " "
-        name = name if len(gap) > 1 else name.removesuffix("ule")
-        line += [(f"{before}{name} ", "muted"), (text, style)]
-    return tuple(line)
+def parts_ns(record: StepRecord) -> list[int | None]:
+    """Return how long a step was scheduled, launched, and run on the device as the host saw it."""
+    at_ns = (record.schedule_start_ns, record.schedule_end_ns, record.launch_ns, record.tokens_ns)
+    return [None if a is None or b is None else b - a for a, b in pairwise(at_ns)]
+
+
+def times_line(record: StepRecord, width: int, *, with_glyphs: bool = False) -> Line:
+    """Return a line on how long each part of a step took, in ms; closer together in little room.
+
+    `with_glyphs`: as the legend of the bar that they are drawn in, if all are known.
+    """
+    known = parts_ns(record)
+    with_glyphs = with_glyphs and None not in known
+    parts = [*zip(PARTS, known, strict=True), (("", "device", "text"), record.device_ns)]
+    line: Line = ()
+    for head, gap, most in ((" ms: ", "  ", 8), (" ", "  ", 8), ("", " ", 6), (" ", " ", 3)):
+        runs: list[Run] = [(head, "muted")]
+        for (glyph, name, style), ns in parts:
+            word = name if len(name) <= most or not glyph else name[: min(most, 5)]
+            sign, before = glyph if with_glyphs else "", gap if len(runs) > 1 else ""
+            runs.append((f"{before}{sign}", style if with_glyphs else "muted"))
+            text = fmt.milliseconds(None if ns is None else ns / 1e6)
+            is_plain = with_glyphs or style == "muted"
+            runs.append((f"{' ' if sign else ''}{word} ", "muted"))
+            runs.append((text, "text" if is_plain else style))
+        line = tuple(runs)
+        if length_of(line) <= width:
+            break
+    return line
 
 
 def draft_lines(record: StepRecord) -> list[Line]:

@@ -1,4 +1,4 @@
-"""What vLLM's API servers tell of requests, as the engine's process gets it.
+"""What vLLM's other processes tell, on its way to the engine's process: API servers and workers.
 
 Each sends its reports to a Unix socket beside the endpoint, and never waits. A report that does not
 arrive leaves unknown what it told.
@@ -6,6 +6,8 @@ arrive leaves unknown what it told.
 
 import contextlib
 import socket
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,11 +20,11 @@ from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _MAX_BYTES = 1 << 20
-_MOST_REPORTS = 64  # read at once
+_MOST_REPORTS = 256  # read at once, or waiting to be sent
 _MOST_REQUESTS = 16_384  # known by name
 
 
-class Report(Struct, array_like=True, frozen=True):
+class FrontReport(Struct, array_like=True, frozen=True, tag=True):
     """What one API server did. It has numbers of its own for requests, from 0.
 
     Attributes:
@@ -34,17 +36,63 @@ class Report(Struct, array_like=True, frozen=True):
     names: list[str]
 
 
-_decode = msgspec.msgpack.Decoder(Report).decode
+class RankReport(Struct, array_like=True, frozen=True, gc=False, tag=True):
+    """A rank's part of the forward pass of a step.
+
+    Attributes:
+        step: the stamp of its scheduler output.
+        forward_ns: from `begin_ns` until its result was there: logits, or what the next stage gets.
+        wait_ns: of that, in collectives; None: unknown.
+    """
+
+    step: int
+    number: int
+    begin_ns: int
+    forward_ns: int
+    wait_ns: int | None
 
 
-class FrontReports:
-    """Reads reports, and hands them to the recorder with the recorder's request ids.
+_decode = msgspec.msgpack.Decoder(FrontReport | RankReport).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ReportSender:
+    """Sends reports to the sockets of engines; one that is not there is left out."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(map(str, paths))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_MOST_REPORTS)
+
+    def put(self, report: FrontReport | RankReport) -> None:
+        """Queue a report; beyond `_MOST_REPORTS` the oldest goes."""
+        payload = _encode(report)
+        self._unsent += [(path, payload) for path in self._paths]
+
+    def flush(self) -> bool:
+        """Send what is queued. Returns False if an engine is too busy to get all of it now."""
+        for _ in range(len(self._unsent)):
+            path, payload = self._unsent.popleft()
+            try:
+                self._socket.sendto(payload, path)
+            except BlockingIOError:
+                self._unsent.append((path, payload))
+            except OSError:
+                continue  # there is no such engine
+        return not self._unsent
+
+
+class ProcessReports:
+    """Reads reports: what is of requests goes to the recorder, with its request ids.
 
     Use it only inside `with attachment.notes.done()`.
     """
 
-    def __init__(self, path: Path, recorder: StepRecorder) -> None:
-        self._path, self._recorder = path, recorder
+    def __init__(
+        self, path: Path, recorder: StepRecorder, add_rank: Callable[[RankReport], None]
+    ) -> None:
+        self._path, self._recorder, self._add_rank = path, recorder, add_rank
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._arrived: dict[str, int] = {}
@@ -82,9 +130,13 @@ class FrontReports:
             except OSError:  # none is there
                 return
             with contextlib.suppress(msgspec.DecodeError):
-                self._take(_decode(payload))
+                report = _decode(payload)
+                if isinstance(report, RankReport):
+                    self._add_rank(report)
+                else:
+                    self._take(report)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: FrontReport) -> None:
         front, server = report.front, (report.front.number, report.pid)
         taken = []
         for name, row in zip(report.names, front.taken, strict=False):
@@ -93,16 +145,9 @@ class FrontReports:
                 _keep(self._early, name, (server, row))
             else:
                 taken.append(self._known(server, row, request_id))
-        chunks = [
-            (request_id, came_ns, out_ns)
-            for number, came_ns, out_ns in front.chunks()
-            if (request_id := self._ids.get((*server, number))) is not None
-        ]
-        ended = [
-            (request_id, reason)
-            for number, reason in front.ended
-            if (request_id := self._ids.get((*server, number))) is not None
-        ]
+        ids, of = self._ids, server
+        chunks = [(ids[*of, at], came, out) for at, came, out in front.chunks() if (*of, at) in ids]
+        ended = [(ids[*of, at], reason) for at, reason in front.ended if (*of, at) in ids]
         for request_id, reason in ended:
             _keep(self._reasons, request_id, reason)
         if taken or chunks or ended:

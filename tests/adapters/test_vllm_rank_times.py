@@ -1,0 +1,390 @@
+"""Times of vLLM's tensor- and pipeline-parallel workers: who was waited for, and how long.
+
+The stand-ins compute and wait by a clock of the test, so the true times are known.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stepscope.engine.adapters.vllm import plugin
+from stepscope.engine.adapters.vllm import ranks as rank_module
+from stepscope.engine.adapters.vllm.ranks import _STAMP, RankTable
+from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
+from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
+from stepscope.recordings.attribution.explain import Explainer
+from stepscope.recordings.fleets.figures import figures, measure
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.ranks import late_rank, names, waited_for
+from stepscope.tui.views.charts.fleet_columns import COLUMNS
+from stepscope.tui.views.panels import rank_line
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.engines.fake_engine import info as fake_info
+from tests.support.sessions.history_steps import step
+
+MS = 1_000_000
+TRANSFER_MS = 1
+
+
+class Clock:
+    now_ns = 1_000 * MS
+
+    @classmethod
+    def spend(cls, ms: float) -> None:
+        cls.now_ns += round(ms * MS)
+
+    @classmethod
+    def until(cls, ns: int) -> None:
+        cls.now_ns = max(cls.now_ns, ns)
+
+
+class Communicator:
+    """A group's: all ranks leave a collective together. The test knows when the last one comes."""
+
+    last_ns = 0
+
+    def all_reduce(self, tensor: str) -> str:
+        Clock.until(self.last_ns)
+        Clock.spend(TRANSFER_MS)
+        return tensor
+
+    def combine(self, tensor: str) -> str:
+        return self.all_reduce(tensor)  # one collective within another counts once
+
+
+class PipelineGroup:
+    """Sends to the next stage and waits until that has got it."""
+
+    world_size = 1
+
+    def isend_tensor_dict(self, tensors: object) -> list[object]:
+        Clock.spend(50)
+        return []
+
+
+class Worker:
+    """vLLM's: `run` is what the forward pass does."""
+
+    def __init__(self, rank: int, parallel: SimpleNamespace, mode: int = 0) -> None:
+        self.rank = rank
+        self.vllm_config = SimpleNamespace(
+            parallel_config=parallel,
+            compilation_config=SimpleNamespace(mode=mode),
+            device_config=SimpleNamespace(device_type="cpu"),
+        )
+        self.communicator = Communicator()
+        self.pipeline = PipelineGroup()
+        self.run: Callable[[], object] = lambda: None
+
+    def execute_model(self, scheduler_output: object) -> object:
+        return self.run()
+
+    def sample_tokens(self, grammar: None) -> str:
+        Clock.spend(2)
+        return "tokens"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_module, "monotonic_ns", lambda: Clock.now_ns)
+
+
+def parallel(tensor: int, pipeline: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        data_parallel_size=1,
+        data_parallel_rank=0,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        world_size=tensor * pipeline,
+    )
+
+
+def join(worker: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the plugin in the process of a worker, as vLLM does before the worker is built."""
+    state, base = ModuleType("parallel_state"), ModuleType("worker_base")
+    tensor = SimpleNamespace(
+        world_size=worker.vllm_config.parallel_config.tensor_parallel_size,
+        device_communicator=worker.communicator,
+    )
+    vars(state).update(_TP=tensor, _EP=tensor, _DP=None, get_pp_group=lambda: worker.pipeline)
+
+    class WorkerWrapperBase:
+        def init_device(self) -> None:
+            self.worker = worker
+
+    vars(base).update(WorkerWrapperBase=WorkerWrapperBase)
+    monkeypatch.setitem(sys.modules, "vllm.distributed", SimpleNamespace(parallel_state=state))
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", base)
+    plugin._wrap_workers(f"ipc://{folder}/vllm")
+    WorkerWrapperBase().init_device()
+
+
+def engine(attach: Attach, tensor: int, pipeline: int) -> tuple[PlayedScheduler, Any]:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    scheduler.vllm_config.parallel_config = parallel(tensor, pipeline)
+    return scheduler, attach(scheduler)
+
+
+def play(
+    scheduler: PlayedScheduler, attachment: Any, run: Callable[[SimpleNamespace, int], None]
+) -> list[StepRecord]:
+    """Let `run` have each output that runs a request, and its number; return the records."""
+    number = 0
+    for call in scheduler.play():
+        if call == "schedule" and scheduler.outputs[-1].total_num_scheduled_tokens:
+            run(scheduler.outputs[-1], number)
+            number += 1
+        with attachment.notes.done():
+            attachment._read()  # the socket holds a few reports, and no step takes time here
+    with attachment.notes.done():
+        return [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+
+
+def side_by_side(
+    workers: Sequence[Worker], out: SimpleNamespace, begins: Sequence[float], work: Sequence[float]
+) -> None:
+    """Run a step on all ranks of a stage, which begin and compute for so many ms, then meet."""
+    start_ns = Clock.now_ns
+    arrived = [start_ns + round((b + w) * MS) for b, w in zip(begins, work, strict=True)]
+    for worker, begin, ms in zip(workers, begins, work, strict=True):
+        Clock.now_ns = start_ns + round(begin * MS)
+
+        def run(worker: Worker = worker, ms: float = ms) -> None:
+            Clock.spend(ms)
+            worker.communicator.last_ns = max(arrived)
+            worker.communicator.combine("tensor")
+
+        worker.run = run
+        assert worker.execute_model(out) is None
+        assert worker.sample_tokens(None) == "tokens"
+
+
+def test_a_rank_that_computes_longer_or_begins_later_is_named(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 2, 1)
+    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
+    for worker in workers:
+        join(worker, tmp_path, monkeypatch)
+
+    def run(out: SimpleNamespace, number: int) -> None:
+        begins, work = [((0, 0), (12.0, 18.5)), ((3, 0), (5.0, 5.0))][number % 2]
+        side_by_side(workers, out, begins, work)
+
+    records = play(scheduler, attachment, run)
+    assert len(records) > 20
+    for record in records:
+        assert record.ranks is not None
+        found = [(each.work_ns / MS, (each.wait_ns or 0) / MS) for each in record.ranks]
+        waited = waited_for(record.ranks)
+        assert waited is not None
+        if record.step % 2 == 0:
+            assert found == [(12.0, 6.5 + TRANSFER_MS), (18.5, TRANSFER_MS)]
+            assert (names(record.ranks)[waited[0]], waited[1]) == ("tp1", 6.5 * MS)
+        else:
+            assert found == [(8.0, TRANSFER_MS), (5.0, 3.0 + TRANSFER_MS)]
+            assert (names(record.ranks)[waited[0]], waited[1]) == ("tp0", 3 * MS)
+    assert attachment.core.info.pipeline_parallel_size == 1
+
+
+def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 2, 1)
+    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
+    for worker in workers:
+        join(worker, tmp_path, monkeypatch)
+
+    def run(out: SimpleNamespace, number: int) -> None:
+        told = workers if number % 3 else workers[:1]
+        side_by_side(told, out, [0.0] * len(told), [number + 1.0] * len(told))
+
+    for record in play(scheduler, attachment, run):
+        if record.step % 3:
+            assert record.ranks is not None
+            assert [each.work_ns for each in record.ranks] == [(record.step + 1) * MS] * 2
+        else:
+            assert record.ranks is None
+
+
+def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 1, 2)
+    workers = [Worker(rank, parallel(1, 2)) for rank in range(2)]
+    for worker in workers:
+        join(worker, tmp_path, monkeypatch)
+
+    def run(out: SimpleNamespace, number: int) -> None:
+        start_ns = Clock.now_ns
+
+        def first() -> None:
+            Clock.spend(4)
+            workers[0].pipeline.isend_tensor_dict("hidden states")
+
+        def second() -> None:
+            Clock.until(start_ns + 4 * MS)  # it receives
+            Clock.spend(10)
+
+        workers[0].run, workers[1].run = first, second
+        workers[0].execute_model(out)
+        Clock.now_ns = start_ns
+        workers[1].execute_model(out)
+        workers[1].sample_tokens(None)
+
+    for record in play(scheduler, attachment, run):
+        assert record.ranks is not None
+        assert [each.stage for each in record.ranks] == [0, 1]
+        assert [each.work_ns for each in record.ranks] == [4 * MS, 10 * MS]
+        assert [each.wait_ns for each in record.ranks] == [0, 0]
+        assert names(record.ranks) == ["pp0", "pp1"]
+
+
+def test_an_empty_stage_is_one_without_work_while_the_engine_had_some() -> None:
+    table = RankTable(1, 2)
+
+    def ran(number: int, start_ms: int) -> list[RankTimes]:
+        out = SimpleNamespace(**{_STAMP: number})
+        begin = start_ms * MS
+        # 4 ms in the first stage, then 8 in the second, which then samples for 2.
+        table.add(RankReport(number, 0, begin, 4 * MS, 0))
+        table.add(RankReport(number, 1, begin, 12 * MS, 0))
+        found = table.of(out, begin, begin + 14 * MS)
+        assert found is not None
+        return found
+
+    assert [each.empty_ns for each in ran(0, 100)] == [None, None]
+    # The engine was idle for 6 ms: in the other 14 each stage was empty while the other worked.
+    assert [each.empty_ns for each in ran(1, 120)] == [10 * MS, 4 * MS]
+
+
+def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 2, 1)
+    workers = [Worker(rank, parallel(2, 1), mode=3) for rank in range(2)]
+    for worker in workers:
+        join(worker, tmp_path, monkeypatch)
+        assert "all_reduce" not in vars(worker.communicator)
+    records = play(
+        scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 1.0))
+    )
+    assert all(each.wait_ns is None for record in records for each in record.ranks or ())
+
+
+def test_an_error_of_ours_in_a_worker_ends_its_watch_and_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(1, parallel(2, 1))
+    join(worker, tmp_path, monkeypatch)
+    assert "execute_model" in vars(worker)
+
+    def broken(self: object) -> bool:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(ReportSender, "flush", broken)
+    worker.run = lambda: "vLLM's own"
+    out = SimpleNamespace(**{_STAMP: 0})
+    assert [worker.execute_model(out) for _ in range(2)] == ["vLLM's own"] * 2
+    assert caplog.text.count("stepscope watches this worker no more: MemoryError") == 1
+
+
+def test_the_only_worker_of_an_engine_is_left_alone(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 1, 1)
+    worker = Worker(0, parallel(1, 1))
+    join(worker, tmp_path, monkeypatch)
+    assert "execute_model" not in vars(worker)
+    records = play(scheduler, attachment, lambda out, _: None)
+    assert not any(hasattr(out, _STAMP) for out in scheduler.outputs)
+    assert {record.ranks for record in records} == {None}
+
+
+def test_a_late_token_names_the_rank_that_held_its_step_up(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, attachment = engine(attach, 2, 1)
+    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
+    for worker in workers:
+        join(worker, tmp_path, monkeypatch)
+    play(scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 900.0)))
+    explainer = Explainer(0, 0)
+    for _, message in published(attachment):
+        explainer.take(message)
+    assert explainer.late
+    for late in explainer.late:
+        assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+    pieces = [piece for late in explainer.late for piece in late.pieces if piece.cause == "rank"]
+    assert pieces
+    assert {piece.detail for piece in pieces} == {"tp1"}
+    assert pieces[0].text.startswith("waited for rank tp1 in ")
+
+
+def test_of_many_ranks_the_worst_is_measured_by_the_median_of_the_others() -> None:
+    ranks = [RankTimes(0, ms * MS, 0, None) for ms in (10, 11, 10, 30, 12, 11, 28, 10)]
+    waited = waited_for(ranks)
+    assert waited == (3, 19 * MS)
+    stages = [
+        RankTimes(stage, ms * MS, 0, None) for stage, ms in ((0, 5), (0, 6), (1, 20), (1, 21))
+    ]
+    assert waited_for(stages) == (3, 15 * MS)
+    assert names(stages) == ["pp0 tp0", "pp0 tp1", "pp1 tp0", "pp1 tp1"]
+    assert waited_for(ranks[:1]) is None
+    assert late_rank(step(0, ranks=ranks)) == ("tp3", 19 * MS)
+    assert late_rank(step(0, ranks=ranks, tokens_ns=300 * MS)) is None  # as much as times vary
+
+
+def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach) -> None:
+    scheduler, attachment = engine(attach, 1, 2)
+    watcher = attachment._engine.watcher
+    nothing = SimpleNamespace(total_num_scheduled_tokens=0, preempted_req_ids=())
+    for call in scheduler.play():
+        if call == "schedule" and scheduler.outputs[-1].total_num_scheduled_tokens:
+            with attachment.notes.done():
+                assert watcher.recorder.has_step_in_flight
+                assert watcher.updated(nothing, (None, None), 0, 0, set(), {}, None) is None
+    assert attachment.is_attached
+
+
+def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str]:
+    return ["".join(text for text, _ in line) for line in rank_line.draw(record, info, width)]
+
+
+def test_the_steps_panel_says_who_was_waited_for_and_what_is_unknown(attach: Attach) -> None:
+    _, attachment = engine(attach, 2, 1)
+    info = replace(attachment.core.info, device="cpu")
+    ranks = [RankTimes(0, round(ms * MS), 0, None) for ms in (12.1, 18.4)]
+    assert lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS)) == [
+        " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"
+    ]
+    assert lines_of(info, step(0)) == [" ranks   unknown: not all of them told"]
+    assert lines_of(replace(info, tensor_parallel_size=1), step(0)) == []
+    even = [RankTimes(0, 12 * MS, None, None)] * 8
+    assert lines_of(replace(info, device="cuda"), step(0, ranks=even)) == [
+        " launch  slowest of 8 12.0 ms, median 12.0, spread 0.00, about even"
+    ]
+    stages = [RankTimes(0, 5 * MS, 0, 15 * MS), RankTimes(1, 6 * MS, 0, None)]
+    assert lines_of(info, step(0, ranks=stages))[1] == " empty   pp0 75%, pp1 —"
+
+
+def test_the_fleet_names_the_rank_that_its_others_wait_for_and_how_much_of_the_time() -> None:
+    history = History()
+    history.append(0, fake_info(tensor_parallel_size=2))
+    for number in range(20):
+        works = (2 * MS, 3 * MS) if number % 4 else (4 * MS, 2 * MS)
+        ranks = [RankTimes(0, work, 0, None) for work in works]
+        history.append(number + 1, step(number, [], ranks=ranks))
+    measured = measure(history)
+    assert measured.long.rank_wait == (15 * 1 + 5 * 2) / (20 * 8)
+    found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)  # type: ignore[arg-type]
+    assert (found.slow_rank, found.rank_wait) == ("tp1", measured.long.rank_wait)
+    [column] = [each for each in COLUMNS if each.key == "ranks"]
+    assert column.draw is not None
+    assert column.draw(found) == ("tp1 16%", "caution")
