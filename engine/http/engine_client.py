@@ -30,11 +30,11 @@ _BURST = 100  # messages read before other tasks on the loop get a turn
 
 
 class SocketReader:
-    """Passes each message that arrives on a socket to `take`, until `close`."""
+    """Passes each message that arrives on a socket to `receive`, until `close`."""
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[list[bytes]], None]) -> None:
         self._socket = socket
-        self._take = take
+        self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.FD)
         self._is_open = True
@@ -58,7 +58,7 @@ class SocketReader:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(frames)
+            self._receive(frames)
         self.nudge()
 
 
@@ -75,7 +75,7 @@ _T = TypeVar("_T")
 class Waiter(Protocol):
     """Receives the replies to one command. Its methods run on the loop and must not block."""
 
-    def take(self, command_id: int, reply: AnyReply) -> None: ...
+    def receive(self, command_id: int, reply: AnyReply) -> None: ...
 
     def lose(self, error: EngineUnreachable) -> None:
         """Called with the reason if no reply will arrive, because the engine is lost."""
@@ -152,7 +152,7 @@ class EngineClient:
         self._lost.clear()
         watch = SocketReader(monitor, lambda _: self._lost.set())
         self._socket = socket
-        self._reader = SocketReader(socket, self._take)
+        self._reader = SocketReader(socket, self._receive)
         try:
             socket.connect(self.endpoint.here.control)
             info = await self._hello()
@@ -219,7 +219,7 @@ class EngineClient:
         self._reader.nudge()
         return command_id
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _receive(self, frames: list[bytes]) -> None:
         try:
             identifier, payload = frames
             reply = replies.decode_reply(payload)
@@ -235,7 +235,7 @@ class EngineClient:
     def _hand(self, command_id: int, reply: AnyReply) -> None:
         waiter = self._waiters.get(command_id)
         if waiter is not None:
-            waiter.take(command_id, reply)
+            waiter.receive(command_id, reply)
 
     def _fail(self, error: EngineUnreachable) -> None:
         waiters, self._waiters = self._waiters, {}
@@ -252,7 +252,7 @@ class _PendingReply:
     def __init__(self) -> None:
         self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
 
-    def take(self, command_id: int, reply: AnyReply) -> None:
+    def receive(self, command_id: int, reply: AnyReply) -> None:
         if self.future.done():
             return
         if isinstance(reply, Error):

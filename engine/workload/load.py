@@ -185,10 +185,10 @@ class LoadGenerator:
         received = self._client.receive(timeout_s)
         while received is not None:
             self._heard_s = time.perf_counter()
-            self._take(*received)
+            self._apply(*received)
             received = self._client.receive(0.0)
 
-    def _take(self, command_id: int, reply: AnyReply) -> None:
+    def _apply(self, command_id: int, reply: AnyReply) -> None:
         request = self._open.get(command_id)
         if request is None:
             return  # the answer to an Abort

@@ -91,7 +91,7 @@ class LivePilot:
         if self.ended is None:
             self._begun_s = now_s if self._begun_s is None else self._begun_s
             self._look(now_s)
-            self._take_new()
+            self._apply_new()
         return self._steer(now_s) if self.ended is None else None
 
     def close(self) -> dict[str, KnobValue]:
@@ -126,25 +126,22 @@ class LivePilot:
             self._send(self.held, "", now_s)
         return None
 
-    def _take_new(self) -> None:
-        for message in self._feed.take_new():
+    def _apply_new(self) -> None:
+        for message in self._feed.drain():
             if isinstance(message, KnobsChanged):
-                self._take_knobs(message)
+                self._apply_knobs(message)
             elif isinstance(message, Audited):
                 if message.command == SetKnobs.__name__ and not message.code and not message.new:
                     self._end(f"{message.who} has ended it")  # its command changed nothing
                     self.held = {}
             elif isinstance(message, EngineStatus):
-                self._pilot.take_status(message)
+                self._pilot.apply_status(message)
             else:
-                self._pilot.take_step(message)
+                self._pilot.apply_step(message)
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """Check the telemetry.
-
-        End the autopilot if none comes, or if it comes from another engine.
-        """
+        """End the autopilot if no telemetry comes, or that of another engine."""
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True
@@ -157,9 +154,9 @@ class LivePilot:
         elif now_s - self._begun_s > _JOIN_S:
             self._end(f"no telemetry comes: {self._source.error or self._source.status}")
 
-    def _take_knobs(self, changed: KnobsChanged) -> None:
+    def _apply_knobs(self, changed: KnobsChanged) -> None:
         self._knobs |= changed.new
-        self._pilot.take_knobs(self._knobs, changed.effective_step)
+        self._pilot.apply_knobs(self._knobs, changed.effective_step)
         if self._version is not None and changed.version <= self._version:
             return  # this is our own change
         self._version = changed.version
@@ -188,11 +185,7 @@ class LivePilot:
         return Moved(before, move, step)
 
     def _send(self, changes: dict[str, KnobValue], reason: str, now_s: float) -> int | None:
-        """Set knobs and return the first step with the new values.
-
-        Returns None if that failed. Then the autopilot has ended, unless another client's change
-        came first.
-        """
+        """Set knobs and return the first step with them; None if that failed or came too late."""
         try:
             ack = self._client.set_knobs(
                 changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S

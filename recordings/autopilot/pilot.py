@@ -38,7 +38,7 @@ from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.history.journal import Journal
 from stepscope.recordings.simulation.fitting import seen_step
 
-_Taken: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
+_Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
 
 
@@ -50,9 +50,9 @@ class StepFeed(Journal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: deque[_Taken] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[_Message] = deque(maxlen=_MAX_WAITING)
 
-    def take_new(self) -> list[_Taken]:
+    def drain(self) -> list[_Message]:
         """Return the messages that came since the last call.
 
         Of very many, the oldest are dropped.
@@ -151,17 +151,17 @@ class Autopilot:
         """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
 
-    def take_step(self, step: StepRecord) -> None:
+    def apply_step(self, step: StepRecord) -> None:
         if step.batch:
             self._load.add(step)
             self._samples.add(seen_step(step, self._before))
         self._before = step
 
-    def take_status(self, status: EngineStatus) -> None:
+    def apply_status(self, status: EngineStatus) -> None:
         """Note whether an operator has paused the engine."""
         self._load.pauses = self._load.pauses.after(status)
 
-    def take_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
+    def apply_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client."""
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))
@@ -221,10 +221,7 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Lower `max_num_seqs` if steps are too long even with the smallest budget.
-
-        Raise it again once steps would be short enough with more running requests.
-        """
+        """Lower `max_num_seqs` if the smallest budget does not suffice; raise it again later."""
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -240,10 +237,7 @@ class Autopilot:
         return self._move(SEATS, seats, reason)
 
     def _correct(self) -> None:
-        """Adjust the margin to the share of late gaps, which shows the error of the model.
-
-        Many late gaps make the margin smaller. Few late gaps make it larger, after a while.
-        """
+        """Make the margin smaller with many late gaps, and larger, after a while, with few."""
         judged = self._load.judgement(self._judged_from)
         if judged.num_gaps < _FEWEST_GAPS:
             return
@@ -260,10 +254,7 @@ class Autopilot:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """Return a change of knob `name` towards `wanted`, at most by the factors of one move.
-
-        Returns None if the change would be too small, or the engine lacks the knob.
-        """
+        """Return a change of a knob towards `wanted` by the most of one move; None: too small."""
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats

@@ -45,14 +45,14 @@ class RatioInterval(NamedTuple):
         return not self.low <= 1 <= self.high
 
 
-class Drawn(NamedTuple):
+class Resamples(NamedTuple):
     """A figure of each drawn run, NaN without a value, and how many slices it was drawn from."""
 
     values: "_Values"
     num_slices: int
 
 
-def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Drawn:
+def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resamples:
     """The sum of `parts` divided by the sum of `wholes`, with one of each per slice.
 
     Args:
@@ -62,13 +62,13 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Drawn:
     import numpy as np  # not at the start of the program
 
     if not any(wholes):
-        return Drawn(np.full(_NUM_DRAWS, math.nan), 0)
+        return Resamples(np.full(_NUM_DRAWS, math.nan), 0)
     sums = _times(len(wholes), seed) @ np.array([parts, wholes], dtype=float).T
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Drawn(sums[:, 0] / sums[:, 1], int(np.count_nonzero(wholes)))
+        return Resamples(sums[:, 0] / sums[:, 1], int(np.count_nonzero(wholes)))
 
 
-def ratio_of(a: Drawn, b: Drawn) -> RatioInterval:
+def ratio_of(a: Resamples, b: Resamples) -> RatioInterval:
     """The interval of B / A."""
     import numpy as np
 
@@ -107,12 +107,12 @@ def percentile_ratio(a: Waits, b: Waits, rank: int, seeds: tuple[int, int]) -> R
     return RatioInterval(low, high)
 
 
-def _differ(a: Drawn, b: Drawn) -> bool:
+def _differ(a: Resamples, b: Resamples) -> bool:
     rank, apart = _rank(a, b), b.values - a.values
     return rank is not None and min((~(apart > 0)).sum(), (~(apart < 0)).sum()) <= rank
 
 
-def _rank(a: Drawn, b: Drawn) -> int | None:
+def _rank(a: Resamples, b: Resamples) -> int | None:
     """How many draws lie beyond each end of an interval; None with too few slices.
 
     As many as make it as wide as few blocks need: Hesterberg, What teachers should know about the

@@ -116,7 +116,7 @@ class Comparer:
         while not self._is_stopped.is_set():
             self._is_watched.wait()
             taken = self.read_some()
-            has_more = any(_has_more(feed) for feed in self.feeds)
+            has_more = any(not feed.is_done and feed.share is not None for feed in self.feeds)
             is_stale = is_stale or taken
             now_s = time.monotonic()
             if is_stale and self.sides is not None and (now_s >= due_s or not taken):
@@ -133,8 +133,3 @@ class Comparer:
             self._is_stopped.wait(_REST_S if taken else _FOLLOW_S)
         if is_stale and self.sides is not None:
             self.renew()
-
-
-def _has_more(feed: Feed) -> bool:
-    """Whether a feed has more messages that can be read now."""
-    return not feed.is_done and feed.share is not None

@@ -249,10 +249,7 @@ def _other_pace(a: _Offer, b: _Offer, shorter_s: float) -> str | None:
 
 
 def _is_other_rate(a: _Offer, b: _Offer, name: str) -> bool:
-    """Whether sums over independent requests differ by more than chance.
-
-    The sums of squares give the variance.
-    """
+    """Whether sums over independent requests differ by more than chance; squares: the variance."""
     apart, larger = abs(a.rate(name) - b.rate(name)), max(a.rate(name), b.rate(name))
     spread = math.hypot(*(each.came[name].squares ** 0.5 / each.seconds for each in (a, b)))
     return apart > _CHANCE * larger or apart > _SURE * spread

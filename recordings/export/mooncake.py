@@ -136,10 +136,7 @@ class PrefixBook:
         return chain
 
     def _origin(self, blocks: list[int], num_hit: int) -> Chain | None:
-        """Find the chain that was hit: one of `blocks` is its block number `num_hit` (from 1).
-
-        Returns None if this is true of no chain or of several.
-        """
+        """Find the one chain that was hit: one of `blocks` is its number `num_hit` (from 1)."""
         filled = (self._filled.get(block) for block in blocks)
         chains = {id(each[0]): each[0] for each in filled if each and each[1] == num_hit - 1}
         return next(iter(chains.values())) if len(chains) == 1 else None
@@ -191,7 +188,7 @@ class MooncakeWriter:
         self._first_ns: int | None = None
         self._before: set[int] = set()
 
-    def take(self, moment: Moment) -> None:
+    def apply(self, moment: Moment) -> None:
         message = moment.message
         if not isinstance(message, StepRecord | EngineStatus):
             return
@@ -274,6 +271,6 @@ def write_mooncake(
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:
-        writer.take(last)
+        writer.apply(last)
     writer.close(last)
     return writer

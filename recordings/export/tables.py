@@ -13,6 +13,7 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
+from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
@@ -197,16 +198,16 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
     for moment in moments:
         for event in getattr(moment.message, "events", ()):
             view = moment.state.requests.get(event.request_id)
-            if view is not None and _ends(event) and view.status == "finished":
+            if (
+                view is not None
+                and isinstance(event, Finished | Aborted)
+                and view.status == "finished"
+            ):
                 yield _Ended(view, moment)
     if moment is not None:
         for view in moment.state.requests.values():
             if view.status != "finished":
                 yield _Ended(view, moment)
-
-
-def _ends(event: object) -> bool:
-    return type(event).__name__ in ("Finished", "Aborted")
 
 
 ROW_GROUP = 64 * 1024

@@ -197,10 +197,7 @@ def _alike(
     kind: _Kind,
     nominal: Sequence[int],
 ) -> list[ClientPair]:
-    """Pairs of one kind, each engine's as long after its client's as most of them.
-
-    Empty if these are fewer than half of the requests.
-    """
+    """Pairs of one kind that are as far apart as most of them; empty if fewer than half are."""
     sent = [each.start_ns for each in clients] if nominal else list(range(len(clients)))
     came = [each.arrival_ns for each in served] if nominal else list(range(len(served)))
     of_kind: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.importing import aiperf, bench_result, guidellm, inference_perf
-from stepscope.recordings.importing.log_source import LOGS
+from stepscope.recordings.importing.log_lines import LOGS
 from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
 from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink

@@ -154,10 +154,7 @@ class Backfill:
         return snapshot
 
     def _end_of_it(self) -> tuple[int, int, int]:
-        """Return what bounds the backfill.
-
-        Returns (number of the last message to fetch, steps, bytes that memory has room for)
-        """
+        """Return (number of the last message to fetch, steps, bytes that memory has room for)."""
         end = self._history.begins_after
         if end is None:
             raise _CannotBeHad("messages were lost right before the oldest step")

@@ -76,9 +76,9 @@ class ForwardPassSource:
             socket.subscribe(b"")
             while not self._stopping.is_set():
                 if socket.poll(_POLL_MS):
-                    self._take(socket.recv_multipart(), time.monotonic_ns())
+                    self._apply(socket.recv_multipart(), time.monotonic_ns())
 
-    def _take(self, frames: list[bytes], now_ns: int) -> None:
+    def _apply(self, frames: list[bytes], now_ns: int) -> None:
         try:
             _, number, payload = frames
             counter, passed = sequence_of(number), decode(payload)
@@ -107,10 +107,7 @@ class ForwardPassSource:
         self._last_ns = now_ns
 
     def _begin(self, passed: ForwardPass, now_ns: int) -> None:
-        """Begin a new session for an SGLang process that has started.
-
-        Its step counter is back at 0.
-        """
+        """Begin a new session for an SGLang process that has started: its step counter is at 0."""
         self._step, self._last_ns = -1, 0
         self._messages.begin(
             EngineInfo(

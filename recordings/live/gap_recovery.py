@@ -158,10 +158,7 @@ class GapRecovery:
         return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 
     def _check_buffered(self, client: ControlClient) -> None:
-        """Ask the engine for its id.
-
-        If it is not the joined one, drop the buffer and raise JoinAgain.
-        """
+        """Raise JoinAgain, without the buffer, if the engine is not the joined one."""
         try:
             self.check(client)
         except JoinAgain:

@@ -63,7 +63,7 @@ class Scraper:
             started_s = time.monotonic()
             try:
                 reading = reading_of(self.address)
-                self._take(reading, time.monotonic_ns())
+                self._apply(reading, time.monotonic_ns())
             except FetchError as error:
                 self._note_down(str(error))
             except Exception as error:
@@ -79,7 +79,7 @@ class Scraper:
             self.status = "down"
         self.error = why
 
-    def _take(self, now: Reading, now_ns: int) -> None:
+    def _apply(self, now: Reading, now_ns: int) -> None:
         before = self._last
         if before is None or has_restarted(before, now):
             self._begin(now, now_ns)

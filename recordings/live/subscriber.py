@@ -188,11 +188,7 @@ class Subscriber:
         self._heard()
 
     def _receive(self, socket: zmq.Socket[bytes], client: ControlClient) -> bool:
-        """Receive all waiting messages. Returns False if there were too many for one call.
-
-        The messages are processed together, so that one question to the engine covers all gaps in
-        them.
-        """
+        """Receive waiting messages, so that one question covers all gaps; False: too many."""
         batch: list[Received] = []
         is_all = is_of_another = False
         for _ in range(_BURST):
@@ -219,10 +215,7 @@ class Subscriber:
     def _rest(
         self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
-        """Wait some milliseconds, to receive several messages at once afterwards.
-
-        If the connection is lost meanwhile, receive the last messages of the engine.
-        """
+        """Wait some milliseconds for more messages, or for the last ones of a lost connection."""
         start_s = time.monotonic()
         is_lost = disconnected.poll(_REST_MS)
         if is_lost and time.monotonic() - start_s < RECONNECT_MS / 1000:

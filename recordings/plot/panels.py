@@ -94,10 +94,7 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    """Draw the longest latency of each column.
-
-    Values beyond the service level have another marker.
-    """
+    """Draw the longest latency of each column, with another marker beyond the level."""
     np, colours = grid.np, grid.colours
     unit, unit_ns = unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns

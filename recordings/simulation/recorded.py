@@ -79,7 +79,7 @@ def recorded_work(
     reader = _WorkReader(info.block_size, knobs, levels)
     last: Moment | None = None
     for last in moments(recording, StepRange(), progress):
-        reader.take(last)
+        reader.apply(last)
     requests, changes = reader.finished_with(last)
     if not requests:
         raise RecordingError(f"{recording.path} holds no request from its arrival on")
@@ -119,7 +119,7 @@ class _WorkReader:
         self._watch: RequestWatch | None = None
         self._worst_ns: dict[int, int] = {}  # longest gap of each request, without pauses
 
-    def take(self, moment: Moment) -> None:
+    def apply(self, moment: Moment) -> None:
         message = moment.message
         if self._watch is None:
             self._watch = RequestWatch(0.0)
@@ -138,9 +138,9 @@ class _WorkReader:
                 self.has_hashes |= event.prefix_hashes is not None
             elif isinstance(event, Finished):
                 self._end(event, moment.state.requests.get(event.request_id), moment.state.pauses)
-        self._take_prefixes(message)
+        self._apply_prefixes(message)
         if isinstance(message, StepRecord):
-            self._take_step(message, moment)
+            self._apply_step(message, moment)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
         """Return all requests and knob changes, with times since the first arrival.
@@ -186,7 +186,7 @@ class _WorkReader:
         self.num_unfinished += 1
         return 0 if view is None else view.num_output_tokens
 
-    def _take_prefixes(self, message: StepRecord | EngineStatus) -> None:
+    def _apply_prefixes(self, message: StepRecord | EngineStatus) -> None:
         admitted = []
         for event in message.events:
             if isinstance(event, Admitted):
@@ -206,7 +206,7 @@ class _WorkReader:
             ids = chain.first(arrived.num_prompt_tokens // self._block_size)
             self._prefixes[request_id] = tuple(ids)
 
-    def _take_step(self, step: StepRecord, moment: Moment) -> None:
+    def _apply_step(self, step: StepRecord, moment: Moment) -> None:
         figures, outcome = self.figures, moment.outcome
         figures.add_step(step.num_prefill_tokens, step.num_decode_tokens, 1)
         for row in step.batch or ():

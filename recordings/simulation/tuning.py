@@ -138,10 +138,7 @@ class Tuning:
     def _forecasts(
         self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
-        """Simulate the recorded knobs and each of the wanted changes, but nothing twice.
-
-        Returns one candidate for the recorded knobs, then one for each of `wanted`.
-        """
+        """Return a candidate for the recorded knobs and each wanted change, none run twice."""
         cases: list[Changes] = [{}, *wanted]
         found = []
         for number, changes in enumerate(cases):
@@ -218,10 +215,7 @@ def changes_text(changes: Changes) -> str:
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
-    """Return the values of a knob to try: powers of two, and 1.5 times the recorded value.
-
-    The fitted step times hold up to 1.5 times the recorded value.
-    """
+    """Return values of a knob to try, up to where the fitted step times hold."""
     powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
     return sorted(powers | {min(most, recorded * 3 // 2)})
 

@@ -114,7 +114,7 @@ def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> No
     history, side = History(), Side("run", SLO(), SessionState())
     for sequence, message in messages:
         history.append(sequence, message)
-        side.take(message)
+        side.apply(message)
     figure = history.figures(None, None)["recompute_tax"]
     assert figure == pytest.approx(side.figures()["recompute_tax"])
     # The figure counts whole chunks. The last one also computes the newest output token, which

@@ -75,7 +75,7 @@ class Steps:
                 self.token_ns.setdefault(row.request_id, []).append(step.tokens_ns)
                 assert row.phase in (Phase.PREFILL, Phase.DECODE)
 
-    def take_new(self) -> list[StepRecord]:
+    def drain(self) -> list[StepRecord]:
         taken, self.new = self.new, []
         return taken
 
@@ -83,7 +83,7 @@ class Steps:
 class Policy:
     """Leaves the knobs as they are."""
 
-    def take_step(self, step: StepRecord) -> None:
+    def apply_step(self, step: StepRecord) -> None:
         return
 
     def decide(self, now_ns: int, knobs: Mapping[str, KnobValue]) -> dict[str, int]:
@@ -96,7 +96,7 @@ class AimdPolicy(Policy):
         self._from_step = self._last_step = 0
         self._next_ns = 0
 
-    def take_step(self, step: StepRecord) -> None:
+    def apply_step(self, step: StepRecord) -> None:
         self._load.add(step)
         self._last_step = step.step
 
@@ -116,8 +116,8 @@ class AutopilotPolicy(Policy):
         self.pilot = Autopilot(itl_ms, setup.info(0).knobs, setup.knobs.as_dict())
         self.log: list[str] = []
 
-    def take_step(self, step: StepRecord) -> None:
-        self.pilot.take_step(step)
+    def apply_step(self, step: StepRecord) -> None:
+        self.pilot.apply_step(step)
         self._next_step = step.step + 1
 
     def decide(self, now_ns: int, knobs: Mapping[str, KnobValue]) -> dict[str, int]:
@@ -125,7 +125,7 @@ class AutopilotPolicy(Policy):
         if move is None:
             return {}
         self.log.append(f"{now_ns / 1e9:8.1f} s  {move.changes}  {move.reason}")
-        self.pilot.take_knobs(knobs | move.changes, self._next_step)
+        self.pilot.apply_knobs(knobs | move.changes, self._next_step)
         return move.changes
 
 
@@ -170,8 +170,8 @@ def run(made: SimulatedSetup, work: list[SimulatedRequest], policy: Policy, seed
     for each in work:
         while next_ns < each.arrival_ns:
             session.run_until(next_ns)
-            for step in sink.take_new():
-                policy.take_step(step)
+            for step in sink.drain():
+                policy.apply_step(step)
             changes = policy.decide(next_ns, knobs.as_dict())
             if changes:
                 knobs = knobs.changed(changes, made.limits)

@@ -79,9 +79,9 @@ def drive_aimd(endpoint: str, itl_ms: float, load: subprocess.Popen[str]) -> Non
         knobs = client.snapshot().knobs
         while load.poll() is None:
             time.sleep(TICK_S)
-            for message in feed.take_new():
+            for message in feed.drain():
                 if isinstance(message, StepRecord):
-                    policy.take_step(message)
+                    policy.apply_step(message)
             changes = policy.decide(time.monotonic_ns(), knobs)
             if changes and changes[BUDGET] != knobs[BUDGET]:
                 client.set_knobs(changes, "aimd")

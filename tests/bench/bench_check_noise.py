@@ -41,7 +41,7 @@ def side_of(seed: int, slower: float = 1.0) -> Side:
     for _, message in messages:
         if isinstance(message, EngineInfo):
             message = msgspec.structs.replace(message, engine_id=f"engine-{seed}")
-        side.take(message)
+        side.apply(message)
     return side
 
 

@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"explain ok.mcap --slo-itl {MANY}s", 2, "expected a duration"),
         ("screenshot ok.mcap --request ² -o a.svg", 2, "expected a request such as r12"),
         ("screenshot ok.mcap -o no/a.svg", 1, "no/a.svg cannot be written: no is not a folder"),
+        ("plot ok.mcap -o a.svg --theme sepia", 2, "--theme: expected one of light, dark"),
         ("plot ok.mcap -o a.svg --from -5", 2, "--from: expected a step of at least 0"),
         ("plot ok.mcap -o a.svg --from 99999", 2, "none of them from 99,999 on"),
         ("export ok.mcap --to csv -o ", 2, "--output: expected the name of a file, got ''"),

@@ -83,7 +83,7 @@ def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> 
 def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
     side = Side(name, SLO_, SessionState(knobs=knobs))
     for _, message in messages:
-        side.take(message)
+        side.apply(message)
     return side
 
 
@@ -141,7 +141,7 @@ def test_a_compared_run_counts_each_step_once_while_others_draw_it(
         for thread in threads:
             thread.start()
         for _, message in messages:
-            side.take(message)
+            side.apply(message)
             side.sums()
     finally:
         sys.setswitchinterval(interval_s)
@@ -274,7 +274,7 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
         for tick in range(2000):
             ns = tick * 20_000_000
             events = [Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
-            side.take(step_of(tick, [], schedule_start_ns=ns, tokens_ns=ns, events=events))
+            side.apply(step_of(tick, [], schedule_start_ns=ns, tokens_ns=ns, events=events))
         return side
 
     steady = preempting(dict.fromkeys(range(0, 2000, 50), 1))
@@ -633,7 +633,7 @@ def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
     assert waiting
     side = Side("recorded from here on", SLO_, state.copy())
     for message, after_gap in history.follow(121).read(10_000):
-        side.take(message, after_gap)
+        side.apply(message, after_gap)
     assert all(side.requests[each].ttft_ns is None for each in waiting)
     assert (side.totals.waits.of["ttft"].spread().at(100) or 0) <= max(
         run.ttft_ns or 0 for run in side.requests.values()

@@ -149,7 +149,7 @@ def side_of(
     for _, message in messages:
         if isinstance(message, EngineInfo):
             message = msgspec.structs.replace(message, engine_id="one")
-        side.take(message)
+        side.apply(message)
     return side
 
 

@@ -37,7 +37,7 @@ def asked(
             num_prompt_tokens=num_prompt, max_tokens=max_tokens,
         )  # fmt: skip
     side = Side(name, SLO_, state)
-    side.take(step(0, [], schedule_start_ns=0, tokens_ns=round(seconds * 1e9)))
+    side.apply(step(0, [], schedule_start_ns=0, tokens_ns=round(seconds * 1e9)))
     for number, arrival in enumerate(arrivals):
         run = RequestRun(number, "", num_prompt, round(arrival * 1e9), max_tokens=max_tokens)
         if arrival + took_s <= seconds:

@@ -17,7 +17,6 @@ from textual.keys import _character_to_key
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
-from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.settings import preferences as preferences_module
 from stepscope.tui.settings.actions import (
     ACTIONS,
@@ -25,7 +24,6 @@ from stepscope.tui.settings.actions import (
     Abilities,
     KeyMapError,
     footer_entries,
-    key_table,
     remapped,
 )
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -37,8 +35,9 @@ from stepscope.tui.settings.settings import (
     load_actions,
     load_settings,
 )
+from tests.house.generated_docs import key_table
 from tests.support.screens.palette import offered_in_palette
-from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
 
 

@@ -7,13 +7,13 @@ import pytest
 from textual.command import CommandList
 
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.settings.action_table import GROUPS, PAGES, Need, Page, Place
-from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, key_table
+from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries
 from stepscope.tui.views.panels import footer
+from tests.house.generated_docs import key_table
 from tests.support.screens.palette import offered_in_palette
-from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
 
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))

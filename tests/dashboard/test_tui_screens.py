@@ -15,7 +15,6 @@ from stepscope.recordings.attribution.causes import CAUSES, Piece
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.tui.screens.overlays.help import help_lines
 from stepscope.tui.session.time import navigator
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.actions import BY_ID
@@ -29,7 +28,7 @@ from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
-from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
 NUM_STEPS = 400

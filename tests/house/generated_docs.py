@@ -39,7 +39,8 @@ from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS,
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.command_line import command_tree
-from stepscope.tui.settings.actions import key_table
+from stepscope.tui.settings.action_table import GROUPS, WHERE
+from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.settings import SECTIONS, Section
 from stepscope.tui.views.glossary import GLYPHS, TERMS
 
@@ -77,6 +78,19 @@ def pages() -> dict[str, str]:
         "glossary": glossary_tables(),
         "recordings": recording_tables(),
     }
+
+
+def key_table() -> str:
+    """The keys of all actions."""
+    rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
+    for group, name in GROUPS.items():
+        rows.append(f"| **{name}** | | |")
+        for each in ACTIONS:
+            if each.group == group:
+                others = (f"*{WHERE[where]}*: {text}" for where, text in each.elsewhere)
+                said = "; ".join((each.help, *others))
+                rows.append(f"| `{each.shown}` | {said} | `{each.id}` |")
+    return "\n".join(rows)
 
 
 def written_anew(page: str, generated: str) -> str:

@@ -53,7 +53,7 @@ def run(
 def side_of(session: Session, slo: SLO | None = None) -> Side:
     side = Side("run", slo or SLO(), SessionState(knobs=session.knobs))
     for _, message in session.messages:
-        side.take(message)
+        side.apply(message)
     return side
 
 

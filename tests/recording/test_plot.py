@@ -256,7 +256,6 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         ({"output": "no/such/folder/f.svg"}, "is not a folder"),
         ({"size": "9"}, "expected inches such as 10x9"),
         ({"size": "1x1"}, "expected 7 to 60 inches"),
-        ({"theme": "sepia"}, "expected light or dark"),
         ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_preempted_request_counts_neither_as_prefix_hit_nor_its_prompt_twice(
     history, side, metrics = History(SLO_), Side("run", SLO_, SessionState()), EngineMetrics()
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
-        side.take(message)
+        side.apply(message)
         metrics.apply(message)
     rates = history.rates(None, None)
     assert (rates.in_tokens_per_s or 0.0) * rates.seconds == pytest.approx(num_prompt)

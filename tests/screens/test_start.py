@@ -17,7 +17,7 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.tui.cli.dashboards import demo
 from stepscope.tui.cli.dashboards import start as start_command
-from stepscope.tui.screens.overlays.help import HelpPage, help_lines
+from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
@@ -27,7 +27,7 @@ from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_list
 from stepscope.tui.views.pages.start_list import File, StartChoice
 from tests.support.screens.palette import offered_in_palette
-from tests.support.screens.screen_text import line_texts, screen_text
+from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 
 NOW_S = 1_700_000_000.0
 SAMPLE = samples.shipped()["freeze"]

@@ -243,21 +243,23 @@ async def test_a_live_dashboard_exports_current_and_finished_recordings(
 async def test_memory_can_be_saved_as_a_recording_even_after_the_engine_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "first-of-the-folders-on-a-long-way" / "second" / "here"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
     source = Feed()
     app = dashboard(source, readonly=True)
     async with app.run_test(size=(120, 40)) as pilot:
         source.status = "down"
         await pilot.press("D")
         await told(app, "wrote stepscope-")
-        (path,) = tmp_path.glob("*.mcap")
+        (path,) = folder.glob("*.mcap")
         first, last = source.history.first_step, source.history.last_step
         with Recording(path) as recording:
             assert (recording.first_step, recording.last_step) == (first, last)
         assert f"{source.history.num_steps} steps, in …/" in notice(app)
         assert path.parent.name in notice(app)  # the folder, where the way to it has no room
         await pilot.press("D")  # the next one does not take its place
-        await until(lambda: len(list(tmp_path.glob("*.mcap"))) == 2, "the second")
+        await until(lambda: len(list(folder.glob("*.mcap"))) == 2, "the second")
     app.close()
 
 

@@ -334,7 +334,7 @@ class StubEngine:
         if self._bug is not None:
             raise self._bug
         refusal = Error(code="bad_prompt", message="prompt: not today")
-        asyncio.get_running_loop().call_soon(waiter.take, 1, refusal)
+        asyncio.get_running_loop().call_soon(waiter.receive, 1, refusal)
         return 1
 
     def forget(self, command_id: int) -> None:

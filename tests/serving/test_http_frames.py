@@ -101,10 +101,10 @@ class FakeEngine:
         if isinstance(command, Submit):
             loop = asyncio.get_running_loop()
             loop.call_soon(
-                waiter.take, command_id, Submitted(request_id=command_id, num_prompt_tokens=5)
+                waiter.receive, command_id, Submitted(request_id=command_id, num_prompt_tokens=5)
             )
             for output in self._outputs(command_id, command.stream):
-                loop.call_soon(waiter.take, command_id, output)
+                loop.call_soon(waiter.receive, command_id, output)
         return command_id
 
     def forget(self, command_id: int) -> None:
@@ -251,7 +251,7 @@ async def test_a_slow_reader_gets_every_token_in_fewer_events() -> None:
     generation._indices[7] = 0
     number = 5_000
     for token in range(number):
-        generation.take(
+        generation.receive(
             7,
             Output(
                 request_id=1,
@@ -274,9 +274,9 @@ async def test_a_request_submitted_after_its_client_has_left_is_aborted() -> Non
     engine = FakeEngine()
     generation = Generation(engine, [])  # type: ignore[arg-type]
     generation._indices.update({1: 0, 2: 1})
-    generation.take(1, Submitted(request_id=11, num_prompt_tokens=3))
+    generation.receive(1, Submitted(request_id=11, num_prompt_tokens=3))
     generation.abandon()
     left = [Abort(request_id=11, who="http"), Withdraw(command_id=2)]
     assert engine.commands == left
-    generation.take(2, Submitted(request_id=12, num_prompt_tokens=3))
+    generation.receive(2, Submitted(request_id=12, num_prompt_tokens=3))
     assert engine.commands == [*left, Abort(request_id=12, who="http")]

@@ -270,7 +270,7 @@ async def test_the_metrics_recover_a_gap_from_the_replay_ring_or_count_it_as_los
         if number in range(100, 130):
             continue
         topic = wire.TOPICS[type(message)]
-        follower._take([topic, wire.sequence_frame(number), wire.encode(message)])
+        follower._receive([topic, wire.sequence_frame(number), wire.encode(message)])
         if follower._wanted.is_set():
             await follower._catch_up()
             follower._wanted.clear()

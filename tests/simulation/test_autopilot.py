@@ -63,7 +63,7 @@ class Drive:
             step = wire.decode(wire.encode(message))
             assert isinstance(step, StepRecord)
             self.steps.append(step)
-            self._pilot.take_step(step)
+            self._pilot.apply_step(step)
 
     def run(self, seconds: float, *, per_s: float, prompt: int, output: int) -> list[Move]:
         """Return the moves of these seconds, in which requests arrive evenly."""
@@ -87,7 +87,7 @@ class Drive:
             self.moves.append((self._now_ns, move))
             self._knobs = self._knobs.changed(move.changes, LIMITS)
             self._session.set_knobs(self._knobs, self._now_ns)
-            self._pilot.take_knobs(self._knobs.as_dict(), self.steps[-1].step + 1)
+            self._pilot.apply_knobs(self._knobs.as_dict(), self.steps[-1].step + 1)
 
     def late_share(self, itl_ms: float, last: int) -> float:
         """The share of late ITLs in the last so many steps."""

@@ -30,7 +30,7 @@ record  recordings.record  Record every step of an engine to a file, without a s
 Look back
 replay  dashboards.replay  Show a recording in the dashboard.
 compare  dashboards.compare  Say which of two runs is better, in what, and why.
-explain  recordings.explain  Say which tokens came late, and why; with --queue, who waits.
+explain  recordings.explain  Say which tokens came late, and why; also who waits, or what ran.
 stats  recordings.stats  Print all figures of a recording, an engine or /metrics.
 check  recordings.check  Check that a session keeps its bounds, for CI.
 export  recordings.export:export_file  Convert a recording to the format of another program.

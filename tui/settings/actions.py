@@ -1,4 +1,4 @@
-"""Makes the footer, help, palette and documentation of the keys from the table of actions.
+"""The actions with their keys, for the footer, the help and the palette.
 
 A line of the `[keys]` section of the config file gives an action other keys: `pause = "p"`, or
 `pause = ["p", "f5"]`. `pause = []` leaves it without a key; the palette still finds it.
@@ -6,10 +6,10 @@ A line of the `[keys]` section of the config file gives an action other keys: `p
 
 import difflib
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.tui.settings.action_table import GROUPS, PAGES, TABLE, WHERE, Action, Need, Place
+from stepscope.tui.settings.action_table import PAGES, TABLE, WHERE, Action, Need, Place
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, spelled
 
 
@@ -129,23 +129,6 @@ def _footer_keys(abilities: Abilities, action: Action) -> str:
         return action.key
     first, second = action.key, abilities.key(_PAIRS[action.id])
     return f"{first} {second}" if first in "[{(<" else f"{first}/{second}"
-
-
-def key_table(actions: Iterable[Action] = ACTIONS) -> str:
-    """The keys as a Markdown table, for the documentation."""
-    rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
-    actions = list(actions)
-    for group, name in GROUPS.items():
-        rows.append(f"| **{name}** | | |")
-        for each in actions:
-            if each.group == group:
-                rows.append(f"| `{each.shown}` | {_all_help(each)} | `{each.id}` |")
-    return "\n".join(rows)
-
-
-def _all_help(action: Action) -> str:
-    others = (f"*{WHERE[where]}*: {text}" for where, text in action.elsewhere)
-    return "; ".join((action.help, *others))
 
 
 class KeyMapError(ValueError):

@@ -41,7 +41,7 @@ def of_stall(late: Late, room: int) -> str:
     forms = [text, _BRACKETS.sub("", text), _TOKENS.sub("", _BRACKETS.sub("", text))]
     how_long = f"{late.kind} {late.gap_ns / 1e6:.0f} ms"
     forms += [_STEP.sub("", forms[-1]), f"step {late.step:,} → {how_long}", how_long]
-    return next((form for form in forms if len(form) <= room), "")
+    return fmt.first_fitting((*forms, ""), room)
 
 
 def _forms(piece: Piece) -> list[str]:

@@ -50,7 +50,7 @@ class TelemetryFollower:
         socket.linger = 0
         socket.rcvhwm = RECEIVE_QUEUE
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
-        reader = SocketReader(socket, self._take)
+        reader = SocketReader(socket, self._receive)
         try:
             socket.connect(self._engine.endpoint.here.telemetry)
             socket.subscribe(b"")
@@ -73,7 +73,7 @@ class TelemetryFollower:
             self._metrics.leave()
             socket.close()
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _receive(self, frames: list[bytes]) -> None:
         try:
             topic, number, payload = frames
             sequence = wire.sequence_of(number)
@@ -138,7 +138,7 @@ class TelemetryFollower:
         self._catching_up = True
         for _ in range(RECEIVE_QUEUE):
             try:
-                self._take(socket.recv_multipart(zmq.NOBLOCK))
+                self._receive(socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 break
         if self._held:

@@ -130,7 +130,7 @@ class Generation:
 
     # Waiter
 
-    def take(self, command_id: int, reply: AnyReply) -> None:
+    def receive(self, command_id: int, reply: AnyReply) -> None:
         if isinstance(reply, Submitted):
             self._num_submitted += 1
             self._request_ids[command_id] = reply.request_id

@@ -98,7 +98,7 @@ class HistoryFeed:
                 if isinstance(message, StepRecord) and last is not None and message.step > last:
                     self.side.is_cut = self.is_done = True
                     return True
-                self.side.take(message, after_gap)
+                self.side.apply(message, after_gap)
             taken = taken or num_taken > 0
             if num_taken < BATCH:
                 has_all = True
@@ -116,7 +116,7 @@ class HistoryFeed:
             if time.monotonic() >= until_s:
                 return False
             for message, after_gap in earlier.read(min(BATCH, num_left)):
-                self._past.take(message, after_gap)
+                self._past.apply(message, after_gap)
         return True
 
     def close(self) -> None:

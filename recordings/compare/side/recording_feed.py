@@ -53,7 +53,7 @@ class RecordingFeed:
                 self._messages = self._begin()
             while time.monotonic() < until_s:
                 told = list(islice(self._messages, BATCH))
-                if not told or not all(map(self._take, told)):
+                if not told or not all(map(self._apply, told)):
                     self.is_done, self.share = True, 1.0
                     break
         except (RecordingError, OSError) as error:
@@ -83,13 +83,13 @@ class RecordingFeed:
         self._past = RunFollower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
         return messages(recording, position, snapshot.sequence)
 
-    def _take(self, told: Told) -> bool:
+    def _apply(self, told: Told) -> bool:
         """Process a message. Returns False if it is beyond the range."""
         message, _, position, after_gap = told
         if self.side is None:
             assert self._past is not None
             if self._before is not None and position <= self._before:
-                self._past.take(message, after_gap)
+                self._past.apply(message, after_gap)
                 return True
             self.side = Side(self.name, self._slo, self._past)
         if isinstance(message, StepRecord):
@@ -97,5 +97,5 @@ class RecordingFeed:
                 self.side.is_cut = True
                 return False
             self.share = (message.step - self._first + 1) / (self._last - self._first + 1)
-        self.side.take(message, after_gap)
+        self.side.apply(message, after_gap)
         return True

@@ -81,7 +81,7 @@ class RunFollower:
         """The state after the last message."""
         return self.explainer.state
 
-    def take(self, message: Telemetry, after_gap: bool = False) -> Outcome | None:
+    def apply(self, message: Telemetry, after_gap: bool = False) -> Outcome | None:
         """Process the next message. Returns the outcome of a step; None if it is repeated.
 
         Args:
@@ -202,7 +202,7 @@ class Side:
         """All figures of the run. The caller must hold `lock`, or have read the whole run."""
         return figures_of(self.sums(), self.totals.waits.spreads(), self.totals.kept)
 
-    def take(self, message: Telemetry, after_gap: bool = False) -> None:
+    def apply(self, message: Telemetry, after_gap: bool = False) -> None:
         """Process the next message of the run.
 
         Args:
@@ -214,7 +214,7 @@ class Side:
                 self.points.flag(message.step, MARKED)
                 return
             self._is_lost = self._is_lost or after_gap
-            outcome = self._follower.take(message, after_gap)
+            outcome = self._follower.apply(message, after_gap)
             self._count_causes()
             if isinstance(message, KnobsChanged):
                 self._coming.append(message)
@@ -222,13 +222,13 @@ class Side:
             elif isinstance(message, Snapshot):
                 self._knobs.add(message.step + 1, message.knobs)
             elif isinstance(message, EngineStatus):
-                self._take_events(message, message.time_ns)
+                self._apply_events(message, message.time_ns)
             elif isinstance(message, StepRecord) and outcome is not None:
-                self._take_step(message, outcome)
+                self._apply_step(message, outcome)
 
     # Steps
 
-    def _take_step(self, record: StepRecord, outcome: Outcome) -> None:
+    def _apply_step(self, record: StepRecord, outcome: Outcome) -> None:
         num_rows = None if record.batch is None else len(record.batch)
         is_one_step = not self._state.is_summed_up
         if self._is_lost:
@@ -239,7 +239,7 @@ class Side:
             run = self.requests.get(request_id)
             if run is not None and gap_ns > (run.worst_itl_ns or -1):
                 run.worst_itl_ns, run.worst_step = gap_ns, record.step
-        self._take_events(record, record.tokens_ns)
+        self._apply_events(record, record.tokens_ns)
         for request_id, ttft_ns in outcome.ttft_ns:
             run = self.requests.get(request_id)
             if run is not None:
@@ -286,7 +286,7 @@ class Side:
             if run is not None and view.status != "finished":
                 run.num_output_tokens = view.num_output_tokens
 
-    def _take_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
+    def _apply_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
         views = self._state.requests
         for event in message.events:
             view = views.get(event.request_id)

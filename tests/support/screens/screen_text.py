@@ -8,6 +8,9 @@ from textual.app import App
 from textual.screen import Screen
 
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.screens.overlays.help import help_blocks
+from stepscope.tui.settings.action_table import Place
+from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.views.lines import Line
 
 # One row of a screen: its runs of characters, each with its style.
@@ -38,6 +41,11 @@ def cells(app: App[Any]) -> list[Cells]:
 def line_texts(lines: Iterable[Line]) -> list[str]:
     """Of lines that a view has drawn."""
     return ["".join(run for run, _ in line) for line in lines]
+
+
+def help_lines(abilities: Abilities, page: Place = "live") -> list[Line]:
+    """All lines of the help page, in one column."""
+    return [line for block in help_blocks(abilities, page) for line in block]
 
 
 def _text(screen: Screen[Any]) -> str:

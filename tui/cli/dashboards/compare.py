@@ -11,12 +11,9 @@ import msgspec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.division import divide
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
-from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
@@ -105,7 +102,8 @@ def compare(
     if not live:  # with a live engine, its levels or the operator's own count
         settings = _compared_as(settings, flags, names)
     if prints:
-        _print(Comparer(*open_feeds(a, b, mark, slo_of(own_levels(settings)))), as_json)
+        both = file_origins(a, b, mark, slo_of(own_levels(settings)))
+        _print(Comparer(*(each.feed() for each in both)), as_json)
         return
     if output is not None:
         from stepscope.tui.app.picture import screenshot  # loads Textual
@@ -189,25 +187,18 @@ def _print(comparer: Comparer, as_json: bool) -> None:
         comparer.stop()
 
 
-def open_feeds(
-    a: str, b: str | None, mark: str | None, slo: SLO
-) -> tuple[RecordingFeed, RecordingFeed]:
-    """Open two recordings, or the two parts of one recording before and after a mark."""
-    path = find_recording(a)
+def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
+    """Return where to read two recordings, or the parts of one before and after a mark."""
+    first = Origin(_name(a), slo, path=find_recording(a))
     if b is not None:
-        other = find_recording(b)
-        return (
-            RecordingFeed(Recording(path), _name(a), slo, StepRange()),
-            RecordingFeed(Recording(other), _name(b), slo, StepRange()),
-        )
+        return first, Origin(_name(b), slo, path=find_recording(b))
     assert mark is not None
-    with Recording(path) as recording:
-        split = split_at(recording, mark)
-    before, after = divide(*split)
-    return (
-        RecordingFeed(Recording(path), before.name, slo, before.stretch),
-        RecordingFeed(Recording(path), after.name, slo, after.stretch),
-    )
+    return split_origins(first, *_split_of(a, mark))
+
+
+def _split_of(file: str, mark: str) -> Split:
+    with Recording(find_recording(file)) as recording:
+        return split_at(recording, mark)
 
 
 def _name(file: str) -> str:
@@ -249,10 +240,7 @@ def _on_screen(
     live: Mapping[str, Endpoint],
 ) -> Iterator[_Compared]:
     """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
-    split = None
-    if mark is not None:
-        with Recording(find_recording(a)) as recording:
-            split = split_at(recording, mark)
+    split = None if mark is None else _split_of(a, mark)
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from stepscope.engine.protocol.asker import LOCAL
-from stepscope.engine.transport.authorised_keys import ROLES, KeyFolder
+from stepscope.engine.transport.authorised_keys import KeyFolder, Role
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
 from stepscope.tui.cli.shared.output import say, write_json
@@ -24,7 +24,7 @@ _NAME = argument("NAME", "who the key is for", default=...)
 )
 def new(
     name: str = _NAME,
-    role: str = option(
+    role: Role = option(
         "viewer|operator", "a viewer only watches, an operator may do everything", default=...
     ),
     output: Path | None = option(
@@ -36,9 +36,6 @@ def new(
     folder: Path | None = _FOLDER,
 ) -> None:
     """Authorise a new key, and write the one file that its holder needs."""
-    chosen = next((each for each in ROLES if each == role), None)
-    if chosen is None:
-        raise WrongUsage(f"--role: expected one of {', '.join(ROLES)}, got {role!r}")
     if name == LOCAL:
         raise WrongUsage(
             f"{LOCAL!r} is the audit's name for the engine's own account; choose another"
@@ -50,7 +47,7 @@ def new(
             raise WrongUsage(f"--endpoint: expected tcp://HOST:PORT, got {endpoint}")
     output = output or Path(f"{name}.key")
     keys = KeyFolder(folder)
-    credentials = keys.add(name, chosen, output, where)
+    credentials = keys.add(name, role, output, where)
     say(
         f"{name} ({role}) is authorised in {keys.path}; running engines accept the key at once.",
         f"{output} is all that {name} needs, and a secret: it goes to their machine as",

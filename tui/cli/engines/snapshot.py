@@ -13,7 +13,7 @@ from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.shared.connect import choose, connect, is_recording
+from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say, write_json
 from stepscope.tui.cli.shared.paths import find_recording
@@ -46,7 +46,8 @@ def snapshot(
 
     In the audit, a name after 'key' was proved with that key. Any other name is only a claim.
     """
-    is_file = target is not None and not is_metrics_url(target) and _is_file(target)
+    is_engine = target is None or is_metrics_url(target)
+    is_file = not is_engine and is_recorded(target or "", engine_first=True)
     if shows_audit:
         audit(target, is_file, as_json)
         return
@@ -75,13 +76,6 @@ def snapshot(
     state = SessionState.from_snapshot(taken)
     verdict = verdict_at(history, state, None, history.latency())
     _print(taken, verdict.text, history.figures(None, LIVE_S), as_json)
-
-
-def _is_file(target: str) -> bool:
-    try:
-        return is_recording(target, engine_first=True)
-    except CommandFailed:
-        return False  # the search for an engine says what is wrong
 
 
 def _print(

@@ -290,15 +290,6 @@ EXPERIMENTS = (
         rows=("paged blocks", "reserved rows"),
     ),
     Experiment(
-        "long-prompt",
-        "a prompt of 32K or 64K tokens passes in chunks where whole it does not fit",
-        _SARATHI,
-        "arm",
-        (),
-        (),
-        judges.long_prompt,
-    ),
-    Experiment(
         "modes",
         "naive, static, continuous, separate, chunked: each beats the one before on mixed traffic",
         "Orca (Yu et al., OSDI 2022); Sarathi-Serve (Agrawal et al., OSDI 2024)",

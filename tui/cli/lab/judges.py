@@ -130,15 +130,6 @@ def paged(runs: Runs, of: Columns) -> LabFinding:
     )
 
 
-def long_prompt(runs: Runs, of: Columns) -> LabFinding:
-    return LabFinding(
-        None,
-        "nothing",
-        "a recording has no figure of a step's peak memory, and the demo model takes 8K tokens; "
-        "it needs a GPU and a model with a context of 64K",
-    )
-
-
 def modes(runs: Runs, of: Columns) -> LabFinding:
     longest, rates = of["longest ITL, ms"], of["output tokens/s"]
     names = [run.name for run in runs]

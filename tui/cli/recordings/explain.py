@@ -68,7 +68,7 @@ def explain(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Say which tokens came late, and why; with --queue, who waits; with --profile, what ran."""
+    """Say which tokens came late, and why; also who waits, or what ran."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
     if limit < 0:

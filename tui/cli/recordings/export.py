@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
-from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
+from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES, Table
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared.options import (
     FirstStep,
@@ -36,7 +36,7 @@ _ENDINGS: Mapping[str, Format] = {
 )
 def export_file(
     file: RecordingFile,
-    target: str | None = option(
+    target: Format | None = option(
         "FORMAT",
         "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
         ".pftrace, .parquet, .csv or .jsonl)",
@@ -47,17 +47,14 @@ def export_file(
     output: str = option("FILE", "the file to write", "--output", "-o", default=...),
     first: FirstStep = None,
     last: LastStep = None,
-    table: str = option("TABLE", "for csv and parquet: steps, rows or requests", default="steps"),
+    table: Table = option("TABLE", "for csv and parquet: steps, rows or requests", default="steps"),
     with_tokens: bool = flag(
         "also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"
     ),
 ) -> None:
     """Convert a recording to the format of another program."""
-    chosen = _format_of(target, output)
-    which = next((each for each in TABLES if each == table), None)
-    if which is None:
-        raise WrongUsage(f"--table: expected one of {', '.join(TABLES)}, got {table!r}")
-    if which != TABLES[0] and chosen not in TABLE_FORMATS:
+    chosen = target or _format_by_ending(output)
+    if table != TABLES[0] and chosen not in TABLE_FORMATS:
         raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
         raise WrongUsage(
@@ -76,7 +73,7 @@ def export_file(
             path,
             chosen,
             steps,
-            which,
+            table,
             lambda share: progress(f"exporting to {chosen}", share),
             with_tokens=with_tokens,
         )
@@ -85,13 +82,7 @@ def export_file(
     say(*done.notes)
 
 
-def _format_of(target: str | None, output: str) -> Format:
-    """Return the format of this name; None: that of a file with this ending."""
-    for name in FORMATS:
-        if name == target:
-            return name
-    if target is not None:
-        raise WrongUsage(f"--format: expected one of {', '.join(FORMATS)}, got {target!r}")
+def _format_by_ending(output: str) -> Format:
     ending = Path(output).suffix.lower()
     if ending in _ENDINGS:
         return _ENDINGS[ending]

@@ -8,7 +8,7 @@ from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
-from stepscope.recordings.plot.style import COLOURS
+from stepscope.recordings.plot.style import FigureTheme
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.cli.shared.levels import level_of
@@ -35,7 +35,7 @@ def plot_file(
     first: FirstStep = None,
     last: LastStep = None,
     size: str = option("WIDTHxHEIGHT", "in inches", default="9x9"),
-    theme: str = option("light|dark", "for paper, or for slides", default="light"),
+    theme: FigureTheme = option("light|dark", "for paper, or for slides", default="light"),
     title: str | None = option("TEXT", "heading  [default: the recording's name]"),
     flags: dict[str, Any],
 ) -> None:
@@ -45,9 +45,6 @@ def plot_file(
     worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
     labels. Needs 'stepscope[export]'. An existing file is replaced.
     """
-    chosen = next((each for each in COLOURS if each == theme), None)
-    if chosen is None:
-        raise WrongUsage(f"--theme: expected {' or '.join(COLOURS)}, got {theme!r}")
     steps = step_range(first, last)
     path = picture_path(output, (".svg", ".png", ".pdf"))
     inches = _inches(size)
@@ -64,7 +61,7 @@ def plot_file(
         heading = title or recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
         note(recording.message)
-    content = figure(series, heading, details, path.suffix[1:].lower(), inches, chosen)
+    content = figure(series, heading, details, path.suffix[1:].lower(), inches, theme)
     with writing(path, replace=True) as stream:
         stream.write(content)
     shown = f"steps {series.first_step:,} to {series.last_step:,}"

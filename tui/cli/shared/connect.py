@@ -123,6 +123,14 @@ def is_recording(target: str, *, engine_first: bool = False) -> bool:
     return path.is_file()
 
 
+def is_recorded(target: str, *, engine_first: bool = False) -> bool:
+    """Whether a target is a recording; False also if it is nothing, which `choose` reports."""
+    try:
+        return is_recording(target, engine_first=engine_first)
+    except CommandFailed:
+        return False
+
+
 def called_text(endpoint: Endpoint) -> str:
     """Return an engine's address for use on the command line, and its name if that differs."""
     address = endpoint.name if endpoint.is_ipc else endpoint.control

@@ -4,6 +4,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 from functools import partial
@@ -17,6 +18,8 @@ from stepscope.tui.settings.terminal import only_ascii, said_environment
 
 # What was expected, by the first word of a pydantic error type.
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+_CHOICES = re.compile(r"is not one of (.*)\.")  # of a Literal
 
 
 def write_what_encodings_lack() -> None:
@@ -67,17 +70,15 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     output = sys.modules.get("stepscope.recordings.export.output")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
-    if isinstance(error, ConfigError):
-        return (WRONG_USAGE if isinstance(error, WrongValue) else FAILED), str(error)
+    if isinstance(error, ConfigError | RecordingError):
+        is_asked_wrong = isinstance(error, WrongValue | NotInRecording)
+        return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if client is not None and isinstance(error, client.EngineUnreachable):
         return FAILED, str(error)
     if client is not None and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
     if output is not None and isinstance(error, output.MissingPackage):
         return FAILED, str(error)
-    if isinstance(error, RecordingError):
-        is_asked_wrong = isinstance(error, NotInRecording)
-        return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if isinstance(error, typer.TyperException):
         return error.exit_code, _in_words(error) + _where_to_look(error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -94,8 +95,10 @@ def _in_words(error: typer.TyperException) -> str:
     said = error.format_message().removesuffix(".")
     errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
     first = errors()[0] if errors is not None else {}
-    if expected := _EXPECTED.get(first.get("type", "").partition("_")[0]):
-        named = said.removeprefix("Invalid value for ").partition(":")[0].strip("'")
+    choices = _CHOICES.search(first.get("msg", ""))
+    expected = "one of " + choices[1].replace("'", "") if choices else None
+    if expected := expected or _EXPECTED.get(first.get("type", "").partition("_")[0]):
+        named = said.partition("'")[2].partition("'")[0]
         return f"{named}: expected {expected}, got {first['input']!r}"
     return said[:1].lower() + said[1:]
 

@@ -94,7 +94,9 @@ def dry_run(
         raise WrongUsage(
             f"--steps: {file} counts in seconds, not in steps: -o FILE.mcap writes its steps"
         )
-    workload = parse_workload(_read(file), _named(file), _overrides(engine, flags))
+    workload = parse_workload(
+        _read(file), "standard input" if file == STDIN else file, _overrides(engine, flags)
+    )
     if prints_steps:
         encoder = msgspec.json.Encoder()
         with writing_output():
@@ -173,10 +175,6 @@ def _overrides(engine: EngineOptions, flags: Mapping[str, Any]) -> dict[str, Any
     given = {name: value for name, value in settings.items() if value is not None}
     like = {} if engine.like is None else defaults_like(engine.like).knobs
     return {**like, **convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
-
-
-def _named(file: str) -> str:
-    return "standard input" if file == STDIN else file
 
 
 def _read(file: str) -> bytes:

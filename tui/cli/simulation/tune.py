@@ -18,12 +18,12 @@ from stepscope.recordings.simulation.tuning import (
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
-from stepscope.tui.cli.shared.connect import is_recording
+from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.cli_errors import DONE, FAILED, CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
 _SHOWN = (
@@ -75,7 +75,7 @@ def tune(
         kind, equals, level_text = held.partition("=")
         if kind != "itl" or (equals and not level_text):
             raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {held!r}")
-        if bottleneck or (target is not None and _is_file(target)):
+        if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
         itl = level_text or flags.get("slo_itl_ms")
         return hold(target, itl, seconds, name, is_shadow=shadow, as_json=as_json)
@@ -99,13 +99,6 @@ def tune(
     else:
         say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict, *_guess(found))
     return DONE if found.candidates[0].keeps else FAILED
-
-
-def _is_file(target: str) -> bool:
-    try:
-        return is_recording(target)
-    except CommandFailed:
-        return False  # the autopilot says that there is no such engine
 
 
 # The best knobs

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -62,7 +63,7 @@ def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> l
     if shown:
         first, last = shown[0].first, shown[-1].last
         found.append(RangeChoice(f"what is on the screen, {_steps(first, last)}", first, last))
-    mark = max((each for each in marks if each.step < cursor), key=_step, default=None)
+    mark = max((each for each in marks if each.step < cursor), key=attrgetter("step"), default=None)
     if mark is not None:
         end = "newest step" if frame.view.live and not frame.is_replay else "cursor"
         text = f"from mark '{clean(mark.text, _NOTE_WIDTH)}' to the {end}"
@@ -79,10 +80,6 @@ def folder_for(path: Path) -> Path:
 
 def _steps(first: int, last: int) -> str:
     return f"steps {first:,} to {last:,}"
-
-
-def _step(mark: Mark) -> int:
-    return mark.step
 
 
 class Opening:

@@ -43,15 +43,8 @@ _ON_BAR = "✗◆▼!?"  # glyphs of the scrub bar and the figures
 _GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # pages with other glyphs
 
 
-def help_lines(
-    abilities: Abilities, page: Place = "live", width: int = 0, log_file: Path | None = None
-) -> list[Line]:
-    """Return all lines of the help page in one column, wrapped to `width` if that is above 0."""
-    return [line for block in _blocks(abilities, page, width, log_file) for line in block]
-
-
-def _blocks(
-    abilities: Abilities, page: Place, width: int, log_file: Path | None
+def help_blocks(
+    abilities: Abilities, page: Place, width: int = 0, log_file: Path | None = None
 ) -> list[list[Line]]:
     """Return the blocks of the page, each with a heading: the screen, its keys, its glyphs."""
     name, reading = _about(page)
@@ -141,7 +134,7 @@ class HelpPage(Overlay[None]):
     def _blocks(self, width: int) -> list[list[Line]]:
         if self._is_glossary:
             return glossary_blocks(width)
-        return _blocks(self._abilities, self._page, width, self._log_file)
+        return help_blocks(self._abilities, self._page, width, self._log_file)
 
     def _content(self, width: int) -> list[Line]:
         if width < _TWO_COLUMNS:

@@ -94,32 +94,23 @@ def _limits(frame: Frame) -> Line:
 
 
 def _limit_at_cursor(frame: Frame, room: int) -> str:
-    """Return the full name of what limited the step at the cursor, for example `limit budget`.
-
-    The chart has a row with one letter per step for its limit. The name labels that row, so that
-    the letters need no legend.
-    """
+    """Return what limited the step at the cursor in full: the row's letters need no legend."""
     summary = frame.summary
     if summary is None or summary.limit is None:
         return "limit"
     limit = LIMITS[summary.limit]
     name = "none" if limit == "work" else limit
-    return next((text for text in (f"limit {name}", name) if len(text) <= room), "limit")
+    return fmt.first_fitting((f"limit {name}", name, "limit"), room)
 
 
 def _decodes(frame: Frame, room: int) -> str:
-    """Return the label of the decode row: how many requests decoded in the step at the cursor.
-
-    Running requests that prefill in this step do not count. The text is shortened to fit `room`
-    cells.
-    """
+    """Return the label of the decode row: how many decoded at the cursor, in `room` cells."""
     name = "output" if frame.is_summed_up else "decodes"
     if frame.summary is None:
         return name
     rows, tokens = frame.summary.num_decode_rows, frame.summary.num_decode_tokens
     number = fmt.count(tokens if rows is None else rows)  # of tokens, drafts would count, too
-    names = (f"{name} {number}", f"dec {number}", number)
-    return next((name for name in names if len(name) <= room), number)
+    return fmt.first_fitting((f"{name} {number}", f"dec {number}", number), room)
 
 
 def _legend(frame: Frame) -> Line:
@@ -165,10 +156,7 @@ def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
 
 
 def _fitting(number: int, room: int) -> str:
-    """Return a number in full, or shortened (8.2k) if it does not fit.
-
-    It is never cut off: the remaining digits would read as another number.
-    """
+    """Return a number in full, or shortened (8.2k), never cut off: that reads as another."""
     whole = fmt.count(number)
     return whole if len(whole) <= room else fmt.short(number)
 
@@ -277,10 +265,7 @@ def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: i
 
 
 def _put_time_ticks(cells: list[str], frame: Frame) -> None:
-    """Write time labels into the axis at regular distances, where they cover no event's glyph.
-
-    If there is no room for a whole time of day, write only its seconds.
-    """
+    """Write times, or only their seconds, into the axis where they cover no event."""
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))
         if not _put_time(cells, frame, first, last, slice(None)):
@@ -304,7 +289,8 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
     """Split a row into runs of one style; highlight the column of the cursor."""
-    return with_cursor(_split(text, pattern), frame.cursor_column)
+    runs = [(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)]
+    return with_cursor(tuple(runs), frame.cursor_column)
 
 
 def with_cursor(line: Line, at: int | None) -> Line:
@@ -319,7 +305,3 @@ def with_cursor(line: Line, at: int | None) -> Line:
             runs.append((text, style))
         at -= len(text)
     return tuple(run for run in runs if run[0])
-
-
-def _split(text: str, pattern: "re.Pattern[str]") -> Line:
-    return tuple([(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)])

@@ -140,7 +140,7 @@ def _label_runs(
     room = width - len(name) - 7
     # A status of four letters needs a blank before the figure.
     room_for = room - (len(status) > 3)
-    text = next((each for each in context if len(each) <= room_for), "")
+    text = fmt.first_fitting((*context, ""), room_for)
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
@@ -149,10 +149,7 @@ def _label_runs(
 
 
 def _rough(tokens: int) -> str:
-    """Return a number rounded to two digits.
-
-    Two digits suffice, and a line whose text has not changed need not be redrawn.
-    """
+    """Return a number in two digits, so that its line is seldom redrawn."""
     return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
 
 

@@ -27,7 +27,7 @@ def sizes(found: Comparison, width: int) -> str:
         f"requests {num_a} {a} | {num_b} {b}",
         f"A {num_a}, B {num_b} requests",
     )
-    return next((text for text in texts if len(text) <= width), "")
+    return fmt.first_fitting((*texts, ""), width)
 
 
 def work_text(work: SideWork) -> str:

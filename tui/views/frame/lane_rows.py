@@ -89,20 +89,14 @@ def _culprits(history: History, request_ids: list[int], columns: list[ChartColum
 
 
 def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
-    """Return `chosen` with the culprits in it.
-
-    A culprit that has no lane yet replaces the first request that is not a culprit.
-    """
+    """Return `chosen` with the culprits, in place of the first requests that are none."""
     missing = [each for each in culprits if each not in chosen]
     free = [each for each in chosen if each not in culprits][: len(missing)]
     return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
 
 
 def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
-    """Return `chosen` with the request that the operator follows.
-
-    If that request has no lane yet, it gets the first row.
-    """
+    """Return `chosen` with the request that the operator follows, in the first row if new."""
     followed = view.followed
     if followed is None or followed in chosen or followed not in request_ids:
         return chosen
@@ -155,11 +149,7 @@ _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
 
 def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: int) -> list[int]:
-    """Return the requests that get a row, in the order of `view.sort`.
-
-    Args:
-        request_ids: all requests that could have a row, in order of arrival; may be thousands.
-    """
+    """Return the requests that get a row, in the order of `view.sort`; there may be thousands."""
     requests = state.requests
     groups: tuple[list[int], list[int], list[int]] = (request_ids, [], [])
     if view.sort == "state":
@@ -210,11 +200,7 @@ def _num_blocks(view: RequestView | None) -> int:
 
 
 def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
-    """Return the row of a request.
-
-    Args:
-        past: the number of cells up to the cursor.
-    """
+    """Return the row of a request; `past`: the number of cells up to the cursor."""
     status = lane_status(view)
     if view is None and Cell.FINISHED in cells[:past]:
         status = "END"

@@ -120,16 +120,12 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return lines
 
 
-def _charts_min(height: int) -> int:
-    return 9 if height < 30 else 16
-
-
 # The verdict
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
     """Return the panel above the charts: sentences on which run is better, and its figures."""
-    room = height - _charts_min(height)
+    room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
     with_parts = room >= _WITH_PARTS
     figures = compare_figures.matrix(found, inner, with_parts=with_parts)
