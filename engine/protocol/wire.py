@@ -40,6 +40,7 @@ from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
 from stepscope.engine.protocol.wire_rows import FrontEnd as FrontEnd
 from stepscope.engine.protocol.wire_rows import GroupCounts as GroupCounts
 from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
+from stepscope.engine.protocol.wire_rows import HoldUp as HoldUp
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import KVGroup as KVGroup
 from stepscope.engine.protocol.wire_rows import KVTransfers as KVTransfers
@@ -217,6 +218,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     kv_groups: list[GroupCounts] | None = None  # by the group's place in `EngineInfo.kv_groups`
     move_groups: bytes | None = None  # the group of each block in `moves`, one byte each
     kv_transfers: KVTransfers | None = None  # None: no block waits for one
+    hold_ups: list[HoldUp] | None = None  # in the step or before it; None: none is known
     ranks: list[RankTimes] | None = None  # in order; None: it has one, or they are unknown
 
 

@@ -65,11 +65,12 @@ class PrefixMisses(Struct, array_like=True, frozen=True, gc=False):
 
 class Admitted(Event, frozen=True, omit_defaults=True):
     num_cached_tokens: int
-    # Tokens whose keys and values came from elsewhere. Of a handed-over request: copied here while
-    # the step was scheduled, and how long that took.
+    # Tokens whose keys and values came from elsewhere: of a handed-over request while the step was
+    # scheduled; through a KV connector within the step, or before it if `is_loaded_early`.
     num_loaded_tokens: int = 0
-    load_ns: int = 0
+    load_ns: int = 0  # how long that took; 0: unknown, it is a part of the step
     misses: PrefixMisses | None = None  # None: it comes back, or the engine does not say
+    is_loaded_early: bool = False  # the request waited in the queue meanwhile
 
 
 class FirstToken(Event, frozen=True):

@@ -137,6 +137,20 @@ def _steps(values: list[int]) -> list[int]:
     return [value - before for before, value in pairwise([0, *values])]
 
 
+class HoldUp(Struct, array_like=True, frozen=True, gc=False):
+    """A time in which the engine's process or its thread was held up, and by what.
+
+    `kind` is gc (Python's garbage collector), gc_elsewhere (on another thread, while this one
+    hardly ran), jit (a kernel was compiled), stopped (nothing of the process ran) or descheduled
+    (it waited for a processor, about so long).
+    """
+
+    kind: str
+    start_ns: int
+    ns: int
+    detail: str = ""  # generation, kernel, or pages that had to be read from the disk
+
+
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):
     """Prompt tokens of one request in a step that still runs."""
 

@@ -56,6 +56,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     kv_groups: list[wire.GroupCounts] | None = None
     move_groups: bytes | None = None
     kv_transfers: wire.KVTransfers | None = None
+    hold_ups: list[wire.HoldUp] | None = None
     ranks: list[wire.RankTimes] | None = None
 
     @classmethod

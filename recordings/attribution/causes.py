@@ -16,15 +16,19 @@ Cause: TypeAlias = Literal[
     "left_out",  # not in a step for another reason: whole prompts, the prefill cadence
     "preempted",  # lost its blocks and waited to be admitted again
     "recompute",  # tokens computed before the preemption were computed again
-    "transfer",  # its keys and values, or another's, came from a prefill engine
+    "transfer",  # its keys and values, or another's, came from elsewhere
     "front_end",  # the front end had it: HTTP and tokenising
     "delivery",  # the front end had not yet written its last tokens out
     "paused",  # the operator had paused the engine
     "between",  # the engine had work and was between two steps
     "idle",  # the engine had nothing to run
     "step",  # an ordinary step of decodes alone
-    "held_up",  # a slow step: far above its baseline, so the machine or the engine held it up
+    "stopped",  # the engine's process was stopped, or its memory had to be read from the disk
+    "descheduled",  # the engine waited for a processor
+    "gc",  # Python's garbage collector ran
+    "jit",  # a kernel was compiled
     "rank",  # the other ranks waited for one of them
+    "held_up",  # a slow step: far above its baseline, and none of those says why
     "unknown",  # the records of that time are missing, or not in memory
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -57,6 +61,15 @@ QUEUE_REASONS = {
 }
 
 
+# What a `HoldUp` of the engine says, as causes.
+HOLD_UPS: dict[str, Cause] = {
+    "stopped": "stopped",
+    "descheduled": "descheduled",
+    "gc": "gc",
+    "gc_elsewhere": "gc",
+    "jit": "jit",
+}
+
 # Each is a request's own reason, and holds back nobody behind it.
 HELD_FOR = frozenset({"lora", "grammar", "remote_kv", "input", "deferred"})
 
@@ -84,6 +97,7 @@ class Piece(NamedTuple):
     # unknown: "forgotten" (may be somewhere, but is not in memory), "unrecorded" (was before the
     # recording), "untold" (of a client's result) or "" (was lost);
     # held_up: since which later step that is known, if it was not when the token came;
+    # stopped: pages read from the disk; gc: which generation; jit: the kernel
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks;
     # rank: its name
     detail: str = ""
@@ -135,6 +149,8 @@ class Piece(NamedTuple):
                 f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms"
                 f"{self.detail and ', ' + self.detail})"
             )
+        if self.cause in HOLD_UPS:
+            return hold_up_text(self.cause, self.detail)
         if self.cause == "rank":
             return f"waited for rank {self.detail} in {steps}"
         if self.is_forgotten:
@@ -205,6 +221,10 @@ class Piece(NamedTuple):
             "front_end": "front end",
             "delivery": "delivery",
             "paused": "engine paused",
+            "stopped": "process stopped",
+            "descheduled": "no processor",
+            "gc": "Python's garbage collector",
+            "jit": f"compiled {self.detail}",
             "between": "between steps",
             "idle": "engine idle",
             "step": "decodes alone",
@@ -287,6 +307,20 @@ class Late(NamedTuple):
     def explanation(self) -> str:
         """The shown pieces in words."""
         return "; ".join(f"{each.ns / 1e6:,.1f} ms {each.text}" for each in self.shown_pieces)
+
+
+def hold_up_text(kind: str, detail: str) -> str:
+    """What a `HoldUp` was, in words."""
+    if kind == "stopped" and detail:
+        return f"the engine's process stood still, and read {detail} of its memory from the disk"
+    if HOLD_UPS.get(kind) == "gc":
+        return f"Python collected garbage ({detail})"
+    if kind == "jit":
+        return f"the kernel {detail} was compiled"
+    return {
+        "stopped": "the engine's process was stopped (SIGSTOP, or its host froze it)",
+        "descheduled": "the engine waited for a processor",
+    }.get(kind, kind)
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:

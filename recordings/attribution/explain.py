@@ -34,6 +34,7 @@ from stepscope.recordings.attribution.open_waits import (
     own,
     prefills_of,
     span_of,
+    with_hold_ups,
     without_step,
 )
 from stepscope.recordings.attribution.request_waits import RequestWaits
@@ -203,13 +204,14 @@ class Explainer:
         if self.state.is_summed_up:  # what the engine did meanwhile is not known
             start_ns = end_ns
         between = self._between(record.step, start_ns, self.state.pauses.after(record))
+        between = with_hold_ups(between, record)
         for load in loads_of(record, start_ns):
             between.append(load)
             start_ns += load.ns
         prefills = prefills_of(record)
         slow = self._slow_step(record, prefills, end_ns - start_ns)
         self._was_slow = slow is not None
-        span = span_of(record, slow, start_ns, end_ns)
+        span = span_of(record, prefills, slow, start_ns, end_ns)
         rows = record.batch
         if rows is not None and self.only is not None:
             rows = [row for row in rows if row.request_id == self.only]
@@ -293,7 +295,7 @@ class Explainer:
                 if wait is None or (began_ns is not None and wait.start_ns != began_ns):
                     wait = Wait("running", began_ns)
                 wait.fill(between, start_ns, record.step)
-                piece = own(row, record, prefills, start_ns)
+                piece = own(row, record, prefills, span.load, start_ns)
                 if piece.cause == "recompute" and wait.preempted_for:
                     piece = piece._replace(detail=wait.preempted_for)
                 wait.add_step(piece, span)

@@ -1,17 +1,26 @@
 """Waits that are still in progress, divided step by step into pieces with one cause each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import Admitted, BatchRow, Phase, RequestView, StepRecord
-from stepscope.recordings.attribution.baseline import SlowStep
-from stepscope.recordings.attribution.causes import HELD_FOR, Piece
+from stepscope.engine.protocol.wire import (
+    Admitted,
+    BatchRow,
+    HoldUp,
+    Phase,
+    RequestView,
+    StepRecord,
+)
+from stepscope.recordings.attribution.baseline import STILL_SLOW, SlowStep
+from stepscope.recordings.attribution.causes import HELD_FOR, HOLD_UPS, Piece
 from stepscope.recordings.state.ranks import late_rank
 
 _DECODE = int(Phase.DECODE)
 _RECOMPUTE = int(Phase.RECOMPUTE)
+
+_OTHERS = frozenset({"queued", "between", "idle", "held_up", "rank"})
 
 WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 
@@ -24,24 +33,97 @@ class StepSpan(NamedTuple):
     work_end_ns: int
     excess: list[Piece]  # from there to `end_ns`, with one cause each
     end_ns: int
+    load: Admitted | None  # what it loaded, if that is more than its largest prefill
 
 
-def span_of(record: StepRecord, slow: SlowStep | None, start_ns: int, end_ns: int) -> StepSpan:
-    """Divide the time of a step. What held it up is put at its end."""
+def span_of(
+    record: StepRecord,
+    prefills: Sequence[BatchRow],
+    slow: SlowStep | None,
+    start_ns: int,
+    end_ns: int,
+) -> StepSpan:
+    """Divide the time of a step.
+
+    What held it up is put at its end. In a slow step that is at most its excess over the usual
+    duration; the rest of that is `held_up`, if the step was slow without what is known.
+    """
+    load = _load_in(record)
+    largest = None
+    if load is not None and (not prefills or load.num_loaded_tokens > prefills[0].num_tokens):
+        slow, largest = None, load  # it is no step like others
+    room_ns = end_ns - start_ns if slow is None else slow.excess_ns
     found: list[Piece] = []
-    room_ns = 0 if slow is None else slow.excess_ns
+    rows = _hold_ups(record, start_ns, end_ns)
+    # Of a wait for a processor only the sum is known. It may be usual, as may be that this thread
+    # stands still while another one collects garbage: they count only in slow steps.
+    for _, ns, row in sorted(rows, key=lambda each: each[2].kind == "descheduled"):
+        ns = min(ns, room_ns)
+        if ns and (slow is not None or row.kind not in ("descheduled", "gc_elsewhere")):
+            found.append(Piece(HOLD_UPS[row.kind], 0, ns, record.step, 1, row.detail))
+            room_ns -= ns
     if (late := late_rank(record)) is not None:
         rank, ns = late
-        found.append(Piece("rank", 0, min(ns, end_ns - start_ns), record.step, 1, rank))
+        ns = min(ns, end_ns - start_ns - sum(piece.ns for piece in found))
+        found.append(Piece("rank", 0, ns, record.step, 1, rank))
         room_ns -= ns
     if slow is not None and room_ns > 0:
-        times = {"took_ns": slow.took_ns, "baseline_ns": slow.baseline_ns}
-        found.append(Piece("held_up", 0, room_ns, record.step, 1, slow.told, **times))
+        rest_ns = slow.took_ns - sum(piece.ns for piece in found)
+        if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
+            found.append(_rest(record, slow, load, rest_ns, room_ns))
     at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
     for i, piece in enumerate(found):
         found[i] = piece._replace(start_ns=at_ns)
         at_ns += piece.ns
-    return StepSpan(record, start_ns, work_end_ns, found, end_ns)
+    return StepSpan(record, start_ns, work_end_ns, found, end_ns, largest)
+
+
+def _rest(
+    record: StepRecord, slow: SlowStep, load: Admitted | None, took_ns: int, excess_ns: int
+) -> Piece:
+    """What a step took too long for no reason that is known, or for loading within the step."""
+    if load is not None:
+        return _loaded(load, record, 0)._replace(ns=excess_ns)
+    return Piece(
+        *("held_up", 0, excess_ns, record.step, 1, slow.told),
+        took_ns=took_ns,
+        baseline_ns=slow.baseline_ns,
+    )
+
+
+def _hold_ups(record: StepRecord, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int, HoldUp]]:
+    """Yield start and duration of what held up a part of the time, in order.
+
+    They do not overlap, but for waits for a processor.
+    """
+    known = [row for row in record.hold_ups or () if row.kind in HOLD_UPS]
+    last_ns = begin_ns
+    for row in sorted(known, key=attrgetter("start_ns")):
+        start_ns = max(row.start_ns, begin_ns if row.kind == "descheduled" else last_ns)
+        stop_ns = min(row.start_ns + row.ns, end_ns)
+        if stop_ns > start_ns:
+            yield start_ns, stop_ns - start_ns, row
+            if row.kind != "descheduled":
+                last_ns = stop_ns
+
+
+def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
+    """Cut what held up the engine before a step out of the pieces of that time."""
+    if not record.hold_ups:
+        return pieces
+    found = []
+    for piece in pieces:
+        begin_ns, end_ns = piece.start_ns, piece.start_ns + piece.ns
+        is_work = piece.cause not in ("between", "idle")
+        for start_ns, ns, row in () if is_work else _hold_ups(record, begin_ns, end_ns):
+            stop_ns, start_ns = start_ns + ns, max(start_ns, begin_ns)
+            if stop_ns > start_ns and (piece.cause, row.kind) != ("idle", "gc_elsewhere"):
+                cause, ns = HOLD_UPS[row.kind], stop_ns - start_ns
+                found.append(piece._replace(start_ns=begin_ns, ns=start_ns - begin_ns))
+                found.append(Piece(cause, start_ns, ns, record.step, detail=row.detail))
+                begin_ns = stop_ns
+        found.append(piece._replace(start_ns=begin_ns, ns=end_ns - begin_ns))
+    return [piece for piece in found if piece.ns]
 
 
 class Wait:
@@ -98,7 +180,7 @@ class Wait:
         is_out, held = self.status == "out", self.held
         pieces = self.pieces
         for span in spans:
-            if held and span.cause in ("queued", "between", "idle", "held_up", "rank"):
+            if held and (span.cause in _OTHERS or span.cause in HOLD_UPS):
                 span = span._replace(cause="queued", detail=held)
             if is_out and span.cause == "queued":
                 span = span._replace(cause="preempted")
@@ -135,9 +217,41 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
     return pieces
 
 
-def own(row: BatchRow, record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
-    """What a request with a row in a step had to wait for in that step, as a piece."""
+def _load_in(record: StepRecord) -> Admitted | None:
+    """The largest load of keys and values within a step; None: no such load is known."""
+    loads = [
+        event
+        for event in record.events
+        if isinstance(event, Admitted)
+        and event.num_loaded_tokens
+        and not (event.load_ns or event.is_loaded_early)
+    ]
+    return max(loads, key=lambda event: event.num_loaded_tokens, default=None)
+
+
+def _loaded(load: Admitted, record: StepRecord, start_ns: int) -> Piece:
+    return Piece(
+        *("transfer", start_ns, 0, record.step, 1, "load"),
+        request_id=load.request_id,
+        num_tokens=load.num_loaded_tokens,
+    )
+
+
+def own(
+    row: BatchRow,
+    record: StepRecord,
+    prefills: list[BatchRow],
+    load: Admitted | None,
+    start_ns: int,
+) -> Piece:
+    """What a request with a row in a step had to wait for in that step, as a piece.
+
+    Args:
+        load: what the step loaded, if that is more than its largest prefill.
+    """
     step = record.step
+    if load is not None and (row.phase == _DECODE or row.request_id == load.request_id):
+        return _loaded(load, record, start_ns)
     if row.phase == _RECOMPUTE:
         return Piece("recompute", start_ns, 0, step, 1, num_tokens=row.num_tokens)
     if row.phase != _DECODE:

@@ -12,6 +12,10 @@ _REASONS = {
     "between": "the next step to begin",
     "idle": "an idle engine to begin",
     "held_up": "a step that was held up",
+    "stopped": "the engine's process, which was stopped",
+    "descheduled": "a processor for the engine",
+    "gc": "Python's garbage collector",
+    "jit": "a kernel to be compiled",
     "rank": "a step that waited for a rank",
     "": "unknown",
 }

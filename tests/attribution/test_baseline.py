@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
@@ -14,13 +16,17 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel, StepShape
 from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
-from stepscope.recordings.attribution.causes import Late
+from stepscope.recordings.attribution.causes import HOLD_UPS, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
+from stepscope.recordings.attribution.ledger import Ledger
+from stepscope.recordings.attribution.queue import reason_text
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload
+from tests.support.sessions.seek_sessions import record as recorded
 from tests.support.sessions.slow_step_sessions import (
     HELD_MS,
     MS,
@@ -353,3 +359,173 @@ def test_an_explained_token_stays_as_it_is_to_the_last_digit(held: int) -> None:
     assert ("known since step" in named[0].explanation) == (len(named) < len(found))
     assert found.index(named[0]) < len(found) - len(named) + 3  # from then on for all
     assert len(set(found)) == 1 + (len(named) < len(found))
+
+
+def with_held_up(
+    messages: list[tuple[int, Telemetry]], step: int, *rows: wire.HoldUp
+) -> list[tuple[int, Telemetry]]:
+    """The session with a step that says what held it up."""
+    return [
+        (number, msgspec.structs.replace(message, hold_ups=list(rows)))
+        if isinstance(message, StepRecord) and message.step == step
+        else (number, message)
+        for number, message in messages
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "said"),
+    [
+        ("stopped", "", "the engine's process was stopped (SIGSTOP, or its host froze it)"),
+        ("stopped", "9 pages", "stood still, and read 9 pages of its memory from the disk"),
+        ("descheduled", "", "the engine waited for a processor"),
+        ("gc", "generation 2", "Python collected garbage (generation 2)"),
+        ("gc_elsewhere", "generation 2 on another thread", "(generation 2 on another thread)"),
+        ("jit", "_fwd", "the kernel _fwd was compiled"),
+    ],
+)
+def test_what_held_a_slow_step_up_is_named_where_the_engine_knows(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int], kind: str, detail: str, said: str
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    known = wire.HoldUp(kind, record.tokens_ns - 840 * MS, 2_000 * MS, detail)
+    unknown = [late for late in explained(messages) if late.step == step]
+    named = [late for late in explained(with_held_up(messages, step, known)) if late.step == step]
+    assert named
+    for before, late in zip(unknown, named, strict=True):
+        (held,) = [piece for piece in before.pieces if piece.cause == "held_up"]
+        (piece,) = [piece for piece in late.pieces if piece.cause == HOLD_UPS[kind]]
+        assert late.cause == piece.cause
+        assert piece.ns == pytest.approx(held.ns, rel=0.01)  # no more than the step was slower
+        assert said in late.explanation
+        assert not slow_pieces([late])
+
+
+def test_of_a_slow_step_the_part_that_nothing_explains_stays_held_up(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    start_ns = record.schedule_start_ns
+    rows = [wire.HoldUp("gc", start_ns + each * MS, 60 * MS, "generation 2") for each in (0, 40)]
+    named = [late for late in explained(with_held_up(messages, step, *rows)) if late.step == step]
+    assert named
+    for late in named:
+        (gc,) = [piece for piece in late.pieces if piece.cause == "gc"]
+        (held,) = slow_pieces([late])
+        assert gc.ns == 100 * MS  # they overlap
+        assert held.ns / MS == pytest.approx(HELD_MS - 100, rel=0.05)
+
+
+def test_the_time_between_two_steps_is_divided_by_what_held_the_engine_up() -> None:
+    messages = session(NoisyCost(noise=0.0), num_steps=60)
+    steps = [m for _, m in messages if isinstance(m, StepRecord)]
+    before, later = next(
+        pair for pair in pairwise(steps) if pair[0].num_running and not pair[1].events
+    )
+    half_ns = (later.tokens_ns - later.schedule_start_ns) // 2
+    later = msgspec.structs.replace(later, schedule_start_ns=later.schedule_start_ns + half_ns)
+    messages = [(n, later if getattr(m, "step", -1) == later.step else m) for n, m in messages]
+    begin_ns = last_ns = before.tokens_ns
+    gap_ns = later.schedule_start_ns - begin_ns
+    row = wire.HoldUp("jit", last_ns + gap_ns // 4, gap_ns // 2, "kernel")
+    unknown = wire.HoldUp("of the future", last_ns, gap_ns)
+    found = explained(with_held_up(messages, later.step, unknown, row))
+    causes = [
+        [(piece.cause, piece.ns) for piece in late.pieces if piece.start_ns < begin_ns + gap_ns]
+        for late in found
+        if late.start_ns == begin_ns and late.step == later.step
+    ]
+    assert causes
+    for each in causes:
+        assert each == [("between", gap_ns - gap_ns // 2), ("jit", gap_ns // 2)]
+
+
+def with_loads(
+    messages: list[tuple[int, Telemetry]], step: int, *loads: wire.Admitted
+) -> list[tuple[int, Telemetry]]:
+    return [
+        (number, msgspec.structs.replace(message, events=[*message.events, *loads]))
+        if isinstance(message, StepRecord) and message.step == step
+        else (number, message)
+        for number, message in messages
+    ]
+
+
+def test_a_step_that_loads_more_than_it_prefills_is_named_after_its_largest_load(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    loads = [wire.Admitted(9_000, 640, 512), wire.Admitted(9_001, 640, 640)]
+    for late in explained(with_loads(messages, step, *loads)):
+        if late.step == step:
+            assert late.cause == "transfer"
+            assert "640 tokens of r9001 were loaded" in late.explanation
+            assert not any(piece.cause == "prefill" for piece in late.pieces)
+
+
+def test_a_slow_step_with_a_larger_prefill_than_load_is_divided_between_them(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    found = explained(with_loads(messages, step, wire.Admitted(9_000, 16, 16)))
+    named = [late for late in found if late.step == step and late.cause == "transfer"]
+    assert named
+    for late in named:
+        causes = [piece.cause for piece in late.pieces if piece.ns > MS]
+        assert causes == ["prefill", "transfer"]
+
+
+def test_the_step_screen_and_the_panel_say_what_held_a_step_up(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+    tmp_path: Path,
+    stepscope: Callable[..., Any],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    known = wire.HoldUp("stopped", record.tokens_ns - 840 * MS, 840 * MS)
+    path = recorded(tmp_path / "held.mcap", with_held_up(messages, step, known))
+    for page, size, said in (
+        ("step", "200x60", "held up 840 ms: the engine's process was stopped (SIGSTOP, or its"),
+        ("step", "80x24", "held up 840 ms: the engine's process was stopped"),
+        ("main", "200x60", f"stood still 0.9 s at step {step}: process stopped"),
+    ):
+        picture = tmp_path / f"{page}-{size}.txt"
+        options = ["--page", page, "--at", str(step), "--size", size, "-o", str(picture)]
+        assert stepscope("screenshot", str(path), *options).exit_code == 0
+        assert said in picture.read_text("utf-8")
+
+
+def test_a_wait_for_a_processor_gets_what_is_left_of_a_slow_step(
+    slow_session: tuple[Path, list[tuple[int, Telemetry]], int],
+) -> None:
+    _, messages, step = slow_session
+    record = next(m for _, m in messages if isinstance(m, StepRecord) and m.step == step)
+    rows = [
+        wire.HoldUp("descheduled", record.tokens_ns - 600 * MS, 600 * MS),
+        wire.HoldUp("gc", record.tokens_ns - 500 * MS, 400 * MS, "generation 2"),
+    ]
+    named = [late for late in explained(with_held_up(messages, step, *rows)) if late.step == step]
+    assert named
+    for late in named:
+        ns = {piece.cause: piece.ns for piece in late.pieces}
+        assert ns["gc"] == 400 * MS
+        assert ns["descheduled"] / MS == pytest.approx(HELD_MS - 400, rel=0.05)
+        assert "held_up" not in ns
+
+
+def test_the_queue_says_how_long_it_waited_for_a_process_that_was_stopped() -> None:
+    messages = session(NoisyCost(), num_steps=400, knobs=Knobs(max_num_seqs=1))
+    steps = [m for _, m in messages if isinstance(m, StepRecord)]
+    last = next(m for m in steps[200:] if m.num_waiting and not m.events)
+    ns = last.tokens_ns - last.schedule_start_ns
+    known = wire.HoldUp("stopped", last.schedule_start_ns, ns - ns // 4)
+    ledger = Ledger(SessionState())
+    for _, message in with_held_up(messages, last.step, known):
+        ledger.take(message)
+    waits = [*ledger.admitted(), *ledger.waiting()]
+    reasons = {reason for wait in waits for reason in wait.reasons}
+    assert "stopped" in reasons
+    assert all(wait.reasons["stopped"] == known.ns for wait in waits if "stopped" in wait.reasons)
+    assert reason_text("stopped") == "the engine's process, which was stopped"

@@ -2,9 +2,11 @@
 
 One of vLLM's schedulers runs attached, without a model. The column "vLLM" is the processor time of
 this thread within vLLM's `schedule` and `update_from_output`; "added" is what the wrapped calls
-take beyond it. A second scheduler without hooks is no measure of that: it was slower by up to 4 %
-than the attached one. "aside" is what our own threads took meanwhile, to make the records and to
-send them. In vLLM's environment, with stepscope installed beside it:
+take beyond it, less what wrappers that do nothing take ("clocks": to read the processor time is a
+system call, which costs more after much work of vLLM's). A second scheduler without hooks is no
+measure of that: it was slower by up to 4 % than the attached one. "aside" is what our own threads
+took meanwhile, to make the records and to send them. In vLLM's environment, with stepscope
+installed beside it:
 
     python tests/bench/bench_attach.py
 """
@@ -35,26 +37,42 @@ def main() -> int:
     from vllm import __version__
 
     print(f"vLLM {__version__}, median of {ROUNDS} rounds of {STEPS} steps, us a step")
-    print(f"{'running':>8}{'vLLM':>8}{'added':>8}{'aim':>6}{'aside':>8}")
+    print(f"{'running':>8}{'vLLM':>8}{'clocks':>8}{'added':>8}{'aim':>6}{'aside':>8}")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps(MODEL))
         for num_running, aim_us in AIMS_US.items():
-            rounds = [measure(num_running, model) for _ in range(ROUNDS)]
+            bare, rounds = [], []
+            for _ in range(ROUNDS):  # in turns, since the machine changes its pace
+                bare.append(measure(num_running, model, is_attached=False)[1])
+                rounds.append(measure(num_running, model))
             own, added, aside = (median(each) for each in zip(*rounds, strict=True))
-            print(f"{num_running:>8}{own:>8.0f}{added:>8.1f}{aim_us:>6}{aside:>8.1f}")
+            clocks = median(bare)
+            print(
+                f"{num_running:>8}{own:>8.0f}{clocks:>8.1f}{added - clocks:>8.1f}"
+                f"{aim_us:>6}{aside:>8.1f}"
+            )
     return 0
 
 
-def measure(num_running: int, model: Path) -> tuple[float, float, float]:
-    """A step's microseconds: medians in vLLM and in our hooks, the mean on our own threads."""
+def measure(
+    num_running: int, model: Path, *, is_attached: bool = True
+) -> tuple[float, float, float]:
+    """A step's microseconds: medians in vLLM and around it, the mean on our own threads.
+
+    Args:
+        is_attached: False: with wrappers that do nothing, instead of our hooks.
+    """
     from stepscope.engine.adapters.vllm.attachment import attach
 
     scheduler = filled(num_running, model)
     own_ns: list[int] = []
     for name in ("schedule", "update_from_output"):
         setattr(scheduler, name, timed(getattr(scheduler, name), own_ns))
-    attachment = attach(scheduler, f"ipc://{model}/bench")
+    attachment = attach(scheduler, f"ipc://{model}/bench") if is_attached else None
+    if attachment is None:
+        for name in ("schedule", "update_from_output"):
+            setattr(scheduler, name, untouched(getattr(scheduler, name)))
     try:
         add(scheduler, num_running)
         own_us: list[float] = []
@@ -67,10 +85,11 @@ def measure(num_running: int, model: Path) -> tuple[float, float, float]:
                 own_us.append(sum(own_ns) / 1000)
                 added_us.append((spent_ns - sum(own_ns)) / 1000)
         aside_ns += process_time_ns() - thread_time_ns()
-        assert attachment.is_attached
+        assert attachment is None or attachment.is_attached
         assert len(scheduler.running) == num_running
     finally:
-        attachment.close()
+        if attachment is not None:
+            attachment.close()
     return median(own_us), median(added_us), aside_ns / (WARM_UP + STEPS) / 1000
 
 
@@ -82,6 +101,13 @@ def timed(method: Callable[..., Any], took_ns: list[int]) -> Callable[..., Any]:
         result = method(*args, **options)
         took_ns.append(thread_time_ns() - start)
         return result
+
+    return call
+
+
+def untouched(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        return method(*args, **options)
 
     return call
 

@@ -10,6 +10,7 @@ import pytest
 from stepscope.engine.protocol.wire import (
     BatchRow,
     EngineInfo,
+    HoldUp,
     KVCounts,
     Phase,
     RequestView,
@@ -67,6 +68,7 @@ OPTIONAL: dict[str, Any] = {
     "num_wasted_tokens": lambda start: 2,
     "token_limit": lambda start: 256,
     "cuda_graph": lambda start: "piecewise",
+    "hold_ups": lambda start: [HoldUp("gc", start, 1_500_000, "generation 2")],
 }
 
 
@@ -198,6 +200,8 @@ def test_every_page_draws_with_any_single_field_missing(page: Page, missing: str
     [
         ({"hidden_ns"}, True, "prepared while step {before} ran, 0.40 ms hidden"),
         ({"hidden_ns", "num_wasted_tokens"}, True, "0.40 ms hidden, 2 wasted"),
+        ({"hidden_ns", "device_ns"}, True, "host's gap 5.0 ms: the device was idle"),
+        ({"hold_ups"}, None, "held up 1.5 ms: Python collected garbage"),
         (set(), True, "prepared after step {before} had ended"),
         (set(), False, "prepared after step {before} had ended"),
         ({"token_limit"}, None, "held to 256 tokens: device memory"),

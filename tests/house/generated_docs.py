@@ -28,6 +28,7 @@ from stepscope.engine.protocol.wire_rows import (
     DraftRow,
     FrontEnd,
     HeldRow,
+    HoldUp,
     RankTimes,
     TakenRow,
 )
@@ -109,7 +110,7 @@ def recording_tables() -> str:
         kind = types.get(topic, StepRecord)
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
     lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
-    rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, PauseSpan)
+    rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, HoldUp, PauseSpan)
     for row in (*rows, PrefixMisses, RankTimes):
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
     lines += ["", "| table | column | meaning |", "|---|---|---|"]

@@ -37,6 +37,7 @@ from stepscope.engine.protocol.wire import (
     FrontTimes,
     GroupCounts,
     HeldRow,
+    HoldUp,
     KnobsChanged,
     KnobSpec,
     KVCounts,
@@ -179,7 +180,7 @@ EVENTS: list[wire.RequestEvent] = [
     Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
     Finished(8, "handed_over", 1, handed_to="beta"),
     Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN, elsewhere="cmpl-0"),
-    Admitted(9, 0, 300, 1_500_000),
+    Admitted(9, 0, 300, 1_500_000, is_loaded_early=True),
 ]
 MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
 VIEW = RequestView(
@@ -291,6 +292,7 @@ MESSAGES: dict[str, Telemetry] = {
         kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
         move_groups=MOVE_GROUPS,
         kv_transfers=TRANSFERS,
+        hold_ups=[HoldUp("stopped", 900_000, 2_000_000_000), HoldUp("jit", 7, 9, "kernel")],
         ranks=[RankTimes(0, 12_100_000, 6_300_000, 900_000), RankTimes(1, 18_400_000, None, None)],
         totals=TOTALS,
     ),

@@ -116,6 +116,9 @@ class Attachment:
             if engine.reports is not None:
                 engine.reports.open()
                 stack.callback(engine.reports.close)
+            hold_ups = engine.watcher.recorder.hold_ups
+            hold_ups.open(self.hooks_on)
+            stack.callback(hold_ups.close)
             engine.hook(self)
             self._to_close = stack.pop_all()
         self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
@@ -135,11 +138,12 @@ class Attachment:
         self._seen_ns = now_ns = monotonic_ns()
         return now_ns
 
-    def tend_if_due(self, now_ns: int) -> int:
-        """Apply commands and publish state, if due. Returns the monotonic time afterwards, in ns.
+    def tend_if_due(self) -> int:
+        """Like `seen`, but first apply commands and publish state, if due.
 
         Call it between two steps, under the lock.
         """
+        self._seen_ns = now_ns = monotonic_ns()
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
         with self.notes.done():
@@ -275,11 +279,14 @@ class Attachment:
         """Run the pump: build records, apply commands while the engine is quiet, and clean up."""
         steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
+        hold_ups = self._engine.watcher.recorder.hold_ups
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
+            self.guard(hold_ups.pumping)
             self.guard(self._read)
             if monotonic_ns() - self._seen_ns < QUIET_NS:
                 continue
+            hold_ups.pump_rests()
             with self.lock:
                 if not self.is_attached:
                     break
@@ -293,6 +300,7 @@ class Attachment:
                     self.fail(error)
                     break
                 self._next_tend_ns = 0  # so the next step publishes that the engine runs again
+            self.guard(hold_ups.pumping)
         try:
             self._to_close.close()
         except Exception as error:  # noqa: BLE001 - nothing is left to detach

@@ -182,9 +182,9 @@ class Settlement:
                 elif self._caches:
                     books.num_queried += num_prompt
                     books.num_hit += num_cached
+            is_early, told = tracked.is_loaded_early, misses.get(tracked)
             num_loaded = tracked.num_loaded
-            found = misses.get(tracked)
-            events.append(Admitted(tracked.request_id, num_cached, num_loaded, misses=found))
+            events.append(Admitted(tracked.request_id, num_cached, num_loaded, 0, told, is_early))
         return events
 
     def release(self, tracked: TrackedRequest) -> None:

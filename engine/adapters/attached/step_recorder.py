@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 
+from stepscope.engine.adapters.attached.hold_ups import HoldUps
 from stepscope.engine.adapters.attached.rows import (
     check_drafts,
     drop_lost,
@@ -54,12 +55,14 @@ class StepRecorder:
         published_step: number of the last published step, -1 before the first.
         knobs_version: version of the knobs, published with each step.
         has_unpublished: whether something happened that is not published yet.
+        hold_ups: what held up the engine's thread; each record takes those before its tokens.
     """
 
     def __init__(
         self, books: KVBooks | None, caches_prefixes: bool, judged: Judged | None = None
     ) -> None:
         self.books = books
+        self.hold_ups = HoldUps()
         self.table: dict[str, TrackedRequest] = {}
         self.next_step = 0
         self.published_step = -1
@@ -234,6 +237,7 @@ class StepRecorder:
             held=self._hold(step.held, step.overtaken),
             held_prefills=step.held_prefills,
             front=self.drain_front(),
+            hold_ups=self.hold_ups.take(tokens_ns),
             ranks=step.ranks,
             drafts=drafts,
             totals=self._settlement.totals(kv_used),

@@ -42,6 +42,7 @@ class TrackedRequest:
             meanwhile, as published in `HeldRow`.
         elsewhere: as in `Arrived`.
         num_loaded: tokens whose keys and values come from elsewhere, as scheduled.
+        is_loaded_early: whether they came before its first step.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
         ended: whether the engine has ended it.
     """
@@ -55,6 +56,7 @@ class TrackedRequest:
         "has_first_token",
         "held",
         "held_blocks",
+        "is_loaded_early",
         "is_prefilling",
         "last_ns",
         "max_tokens",
@@ -84,7 +86,7 @@ class TrackedRequest:
         self.held = ""
         self.held_blocks = 0
         self.elsewhere: str | None = None
-        self.num_loaded = 0
+        self.num_loaded, self.is_loaded_early = 0, False
         self.was_overtaken = False
         self.ended = False
         self.recompute_until = 0

@@ -233,7 +233,7 @@ class _SglangHooks:
         """
 
         def tend() -> None:
-            attachment.tend_if_due(attachment.seen())
+            attachment.tend_if_due()
             attachment.core.apply_deferred()
 
         def stepscope_poll_timeout_aborts(*args: Any, **kwargs: Any) -> Any:

@@ -187,11 +187,10 @@ class _VllmHooks:
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
-                start_ns = attachment.seen()
-                budget = 0
+                start_ns = budget = 0
                 if attachment.is_attached:
                     try:
-                        start_ns = attachment.tend_if_due(start_ns)
+                        start_ns = attachment.tend_if_due()
                         budget = versions.token_budget(scheduler)
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
@@ -228,6 +227,7 @@ class _VllmHooks:
     ) -> Callable[..., Any]:
         watcher, lock = self._watcher, attachment.lock
         publisher, notes = attachment.publisher, attachment.notes
+        knows_blocks = watcher.books is not None
 
         def publish(
             out: SchedulerOutput,
@@ -262,7 +262,8 @@ class _VllmHooks:
                             for name, request, before in drafted
                         }
                         ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
-                        found = (out, model_runner_output, tokens_ns, num_got, watcher.kv_used)
+                        kv_used = None if knows_blocks else watcher.kv_used
+                        found = (out, model_runner_output, tokens_ns, num_got, kv_used)
                         notes.put(publish, *found, *ended)
                         notes.wake()
                     except Exception as error:  # noqa: BLE001

@@ -5,6 +5,7 @@ These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preem
 `kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33 `local_prefill_interval`.
 """
 
+from collections import deque
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
@@ -113,8 +114,9 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
     """Return the number of waiting requests in all queues."""
     num_waiting = 0
     for name in queues:
-        if queue := getattr(scheduler, name):
-            num_waiting += len(queue)
+        queue = getattr(scheduler, name)
+        # vLLM's own `__len__` of a deque is slower by a microsecond.
+        num_waiting += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
     return num_waiting
 
 
@@ -189,7 +191,8 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
 
 def num_seats(scheduler: VllmScheduler) -> int:
     """Return how many requests may run at once."""
-    return int(getattr(scheduler, SEATS, scheduler.max_num_running_reqs))
+    seats: int | None = getattr(scheduler, SEATS, None)
+    return scheduler.max_num_running_reqs if seats is None else seats
 
 
 def token_budget(scheduler: VllmScheduler) -> int:

@@ -82,6 +82,7 @@ class VllmWatcher:
     def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
+        self._has_cadence = hasattr(scheduler, versions.CADENCE)
         self.groups: tuple[KVGroup, ...] | None = None
         self.books: BlockBooks | None = None
         self.holders: BlockHolders | None = None
@@ -172,11 +173,16 @@ class VllmWatcher:
             return None
         if self._has_ranks and out.total_num_scheduled_tokens:
             self._ranks.stamp(out)
-        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
-        is_free = waits.leaves_out_prefills(scheduler, is_throttled=is_throttled)
-        held_anew = self._look_at_held(out, num_waiting)
-        loads, self._loads = self._loads, []
+        num_seats = versions.num_seats(scheduler)
+        num_waiting = versions.num_waiting(scheduler, self._queues)
+        is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
+            scheduler, is_throttled=is_throttled
+        )
+        held_anew: Mapping[str, str] | None = None
         reasons: dict[str, int] = {}
+        if num_waiting or self._held:
+            held_anew = self._look_at_held(out, num_waiting)
+        loads, self._loads = self._loads, []
         if num_waiting:
             common = "preemption" if preempted else "paused" if self.halted else None
             if common is None:
@@ -289,7 +295,7 @@ class VllmWatcher:
             step.freed = holders.free(noted.freed)
             for name, num_tokens, tables in noted.loads:
                 if (tracked := recorder.table.get(name)) is not None:
-                    tracked.num_loaded = num_tokens
+                    tracked.num_loaded, tracked.is_loaded_early = num_tokens, bool(tables)
                     if tables:
                         step.taken += holders.take(tracked, tables, 0, noted.end_ns)
         note_blocks(step, out, recorder.table, holders)

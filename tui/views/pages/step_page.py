@@ -179,6 +179,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
         _timing(record, width),
         inspector.times_line(record, width, with_glyphs=True),
         *rank_line.draw(record, info, width),
+        *inspector.hold_up_lines(record, width),
         (
             (" budget  ", "muted"),
             (f"{spent + padded:>7,} of {fmt.count(budget):<7}", "strong"),

@@ -1,5 +1,6 @@
 """The step inspector: a panel on what the step at the cursor did, batch row by batch row."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from stepscope.engine.protocol.wire import (
     RowFlag,
     StepRecord,
 )
+from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.preemptions import beneficiaries
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
@@ -54,6 +56,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         _blocks(record),
     ]
     tail += [times_line(record, width), *rank_line.draw(record, frame.history.info, width)]
+    tail += hold_up_lines(record, width)
     is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
     if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
@@ -204,6 +207,20 @@ def draft_lines(record: StepRecord) -> list[Line]:
     return [tuple(runs)]
 
 
+def hold_up_lines(record: StepRecord, width: int) -> list[Line]:
+    """Return lines on the three longest things that held up the step, or the time before it."""
+    alike: Counter[tuple[str, str]] = Counter()
+    for row in record.hold_ups or ():
+        alike[row.kind, row.detail] += row.ns
+    lines: list[Line] = []
+    for (kind, detail), ns in alike.most_common(3):
+        took = f"{fmt.milliseconds(ns / 1e6)} ms"
+        text = hold_up_text(kind, clean(detail, _MAX_TEXT))
+        shown = fmt.whole_words(text, width - len(f" held up {took}: "))
+        lines.append(((" held up ", "muted"), (took, "caution"), (f": {shown}", "text")))
+    return lines
+
+
 def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     """Return lines on what was prepared while the step before ran, and on what held it."""
     runs: list[Run] = [(" prepared ", "muted")]
@@ -224,10 +241,15 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     if record.cuda_graph is not None:
         kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
         runs.append((f", {kind} CUDA graph", "muted"))
-    if record.token_limit is None:
-        return [tuple(runs)]
-    held = fmt.plural(record.token_limit, "token")
-    return [tuple(runs), ((f" held to {held}: device memory", "caution"),)]
+    lines: list[Line] = [tuple(runs)]
+    if record.hidden_ns is not None and record.device_ns is not None:
+        gap_ns = max(0, record.tokens_ns - record.schedule_start_ns - record.device_ns)
+        gap = f"{fmt.milliseconds(gap_ns / 1e6)} ms"
+        lines.append(((" host's gap ", "muted"), (gap, "text"), (": the device was idle", "muted")))
+    if record.token_limit is not None:
+        held = fmt.plural(record.token_limit, "token")
+        lines.append(((f" held to {held}: device memory", "caution"),))
+    return lines
 
 
 def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
@@ -274,8 +296,8 @@ def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
         )
         icon, text = ("▲", "good"), f"{name} {comes.format(event.num_cached_tokens)}"
         if event.num_loaded_tokens:
-            text += f", {event.num_loaded_tokens:,} loaded"
-            text += f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
+            took = f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
+            text += f", {event.num_loaded_tokens:,} loaded{took}"
     elif isinstance(event, FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
     elif isinstance(event, Finished) and event.handed_to is not None:

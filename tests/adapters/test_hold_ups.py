@@ -1,0 +1,223 @@
+"""What held up the engine's process is told apart, and travels with the step that it delayed."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepscope.engine.adapters.attached import hold_ups
+from stepscope.engine.adapters.attached.hold_ups import HoldUps
+from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.protocol.wire import Admitted, HoldUp, StepRecord
+from tests.adapters.conftest import Attach, published
+from tests.adapters.played_vllm import PlayedScheduler
+from tests.support.waiting import wait_for
+
+MS = 1_000_000
+WATCHED = textwrap.dedent("""
+    import sys, threading, time
+    from stepscope.engine.adapters.attached.hold_ups import HoldUps
+    from stepscope.engine.adapters.attached.hooks import Hooks
+    held = HoldUps()
+    held.open(Hooks)
+    begins, ends = threading.Event(), threading.Event()
+    def pump():
+        while not ends.is_set():
+            held.pumping()
+            begins.set()
+            ends.wait(0.01)
+    thread = threading.Thread(target=pump)
+    thread.start()
+    begins.wait()
+    for line in sys.stdin:
+        rows = held.take(time.monotonic_ns()) or []
+        print([row for row in rows if row.kind == "stopped"], flush=True)
+    ends.set()
+    thread.join()
+""")
+
+
+class Counted:
+    """What Linux would have counted of the pump's thread and the engine's, and the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        self.pump = self.engine = hold_ups._ThreadTimes(0, 0, 0)
+        self.num_faults = 0
+        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
+        usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
+        monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
+        self.held = HoldUps()
+        self.held._pump, self.held._engine = -1, -2
+        read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
+        monkeypatch.setattr(hold_ups, "_read", read)
+        self.held.pumping()
+
+    def after(self, ms: int, *, waited_ms: int = 0, num_runs: int = 1) -> list[HoldUp] | None:
+        self.now_ns += ms * MS
+        ran, waited, runs = self.pump
+        self.pump = hold_ups._ThreadTimes(ran + MS, waited + waited_ms * MS, runs + num_runs)
+        self.held.pumping()
+        return self.held.take(self.now_ns)
+
+
+def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "[]\n"
+        os.kill(child.pid, signal.SIGSTOP)
+        state = Path(f"/proc/{child.pid}/stat")
+        wait_for(lambda: state.read_text("utf-8").split()[2] == "T")
+        since_ns = hold_ups.monotonic_ns()
+        wait_for(lambda: hold_ups.monotonic_ns() > since_ns + 2 * hold_ups.STOPPED_NS)
+        stopped_ns = hold_ups.monotonic_ns() - since_ns
+        os.kill(child.pid, signal.SIGCONT)
+        print(file=child.stdin, flush=True)
+        (row,) = eval(child.stdout.readline(), {"HoldUp": HoldUp})
+        assert row.ns >= stopped_ns
+        assert row.start_ns <= since_ns
+    finally:
+        child.stdin.close()
+        child.stdout.close()
+        child.wait()
+
+
+def test_a_pump_that_neither_ran_nor_waited_for_a_processor_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(50) is None
+    assert counted.after(2_000) == [HoldUp("stopped", 50 * MS, 2_000 * MS)]
+    counted.num_faults += 5_000
+    assert counted.after(2_000) == [HoldUp("stopped", 2_050 * MS, 2_000 * MS, "5,000 pages")]
+
+
+def test_a_pump_that_waited_for_a_processor_for_python_or_for_vllm_was_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(2_000, waited_ms=1_950) is None
+    assert counted.after(2_000, num_runs=400) is None  # each 5 ms it asks for Python's lock
+    counted.held.pump_rests()
+    assert counted.after(2_000) is None
+
+
+def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    assert counted.after(100) is None
+    counted.engine = hold_ups._ThreadTimes(0, 40 * MS, 3)
+    assert counted.after(100) == [HoldUp("descheduled", 160 * MS, 40 * MS)]
+    counted.engine = hold_ups._ThreadTimes(0, 42 * MS, 3)
+    assert counted.after(100) is None  # two of a hundred milliseconds
+
+
+def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
+    held = HoldUps()
+    held.open(Hooks)
+    try:
+        gc.disable()
+        for _ in range(200_000):
+            ring: list[object] = []
+            ring.append(ring)
+        gc.enable()
+        gc.collect()
+        rows = [row for row in held.take(hold_ups.monotonic_ns()) or () if row.kind == "gc"]
+        assert "generation 2" in {row.detail for row in rows}
+    finally:
+        gc.enable()
+        held.close()
+    assert held._collect not in gc.callbacks
+
+
+def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    before = lambda **each: told.append(each)  # noqa: E731 - what another tool listens with
+    knobs = SimpleNamespace(compilation=SimpleNamespace(listener=before))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)  # type: ignore[arg-type]
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    source, times = SimpleNamespace(name="_fwd_kernel"), SimpleNamespace(total=345_678)
+    calls = iter(scheduler.play())
+    while next(calls) != "schedule":
+        pass
+    knobs.compilation.listener(src=source, times=times, cache_hit=False)
+    for _ in calls:
+        pass
+    with attachment.notes.done():
+        found = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+    compiled = [row for each in found for row in each.hold_ups or () if row.kind == "jit"]
+    assert [(row.ns, row.detail) for row in compiled] == [(345_678_000, "_fwd_kernel")]
+    assert [each["src"] for each in told] == [source]
+    attachment.close()
+    assert knobs.compilation.listener is before
+
+
+def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_admission(
+    attach: Attach,
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "prefix")
+    scheduler.connector = object()
+    schedule, manager = scheduler.schedule, scheduler.kv_cache_manager
+    loaded = []
+
+    def schedule_with_loads(throttle_prefills: bool = False) -> SimpleNamespace:
+        output = schedule(throttle_prefills)
+        for new in output.scheduled_new_reqs:
+            loaded.append(new.num_computed_tokens // 2)
+            request = scheduler._all[new.req_id]
+            manager.allocate_slots(request, num_external_computed_tokens=loaded[-1])
+        return output
+
+    scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        pass
+    with attachment.notes.done():
+        steps = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
+    admitted = [event for step in steps for event in step.events if isinstance(event, Admitted)]
+    assert any(loaded)
+    assert [event.num_loaded_tokens for event in admitted] == loaded
+    assert not any(event.load_ns or event.is_loaded_early for event in admitted)
+
+
+@pytest.mark.parametrize(
+    ("is_engines", "ran_ms", "waited_ms", "told"),
+    [
+        (True, 90, 0, HoldUp("gc", 0, 100 * MS, "generation 2")),
+        (True, 40, 60, HoldUp("gc", 0, 40 * MS, "generation 2")),  # the rest had no processor
+        (False, 1, 0, HoldUp("gc_elsewhere", 0, 100 * MS, "generation 2 on another thread")),
+        (False, 90, 0, None),  # the engine's thread did not need Python's lock
+    ],
+)
+def test_garbage_collection_counts_as_far_as_the_engines_thread_had_to_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    is_engines: bool,
+    ran_ms: int,
+    waited_ms: int,
+    told: HoldUp | None,
+) -> None:
+    counted = Counted(monkeypatch)
+    counted.held._engine_id = threading.get_ident() if is_engines else 0
+    counted.held._collect("start", {"generation": 2})
+    counted.now_ns += 100 * MS
+    counted.engine = hold_ups._ThreadTimes(ran_ms * MS, waited_ms * MS, 1)
+    counted.held._collect("stop", {"generation": 2})
+    rows = [row for row in counted.held.take(counted.now_ns) or () if row.kind[:2] == "gc"]
+    assert rows == ([] if told is None else [told])
