@@ -18,6 +18,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
+from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
@@ -83,6 +84,15 @@ def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
             assert counts.cached == truth["cached"][group], step.step
         assert step.kv.used == sum(truth["used"].values())
         assert step.kv.cached == sum(truth["cached"].values())
+
+
+def test_a_load_that_came_before_a_step_is_not_blamed_on_it(attach: Attach) -> None:
+    explainer = Explainer(0, 0)
+    for _, message in Played(attach, "connector").messages:
+        explainer.take(message)
+    pieces = [piece for late in explainer.late for piece in late.pieces]
+    assert any((each.cause, each.detail) == ("queued", "remote_kv") for each in pieces)
+    assert not any(each.cause == "transfer" for each in pieces)
 
 
 def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
