@@ -59,7 +59,7 @@ CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
     "queued": ("·", "idle"),
     "unknown": ("?", "muted"),
     "held_up": ("≠", "caution"),
-    "descheduled": ("≈", "caution"),
+    "descheduled": ("¦", "caution"),
     "gc": ("◊", "caution"),
     "jit": ("ƒ", "caution"),
     "stopped": ("■", "caution"),
@@ -122,6 +122,7 @@ _ASCII = {
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
     **dict(zip("▏└◂▸≈≠±‹›≡", "|+<>~!~()E", strict=True)),
+    **dict(zip("¦◊ƒ■", "|$f@", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)
 
