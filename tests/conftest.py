@@ -60,19 +60,24 @@ SLOW = {
     "comparing": ("compare_chance", "compare_screen", "fleet_live"),
     "compute": ("triton_kernels",),
     "dashboard": ("tour",),
-    "history": ("replay_ways", "seek_laws", "splice"),
+    "history": ("one_moment", "replay_ways", "seek_laws", "splice"),
     "house": ("packaging",),
+    "importing": ("bad_input", "live_logs"),
     "measuring": ("bench_gpu", "bench_scripts"),
     "models": (
         *("exactness", "graphs", "kv_cache_dtype", "overlap_models", "sampling_live"),
         *("smaller_steps", "speculation_models"),
     ),
-    "recording": ("being_written", "export_memory", "plot", "repair", "rotation"),
+    "recording": (
+        *("being_written", "export_memory", "file_index", "file_rights", "plot", "repair"),
+        *("rotation", "verify"),
+    ),
     "scheduling": ("overlap_laws",),
     "screens": ("leaving", "terminal"),
     "serving": ("end_to_end", "http_faults", "prefill_and_decode"),
     "simulation": (
-        *("autopilot", "diagnose", "simulate_cli", "simulated_demo", "tune", "what_if"),
+        *("autopilot", "demo_mix", "diagnose", "misses_shown", "simulate_cli", "simulated_demo"),
+        *("tune", "what_if"),
     ),
     "telemetry": ("chaos",),
 }

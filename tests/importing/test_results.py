@@ -312,6 +312,7 @@ def test_json_of_another_kind_is_no_result(tmp_path: Path) -> None:
     assert imported(written(tmp_path / "other.json", {"a": 1}, {"b": [2]})) is None
 
 
+@pytest.mark.slow
 def test_every_command_that_looks_back_reads_a_foreign_file(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:

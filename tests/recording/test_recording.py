@@ -159,6 +159,7 @@ def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: Re
         same_screen(live, replay.history, step)
 
 
+@pytest.mark.slow
 def test_a_replay_that_only_seeks_ahead_has_its_latency_windows_filled(
     live: History, recorded: Path
 ) -> None:

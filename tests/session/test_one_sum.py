@@ -309,6 +309,7 @@ UNTIMED = {name for name in FIGURES if not name.endswith(("_per_s", "_per_min"))
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", ALL)
 def test_a_stretch_has_the_same_figures_on_the_screen_in_its_file_and_compared(
     session: Callable[[], Messages], tmp_path: Path
@@ -318,6 +319,7 @@ def test_a_stretch_has_the_same_figures_on_the_screen_in_its_file_and_compared(
     check_stretches(history_of(messages), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
 def test_a_stretch_of_a_sample_has_the_same_figures_on_the_screen_and_compared(name: str) -> None:
     path = shipped()[name]

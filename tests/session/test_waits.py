@@ -145,6 +145,7 @@ def test_a_wait_for_several_tokens_at_once_is_one_wait_of_the_first_of_them() ->
     assert set(apart) > {1}, "some steps bring several tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", STEPS)
 def test_a_wait_in_memory_is_explained_as_in_the_file(
     session: Callable[[], Messages], tmp_path: Path
