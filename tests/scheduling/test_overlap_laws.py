@@ -376,10 +376,10 @@ class Run:
             if isinstance(message, StepRecord | EngineStatus):
                 assert message.kv is not None
                 if not ledger.is_open:
-                    ledger.open_empty(message.kv)
+                    ledger.open_empty(message.kv, has_groups=False)
                 batch = message.batch if isinstance(message, StepRecord) else []
-                problems = ledger.take(message.moves, batch, message.events)
-                assert problems + ledger.check(message.kv) == []
+                problems = ledger.take(message.moves, None, batch, message.events)
+                assert problems + ledger.check(message) == []
             for snapshot in snapshots:
                 if snapshot.sequence == sequence:
                     assert ledger.compare(snapshot) == []

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.replies import Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
-from stepscope.tui.cli.engines import http as http_process
+from stepscope.tui.cli.engines import serve as http_process
 from stepscope.tui.cli.engines.serve import HttpProcess
 from tests.support.waiting import wait_for
 
