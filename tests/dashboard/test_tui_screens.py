@@ -26,6 +26,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
+from stepscope.tui.views.panels import kv_figures
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
@@ -268,7 +269,7 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
     for width, height, cells_each in ((200, 56, 4), (160, 40, 4), (160, 24, 2), (100, 20, 1)):
         body = line_texts(kv_page.draw(frame, width, height))
         assert len(body) == height
-        room = width - kv_page._SIDE_WIDTH - 4
+        room = width - kv_figures.WIDTH - 4
         room -= room % cells_each
         key = next(y for y, line in enumerate(body) if "most blocks first" in line)
         cells = "".join(line[2 : 2 + room] for line in body[1:key]).rstrip()

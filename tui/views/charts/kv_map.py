@@ -1,6 +1,7 @@
 """The KV map: the state of every KV block, in the order of block ids."""
 
 import re
+import string
 from array import array
 from functools import lru_cache
 from itertools import pairwise, product, starmap
@@ -13,6 +14,7 @@ from stepscope.tui.views.framed_panels import beside
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.views.theme import KV_CACHED, KV_EMPTY, KV_GLYPHS, KV_SHARED, KV_STYLES, KV_USED
 
+_GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
 _NAMES = ("free", "cached", "used", "shared")
 _SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
 _OWNERS_WIDTH = 26
@@ -194,3 +196,13 @@ def unfilled_share(frame: Frame) -> float | None:
     held = sum(view.num_blocks for view in holders) * info.block_size
     filled = sum(view.num_computed_tokens for view in holders)
     return max(0.0, 1 - filled / held)
+
+
+def group_letter(group: int, owner: int = 0) -> str:
+    """Return a block's letter on the map by group: a capital if it is used, small if cached."""
+    letter = string.ascii_uppercase[min(group, 25)]
+    return KV_GLYPHS[KV_EMPTY] if owner == EMPTY else letter.lower() if owner == CACHED else letter
+
+
+def group_style(group: int) -> str:
+    return _GROUP_STYLES[group % len(_GROUP_STYLES)]

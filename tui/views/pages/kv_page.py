@@ -1,12 +1,10 @@
-"""The KV page: a map of all KV blocks by state or by owner, and how they are shared and filled."""
+"""The KV page: a map of all KV blocks by state, owner or group; who holds them, and how many."""
 
 import string
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
-from stepscope.recordings.session.sums import Sums, per, plus
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
@@ -14,14 +12,12 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, column_chart, table
 from stepscope.tui.views.lines import Line, Run, clean, framed, joined
+from stepscope.tui.views.panels import kv_figures
 from stepscope.tui.views.view import next_kv_map
 
 NARROW = 100  # below this width only the map and one line of figures
-_SIDE_WIDTH = 46
 _CHART_HEIGHT = 8  # least height
 _MAX_BLOCK_WIDTH = 4  # cells
-_MAX_COUNTED = 65_536  # most blocks to look at; of more, evenly spaced ones
-_GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
 _COLUMNS = (
@@ -61,7 +57,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
     chart_height = _CHART_HEIGHT if height >= 24 else 0
-    map_width = width - _SIDE_WIDTH
+    map_width = width - kv_figures.WIDTH
     block_width = _block_width(frame, map_width - 4, height - chart_height - 3)
     if chart_height and frame.state.block_owner is not None:
         # The chart gets the rows that the map does not need.
@@ -74,20 +70,20 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     left = framed(body, map_width, map_height, title)
     if chart_height:
         left += _trend(frame, map_width, chart_height)
-    figures = _figures(frame)
+    figures = kv_figures.draw(frame)
     figures_height = min(len(figures) + 2, height - 6)
     rest = height - figures_height
     holders = _holders(frame)
     rows = [_row(number, view) for number, view in enumerate(holders)]
-    listed = table(_COLUMNS, rows, _SIDE_WIDTH - 2, rest - 2, frame.view.row if rows else None) or [
-        ((" no block is in use", "muted"),)
-    ]
+    listed = table(
+        _COLUMNS, rows, kv_figures.WIDTH - 2, rest - 2, frame.view.row if rows else None
+    ) or [((" no block is in use", "muted"),)]
     if not rows and frame.state.kv is None:
         listed = [((" the engine does not report who holds blocks", "muted"),)]
     heading = f"holders ({len(rows)})" if rows or frame.state.kv is not None else "holders"
     right = [
-        *framed(figures, _SIDE_WIDTH, figures_height, (("blocks", "title"),)),
-        *framed(listed, _SIDE_WIDTH, rest, ((heading, "title"),)),
+        *framed(figures, kv_figures.WIDTH, figures_height, (("blocks", "title"),)),
+        *framed(listed, kv_figures.WIDTH, rest, ((heading, "title"),)),
     ]
     return beside(left, right)
 
@@ -136,10 +132,10 @@ def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
     kind = frame.view.kv_map
     if owner is None or kind == "state" or (kind == "group" and groups is None):
         return kv_map.state_map(frame, width, rows, block_width)
-    owner = owner[:: max(1, -(-len(owner) // _MAX_COUNTED))]
+    owner = owner[:: max(1, -(-len(owner) // kv_figures.MAX_COUNTED))]
     if kind == "group" and groups is not None:
-        sampled = groups[:: max(1, -(-len(groups) // _MAX_COUNTED))]
-        names = "".join(map(_group_letter, sampled, owner))
+        sampled = groups[:: max(1, -(-len(groups) // kv_figures.MAX_COUNTED))]
+        names = "".join(map(kv_map.group_letter, sampled, owner))
         styles = _group_styles(frame)
     else:
         letters: dict[int, str] = {CACHED: _CACHED, EMPTY: _EMPTY}
@@ -173,21 +169,11 @@ def _owner_styles(frame: Frame) -> dict[str, str]:
     return styles
 
 
-def _group_letter(group: int, owner: int = 0) -> str:
-    """Return a block's letter on the map by group: a capital if it is used, small if cached."""
-    letter = string.ascii_uppercase[min(group, 25)]
-    return _EMPTY if owner == EMPTY else letter.lower() if owner == CACHED else letter
-
-
-def _group_style(group: int) -> str:
-    return _GROUP_STYLES[group % len(_GROUP_STYLES)]
-
-
 def _group_styles(frame: Frame) -> dict[str, str]:
     styles = {_EMPTY: "kv_empty"}
     for number in range(len(frame.state.kv_groups or ())):
-        styles[_group_letter(number)] = _group_style(number)
-        styles[_group_letter(number, CACHED)] = "kv_cached"
+        styles[kv_map.group_letter(number)] = kv_map.group_style(number)
+        styles[kv_map.group_letter(number, CACHED)] = "kv_cached"
     return styles
 
 
@@ -195,7 +181,7 @@ def _group_key(frame: Frame) -> Line:
     """Return the key of the map by group."""
     runs: list[Run] = []
     for number, (group, _, _) in enumerate(kv_map.groups_of(frame)):
-        runs += [(f"{_group_letter(number)} ", _group_style(number))]
+        runs += [(f"{kv_map.group_letter(number)} ", kv_map.group_style(number))]
         runs += [(f"{clean(group.kind, 20)}  ", "muted")]
     return (*runs, ("small: cached  ", "muted"), (_EMPTY, "kv_empty"), ("free", "muted"))
 
@@ -213,144 +199,6 @@ def _owner_key() -> Line:
         (_EMPTY, "kv_empty"),
         ("free", "muted"),
     )
-
-
-# Figures
-
-
-def _figures(frame: Frame) -> list[Line]:
-    kv, owner, refs = frame.state.kv, frame.state.block_owner, frame.state.block_refs
-    lines: list[Line] = []
-    if kv is None:
-        lines.append(((" the engine does not report its blocks", "muted"),))
-    else:
-        total = max(1, kv.used + kv.cached + kv.empty)
-        for name, count, style in (
-            ("used", kv.used, "kv_used"),
-            ("cached, free", kv.cached, "kv_cached"),
-            ("empty", kv.empty, "kv_empty"),
-        ):
-            cells = round(count / total * 14)
-            lines.append(
-                (
-                    (f" {name:<13}", "muted"),
-                    (f"{count:>8,} {count / total:>4.0%}  ", "text"),
-                    ("█" * cells, style),
-                )
-            )
-    lines += _group_lines(frame)
-    if owner is not None and refs is not None and len(refs):
-        lines += _references(refs)
-    rates = frame.rates
-    evictions = rates.evictions_per_s
-    lines += [
-        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens, 10 s"),
-        _figure(
-            "evictions", "—" if evictions is None else f"{evictions:.1f}/s", "of cached blocks"
-        ),
-        _figure("fragmentation", fmt.percent(kv_map.unfilled_share(frame)), "of held slots"),
-    ]
-    lines += _transfer_lines(frame)
-    info, prompts = frame.state.info, frame.prompts
-    if prompts is not None and prompts.num_evicted_tokens is not None:
-        return lines + _prompts(prompts)
-    if owner is not None and info is not None and info.engine == "vllm" and info.kv_groups is None:
-        lines.append(((" why prompts miss: STEPSCOPE_PREFIX_HASHES=1", "muted"),))
-    return lines
-
-
-def _prompts(sums: Sums) -> list[Line]:
-    """Return lines on all prompts in memory: how much was hit, and why the rest was not."""
-    queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
-    if not queried:
-        return []
-    lines: list[Line] = [_figure("prompt tokens", fmt.short(queried), "all in memory")]
-    for name, count, style in (
-        ("hit", hit, "cached"),
-        ("new", sums.num_new_tokens, "muted"),
-        ("diverged", sums.num_diverged_tokens, "prefill"),
-        ("evicted", sums.num_evicted_tokens, "caution"),
-    ):
-        share = per(count, queried) or 0.0
-        number = fmt.count(count) if queried < 10_000_000 else fmt.short(count)
-        bar = ("█" * round(share * 14), style)
-        lines.append(((f"   {name:<11}", "muted"), (f"{number:>8} {share:>4.0%}  ", "text"), bar))
-    half, twice = (
-        fmt.percent(per(plus(hit, more), queried))
-        for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
-    )
-    lines.append(_figure("hits, 1.5x pool", half, f"2x pool {twice}"))
-    return lines
-
-
-def _group_lines(frame: Frame) -> list[Line]:
-    """Return two lines on each group of KV blocks, and the tokens for which there is room."""
-    lines: list[Line] = []
-    for number, (group, each, share) in enumerate(kv_map.groups_of(frame)):
-        window = "" if group.window is None else f", window {group.window:,}"
-        tables = "" if group.num_tables == 1 else f", {group.num_tables} tables"
-        about = f"   {group.num_layers} layers{tables}{window}; {group.block_size:,} tok"
-        lines += [
-            (
-                (f" {_group_letter(number)} ", _group_style(number)),
-                (f"{clean(group.kind, 17):<17}", "text"),
-                (f"{each.used:>7,} {share:>4.0%}", "strong"),
-                (f" +{each.cached:,} cached", "kv_cached"),
-            ),
-            ((about[: _SIDE_WIDTH - 2], "muted"),),
-        ]
-    info = frame.state.info
-    if info is not None and info.kv_tokens is not None and info.max_model_len:
-        whole = f"tokens, {info.kv_tokens / info.max_model_len:,.1f} × {info.max_model_len:,}"
-        lines.append(_figure("room", f"{info.kv_tokens:,}", whole))
-    return lines
-
-
-def _transfer_lines(frame: Frame) -> list[Line]:
-    """Return lines on the blocks that wait for a connector, and for how long."""
-    transfers = frame.state.kv_transfers
-    if transfers is None:
-        return []
-    lines = []
-    for name, count, since_ns in (
-        ("being loaded", transfers.num_loading, transfers.loading_since_ns),
-        ("to be sent", transfers.num_sending, transfers.sending_since_ns),
-    ):
-        if count and since_ns is not None:
-            seconds = max(0, frame.state.time_ns - since_ns) / 1e9
-            lines.append(_figure(name, f"{count:,}", f"used blocks, {seconds:,.1f} s"))
-    return lines
-
-
-def _figure(name: str, value: str, about: str) -> Line:
-    return ((f" {name:<16}", "muted"), (f"{value:>7}  ", "text"), (about, "muted"))
-
-
-def _references(refs: "array[int]") -> list[Line]:
-    """Return lines on how many requests refer to a block, and how many blocks sharing saves."""
-    stride = -(-len(refs) // _MAX_COUNTED)
-    about = "≈" if stride > 1 else ""
-    counts = Counter(refs[::stride] if stride > 1 else refs)
-    shared = sum(number for count, number in counts.items() if count > 1) * stride
-    saved = sum((count - 1) * number for count, number in counts.items() if count > 1) * stride
-    groups = [
-        ("1", counts.get(1, 0)),
-        ("2", counts.get(2, 0)),
-        ("3-4", counts.get(3, 0) + counts.get(4, 0)),
-        ("5+", sum(number for count, number in counts.items() if count >= 5)),
-    ]
-    line: list[Run] = [(" references ", "muted")]
-    for name, number in groups:
-        line += [(f" {name}: ", "muted"), (f"{about}{number * stride:,}", "text")]
-    return [
-        tuple(line),
-        (
-            (" shared       ", "muted"),
-            (f"{about}{shared:>7,}", "kv_shared"),
-            ("  blocks, saves ", "muted"),
-            (f"{about}{saved:,}", "text"),
-        ),
-    ]
 
 
 def _figure_line(frame: Frame) -> Line:
