@@ -92,7 +92,8 @@ class UnfinishedStep:
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
         """Note that this step preempted these requests and took their blocks."""
         for tracked in sorted(requests, key=lambda each: each.request_id):
-            tracked.block_table, tracked.num_loaded = [], 0
+            tracked.block_table = []
+            tracked.num_loaded, tracked.is_loaded_early = 0, False
             tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 

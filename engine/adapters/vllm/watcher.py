@@ -156,7 +156,7 @@ class VllmWatcher:
     ) -> Noted | None:
         """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
 
-        None if the step runs and preempts no request.
+        None if there is nothing to tell: no token, no preemption, no block freed or loaded into.
 
         Args:
             budget: maximum number of tokens of this step.
