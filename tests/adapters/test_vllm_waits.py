@@ -124,7 +124,7 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
 ) -> None:
     request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
     scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
-    assert waits.held(scheduler) == {"a": reason}
+    assert waits.HeldRequests(scheduler).look(1) == {"a": reason}
 
 
 def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:

@@ -21,31 +21,45 @@ _OF_STATUS = {
 }
 
 
-def held(scheduler: VllmScheduler) -> dict[str, str]:
-    """Return the waiting requests that vLLM passes over, with the reason.
+class HeldRequests:
+    """The waiting requests that vLLM passes over, each with a reason of its own.
 
-    Before 0.20 it does not say which they are.
+    Attributes:
+        reasons: by the id of the request, as of the last look.
     """
-    found: dict[str, str] = {}
-    skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
-        scheduler, "skipped_waiting", None
-    )
-    if not skipped:
+
+    def __init__(self, scheduler: VllmScheduler) -> None:
+        self.reasons: Mapping[str, str] = {}
+        self._scheduler = scheduler
+        self._counts = 0, 0  # of running and waiting requests, at the last look
+
+    def look_after(
+        self, out: SchedulerOutput, num_waiting: int, *, is_due: bool
+    ) -> Mapping[str, str] | None:
+        """Look after `schedule()`, if that may have changed them. Returns them if it has, or None.
+
+        With as many running and waiting requests as before, and none that begins, they can only
+        have changed if one came as another left; so a look now and then is enough.
+
+        Args:
+            num_waiting: 0 while vLLM is halted: then it holds back no single request.
+            is_due: look in any case.
+        """
+        if num_waiting:
+            counts = len(self._scheduler.running), num_waiting
+            is_alike = counts == self._counts and not out.scheduled_new_reqs
+            self._counts = counts
+            if is_alike and not is_due:
+                return None
+        return self.look(num_waiting)
+
+    def look(self, num_waiting: int) -> Mapping[str, str] | None:
+        """Look who is held back. Returns them if that has changed, else None."""
+        found = _held(self._scheduler) if num_waiting else {}
+        if found == self.reasons:
+            return None
+        self.reasons = found
         return found
-    adapters: dict[int, str] | None = None
-    for request in islice(skipped, _MOST_HELD):
-        reason = _OF_STATUS.get(request.status.name)
-        if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
-            if adapters is None:
-                adapters = _adapters(scheduler.running)
-            has_room = len(adapters) < scheduler.lora_config.max_loras
-            if adapter.lora_int_id not in adapters and not has_room:
-                reason = f"lora: {', '.join(adapters.values())}"
-        if reason is None:
-            is_remote = getattr(scheduler, "connector", None) is not None
-            reason = "remote_kv" if is_remote else "deferred"
-        found[request.request_id] = reason
-    return found
 
 
 def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
@@ -151,3 +165,30 @@ def overtaken(
 def _adapter_of(tracked: TrackedRequest) -> int | None:
     adapter = getattr(tracked.source, "lora_request", None)
     return None if adapter is None else int(adapter.lora_int_id)
+
+
+def _held(scheduler: VllmScheduler) -> dict[str, str]:
+    """Return the waiting requests that vLLM passes over, with the reason.
+
+    Before 0.20 it does not say which they are.
+    """
+    found: dict[str, str] = {}
+    skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
+        scheduler, "skipped_waiting", None
+    )
+    if not skipped:
+        return found
+    adapters: dict[int, str] | None = None
+    for request in islice(skipped, _MOST_HELD):
+        reason = _OF_STATUS.get(request.status.name)
+        if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
+            if adapters is None:
+                adapters = _adapters(scheduler.running)
+            has_room = len(adapters) < scheduler.lora_config.max_loras
+            if adapter.lora_int_id not in adapters and not has_room:
+                reason = f"lora: {', '.join(adapters.values())}"
+        if reason is None:
+            is_remote = getattr(scheduler, "connector", None) is not None
+            reason = "remote_kv" if is_remote else "deferred"
+        found[request.request_id] = reason
+    return found

@@ -47,7 +47,7 @@ class Noted(NamedTuple):
 
     Attributes:
         budget: maximum number of tokens of this step.
-        held: see `waits.held`; None: as before.
+        held: see `HeldRequests`; None: as before.
         freed: blocks that were freed meanwhile, see `note_freed`.
         loads: requests that got blocks for keys and values from elsewhere, for how many tokens;
             and if these are on their way while the request waits, the ids of those blocks by table.
@@ -110,8 +110,7 @@ class VllmWatcher:
         self.reports = ProcessReports(reports_path, self.recorder, self._ranks.add)
         self.device_times = DeviceTimes.if_here()
         self._put_back: list[str] = []
-        self._held: Mapping[str, str] = {}  # as of the last `schedule()`
-        self._counts = 0, 0  # of running and waiting requests, at the last look who is held
+        self._held = waits.HeldRequests(scheduler)
         policy = scheduler.scheduler_config.policy
         loras = getattr(scheduler, "lora_config", None)
         self._max_loras = 0 if loras is None else int(loras.max_loras or 0)
@@ -180,16 +179,22 @@ class VllmWatcher:
         )
         held_anew: Mapping[str, str] | None = None
         reasons: dict[str, int] = {}
-        if num_waiting or self._held:
-            held_anew = self._look_at_held(out, num_waiting)
+        halted = None
+        if num_waiting or self._held.reasons:
+            halted = self.halted
+            is_due = bool(self._loads) or not self.recorder.next_step % _LOOK_STEPS
+            held_anew = self._held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
+            if held_anew is None and self._loads:  # their blocks are told with it
+                held_anew = self._held.reasons
         loads, self._loads = self._loads, []
+        held = self._held.reasons
         if num_waiting:
-            common = "preemption" if preempted else "paused" if self.halted else None
+            common = "preemption" if preempted else "paused" if halted else None
             if common is None:
                 common = waits.common_reason(
-                    scheduler, out, num_seats, budget, self._held, is_without_prefills=is_free
+                    scheduler, out, num_seats, budget, held, is_without_prefills=is_free
                 )
-            reasons = waits.counted(num_waiting, common, self._held)
+            reasons = waits.counted(num_waiting, common, held)
         return Noted(
             start_ns,
             end_ns,
@@ -225,36 +230,10 @@ class VllmWatcher:
         """
         self._loads.append((request.request_id, num_tokens, waits))
 
-    def _look_at_held(self, out: SchedulerOutput, num_waiting: int) -> Mapping[str, str] | None:
-        """Look who is held back, if that may have changed. Returns them if it has, else None.
-
-        With as many running and waiting requests as before, and none that begins, it can only have
-        changed if one came as another left; so a look now and then is enough.
-        """
-        scheduler = self._scheduler
-        if not num_waiting or self.halted:
-            held: Mapping[str, str] = {}
-        else:
-            counts = len(scheduler.running), num_waiting
-            is_alike = counts == self._counts and not (out.scheduled_new_reqs or self._loads)
-            self._counts = counts
-            if is_alike and self.recorder.next_step % _LOOK_STEPS:
-                return None
-            held = waits.held(scheduler)
-        if held == self._held and not self._loads:
-            return None
-        self._held = held
-        return held
-
     def held_anew(self) -> dict[TrackedRequest, str] | None:
         """Return who is held back while no step runs, and why; None if that is known already."""
-        held = {}
-        if self.num_waiting and not self.halted:
-            held = waits.held(self._scheduler)
-        if held == self._held:
-            return None
-        self._held = held
-        return self._tracked(held)
+        anew = self._held.look(0 if self.halted else self.num_waiting)
+        return None if anew is None else self._tracked(anew)
 
     def _tracked(self, held: Mapping[str, str]) -> dict[TrackedRequest, str]:
         table = self.recorder.table
