@@ -5,17 +5,13 @@ is shown; most upper-case keys change something for good or write a file.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from stepscope.tui.settings.key_names import shown
 
-Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
-
 # In the order of their keys: 1, 2, ...
-PAGES: tuple[Page, ...] = (
-    "live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"
-)  # fmt: skip
-
+Page: TypeAlias = Literal["live", "step", "request", "kv", "latency", "knobs", "compare", "fleet"]
+PAGES: tuple[Page, ...] = get_args(Page)
 
 # The screens of the dashboard, and the one that `stepscope` alone opens.
 Place: TypeAlias = Page | Literal["start"]
