@@ -91,10 +91,13 @@ def _show_log(settings: DashboardSettings) -> None:
     need_terminal("'stepscope stats' and 'screenshot' read a log without one")
     note("waiting for a line with figures; Ctrl-C ends")
     sources = pipe.begin()
-    fleet = Fleet(sources, newcomers=pipe.newcomers)
+    _run(Fleet(sources, newcomers=pipe.newcomers), sources[0], settings)
+
+
+def _run(fleet: Fleet, first: LiveSource, settings: DashboardSettings) -> None:
     fleet.start()
     try:
-        run_live(sources[0], settings, fleet=fleet)
+        run_live(first, settings, fleet=fleet)
     finally:
         fleet.stop()
 
@@ -160,9 +163,4 @@ def show_engines(
             receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
             for endpoint in endpoints
         ]
-    fleet = Fleet(sources, newcomers=newcomers)
-    fleet.start()
-    try:
-        run_live(sources[0], settings, fleet=fleet)
-    finally:
-        fleet.stop()
+    _run(Fleet(sources, newcomers=newcomers), sources[0], settings)

@@ -46,7 +46,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         (f"KV map by {kind}", "title"),
         (f"{size}  ({frame.key('sort')}: by {next_kv_map(kind, has_groups=has_groups)})", "muted"),
     )
-    if kind == "group" and has_groups:
+    by_group = kind == "group" and has_groups  # then letters are those of groups
+    if by_group:
         key = _group_key(frame)
     elif kind == "owner" and frame.state.block_owner is not None:
         key = _owner_key()
@@ -74,7 +75,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     figures_height = min(len(figures) + 2, height - 6)
     rest = height - figures_height
     holders = _holders(frame)
-    rows = [_row(number, view) for number, view in enumerate(holders)]
+    rows = [_row("" if by_group else _letter(n), view) for n, view in enumerate(holders)]
     listed = table(
         _COLUMNS, rows, kv_figures.WIDTH - 2, rest - 2, frame.view.row if rows else None
     ) or [((" no block is in use", "muted"),)]
@@ -93,10 +94,10 @@ def _holders(frame: Frame) -> list[RequestView]:
     return sorted(views, key=lambda view: (-view.num_blocks, view.request_id))
 
 
-def _row(number: int, view: RequestView) -> list[Cell]:
+def _row(letter: str, view: RequestView) -> list[Cell]:
     cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
     return [
-        (_letter(number), _hue(view)),
+        (letter, _hue(view)),
         (request_name(view.request_id), "text"),
         (f"{view.num_blocks:,}", "text"),
         (f"{view.num_computed_tokens:,}", "muted"),

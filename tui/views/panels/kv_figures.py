@@ -82,13 +82,16 @@ def _prompts(sums: Sums) -> list[Line]:
 def _group_lines(frame: Frame) -> list[Line]:
     """Return two lines on each group of KV blocks, and the tokens for which there is room."""
     lines: list[Line] = []
+    # Else the letters are those of the holders.
+    has_letters = frame.view.kv_map == "group"
     for number, (group, each, share) in enumerate(kv_map.groups_of(frame)):
+        letter = kv_map.group_letter(number) if has_letters else " "
         window = "" if group.window is None else f", window {group.window:,}"
         tables = "" if group.num_tables == 1 else f", {group.num_tables} tables"
         about = f"   {group.num_layers} layers{tables}{window}; {group.block_size:,} tok"
         lines += [
             (
-                (f" {kv_map.group_letter(number)} ", kv_map.group_style(number)),
+                (f" {letter} ", kv_map.group_style(number)),
                 (f"{clean(group.kind, 17):<17}", "text"),
                 (f"{each.used:>7,} {share:>4.0%}", "strong"),
                 (f" +{each.cached:,} cached", "kv_cached"),
