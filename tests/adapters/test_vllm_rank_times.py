@@ -131,6 +131,26 @@ def engine(attach: Attach, tensor: int, pipeline: int) -> tuple[PlayedScheduler,
     return scheduler, attach(scheduler)
 
 
+Group = Callable[..., tuple[PlayedScheduler, Any, list[Worker]]]
+
+
+@pytest.fixture
+def group(attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Starts an engine and its workers, one for each rank; takes options of `Worker`."""
+
+    def start(
+        tensor: int, pipeline: int, **options: Any
+    ) -> tuple[PlayedScheduler, Any, list[Worker]]:
+        scheduler, attachment = engine(attach, tensor, pipeline)
+        ranks = range(tensor * pipeline)
+        workers = [Worker(rank, parallel(tensor, pipeline), **options) for rank in ranks]
+        for worker in workers:
+            join(worker, tmp_path, monkeypatch)
+        return scheduler, attachment, workers
+
+    return start
+
+
 def play(
     scheduler: PlayedScheduler, attachment: Any, run: Callable[[SimpleNamespace, int], None]
 ) -> list[StepRecord]:
@@ -165,13 +185,8 @@ def side_by_side(
         assert worker.sample_tokens(None) == "tokens"
 
 
-def test_a_rank_that_computes_longer_or_begins_later_is_named(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 2, 1)
-    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
-    for worker in workers:
-        join(worker, tmp_path, monkeypatch)
+def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Group) -> None:
+    scheduler, attachment, workers = group(2, 1)
 
     def run(out: SimpleNamespace, number: int) -> None:
         begins, work = [((0, 0), (12.0, 18.5)), ((3, 0), (5.0, 5.0))][number % 2]
@@ -193,13 +208,8 @@ def test_a_rank_that_computes_longer_or_begins_later_is_named(
     assert attachment.core.info.pipeline_parallel_size == 1
 
 
-def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 2, 1)
-    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
-    for worker in workers:
-        join(worker, tmp_path, monkeypatch)
+def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Group) -> None:
+    scheduler, attachment, workers = group(2, 1)
 
     def run(out: SimpleNamespace, number: int) -> None:
         told = workers if number % 3 else workers[:1]
@@ -213,13 +223,8 @@ def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(
             assert record.ranks is None
 
 
-def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 1, 2)
-    workers = [Worker(rank, parallel(1, 2)) for rank in range(2)]
-    for worker in workers:
-        join(worker, tmp_path, monkeypatch)
+def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Group) -> None:
+    scheduler, attachment, workers = group(1, 2)
 
     def run(out: SimpleNamespace, number: int) -> None:
         start_ns = Clock.now_ns
@@ -264,14 +269,9 @@ def test_an_empty_stage_is_one_without_work_while_the_engine_had_some() -> None:
     assert [each.empty_ns for each in ran(1, 120)] == [10 * MS, 4 * MS]
 
 
-def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 2, 1)
-    workers = [Worker(rank, parallel(2, 1), mode=3) for rank in range(2)]
-    for worker in workers:
-        join(worker, tmp_path, monkeypatch)
-        assert "all_reduce" not in vars(worker.communicator)
+def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(group: Group) -> None:
+    scheduler, attachment, workers = group(2, 1, mode=3)
+    assert not any("all_reduce" in vars(worker.communicator) for worker in workers)
     records = play(
         scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 1.0))
     )
@@ -307,13 +307,8 @@ def test_the_only_worker_of_an_engine_is_left_alone(
     assert {record.ranks for record in records} == {None}
 
 
-def test_a_late_token_names_the_rank_that_held_its_step_up(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 2, 1)
-    workers = [Worker(rank, parallel(2, 1)) for rank in range(2)]
-    for worker in workers:
-        join(worker, tmp_path, monkeypatch)
+def test_a_late_token_names_the_rank_that_held_its_step_up(group: Group) -> None:
+    scheduler, attachment, workers = group(2, 1)
     play(scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 900.0)))
     explainer = Explainer(0, 0)
     for _, message in published(attachment):
