@@ -44,6 +44,7 @@ from stepscope.engine.transport.keys import Credentials, KeyPair, read_credentia
 from stepscope.engine.transport.local_engines import local_credentials
 from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
@@ -111,19 +112,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests run as if on another machine: no lock file gives them a key."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-def free_port() -> int:
-    """A free port whose next port is free too."""
-    while True:
-        with closing(socket.socket()) as first, closing(socket.socket()) as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def hears(endpoint: Endpoint) -> bool:

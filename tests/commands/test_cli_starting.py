@@ -1,10 +1,8 @@
 """Commands that are started while their engine still loads its model."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ import pytest
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.recordings.file.reader import Recording
+from tests.support.ports import free_port
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 WAIT_S = 30.0
@@ -117,17 +116,8 @@ def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path
     assert stderr.startswith(f"stepscope: error: {said}")
 
 
-def _free_port() -> int:
-    """A free port whose next port is free too: an endpoint takes both."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as free, contextlib.suppress(OSError):
-            port = int(free.getsockname()[1])
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
-
-
 def test_a_command_waits_for_a_starting_engine_on_tcp_too(tmp_path: Path) -> None:
-    address, go = f"tcp://127.0.0.1:{_free_port()}", tmp_path / "go"
+    address, go = f"tcp://127.0.0.1:{free_port()}", tmp_path / "go"
     with _starting_engine(address, go), _command("snapshot", address) as process:
         assert "still starting" in _first_line(process)
         go.touch()

@@ -17,9 +17,10 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared import connect as connecting
 from stepscope.tui.cli.shared.connect import NotThere, wait_for_any
 from stepscope.tui.settings.cli_errors import CommandFailed
-from tests.commands.test_cli_starting import ENGINE, WAIT_S, _command, _first_line, _free_port
+from tests.commands.test_cli_starting import ENGINE, WAIT_S, _command, _first_line
 from tests.screens.test_terminal import CTRL_C, STEPSCOPE
 from tests.support.engines.metrics_server import metrics_server
+from tests.support.ports import free_port
 from tests.support.screens.terminal import Terminal
 
 METRICS = Path(__file__).parents[1] / "adapters" / "metrics_texts"
@@ -41,7 +42,7 @@ def engine(address: str) -> Iterator[None]:
 
 
 def address_of(kind: str, folder: Path) -> str:
-    tcp = f"tcp://127.0.0.1:{_free_port()}" if kind == "tcp" else ""
+    tcp = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else ""
     return {"name": "e1", "path": f"{folder}/p1", "tcp": tcp}[kind]
 
 
@@ -65,7 +66,7 @@ def test_record_waits_for_its_engine_and_records_it_from_its_start(
 
 
 def test_record_waits_for_a_metrics_server_too(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     url, file = f"http://127.0.0.1:{port}", tmp_path / "a.mcap"
     with _command("record", url, "-o", str(file), "--seconds", "0.5") as process:
         assert f"{url}/metrics does not answer: Connection refused" in _first_line(process)

@@ -6,7 +6,6 @@ Tested for both ways of sending: a compiled thread, and the engine's own.
 import gc
 import os
 import shutil
-import socket as sockets
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +24,7 @@ from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 WAYS = ["thread", "inline"] if sender.is_compiled() else ["inline"]
@@ -66,12 +66,6 @@ def join(socket: "zmq.Socket[bytes]", address: str, publisher: Publisher) -> Non
     number = -1
     while number < publisher.next_sequence - 1:
         number = wire.sequence_of(socket.recv_multipart()[1])
-
-
-def free_port() -> int:
-    with closing(sockets.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_the_sending_thread_is_compiled_if_there_is_a_compiler() -> None:
