@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.session.sums import per, sums_in
+from stepscope.recordings.session.sums import Sums, per
 from stepscope.recordings.state.session import SessionState
 
 MINUTE_S = 60.0
@@ -31,10 +30,15 @@ class Rates(NamedTuple):
     rank_waits_ns: tuple[int, ...]  # how long they waited for each
 
 
-def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) -> Rates:
-    """The rates over the steps that ended in (start_ns, end_ns]."""
-    sums = sums_in(table, start_ns, end_ns)
-    last_minute = _preempted(table, end_ns)
+def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
+    """The rates over a window. Preemptions are a count: one must never show as several a minute.
+
+    Args:
+        minute: the sums over the last minute up to the end of the window.
+        minute_s: how much of that minute is in memory.
+    """
+    num_preempted = minute.num_preempted if minute_s else None
+    last_minute = num_preempted, minute_s, per(minute.recompute_ns, minute.busy_ns)
     seconds = sums.seconds
     if seconds <= 0:
         return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 8, ())
@@ -60,19 +64,6 @@ def rates_of(table: StepTable, start_ns: int, end_ns: int, state: SessionState) 
         rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
         rank_waits_ns=sums.rank_waits_ns,
     )
-
-
-def _preempted(table: StepTable, end_ns: int) -> tuple[int | None, float, float | None]:
-    """Number of preemptions in the last minute, how much of it is in memory, and the recompute tax.
-
-    The recompute tax is the share of step time spent on recomputed tokens. Preemptions are a count
-    and not a rate, because one preemption must never show as several per minute.
-    """
-    if not table.steps or table.column("schedule_start_ns")[0] >= end_ns:
-        return None, 0.0, None
-    seconds = min(MINUTE_S, (end_ns - table.column("schedule_start_ns")[0]) / 1e9)
-    sums = sums_in(table, end_ns - round(MINUTE_S * 1e9), end_ns)
-    return sums.num_preempted, seconds, per(sums.recompute_ns, sums.busy_ns)
 
 
 def _share(spent_ns: int | None, seconds: float) -> float | None:

@@ -180,10 +180,10 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
 
 
 def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
-    number = history.figures(state.time_ns, RECENT_S)["preemptions"]
+    number = history.windows.sums(state.time_ns, RECENT_S).num_preempted
     if not number:
         return None
-    times = "a request was preempted" if number == 1 else f"{number:.0f} preemptions"
+    times = "a request was preempted" if number == 1 else f"{number:,} preemptions"
     has_run_out = history.limits(state.time_ns, RECENT_S).get("kv")
     why = ": the KV blocks run out" if has_run_out else ""
     return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.history.rates import Rates, rates_of
+from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
+_MAX_WINDOWS = 64
 _KINDS = ("ITL", "TTFT")  # of late tokens
 
 
@@ -69,6 +70,8 @@ class Windows:
         self._lock = lock
         self._timeline = timeline
         self._at_hand: dict[tuple[int, int, str], Breach] = {}  # lists are drawn repeatedly
+        self._summed_at: tuple[int, ...] = ()  # the steps in memory ...
+        self._summed: dict[tuple[int, int], Sums] = {}  # ... and their sums by window
 
     def latency(self, end_ns: int | None, window_s: float | None, buckets: int) -> LatencyReport:
         """Latencies of a window; see `HistoryView.latency`."""
@@ -81,7 +84,11 @@ class Windows:
         """Throughput, hit rate and shares of time in a window; see `HistoryView.rates`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return rates_of(self._timeline.columns, start_ns, end_ns, self._timeline.state)
+            begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
+            minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
+            sums = self._sums(start_ns, end_ns)
+            minute = self._sums(end_ns - round(MINUTE_S * 1e9), end_ns)
+            return rates_of(sums, minute, minute_s, self._timeline.state)
 
     def goodput(self, end_ns: int | None, window_s: float | None) -> Goodput:
         """How many requests of a window met all service levels; see `HistoryView.goodput`."""
@@ -89,7 +96,7 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
+            seconds = self._sums(start_ns, end_ns).seconds
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
 
@@ -123,7 +130,18 @@ class Windows:
         """The sums over the steps of a window. The window is given as in `HistoryView.latency`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return sums_in(self._timeline.columns, start_ns, end_ns)
+            return self._sums(start_ns, end_ns)
+
+    def _sums(self, start_ns: int, end_ns: int) -> Sums:
+        """The sums of a window; one picture asks for those of a few windows several times."""
+        columns = self._timeline.columns
+        now = (len(columns), columns.steps[0], columns.steps[-1]) if columns.steps else ()
+        if self._summed_at != now or len(self._summed) >= _MAX_WINDOWS:
+            self._summed_at, self._summed = now, {}
+        window = start_ns, end_ns
+        if window not in self._summed:
+            self._summed[window] = sums_in(columns, start_ns, end_ns)
+        return self._summed[window]
 
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
         """For each limit, the sums over the steps that had it."""
@@ -138,7 +156,7 @@ class Windows:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
-            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+            sums = self._sums(start_ns, end_ns)
             if is_whole:
                 sums += sums_between(self._timeline.state.between)
             slo = self._timeline.slo
