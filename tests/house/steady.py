@@ -27,7 +27,7 @@ def main() -> None:
             took_s = time.monotonic() - begun_s
             num_passed += done.returncode == 0
             failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-            print(f"run {number}: {took_s:.0f} s, {len(failed)} failed", *failed, sep="\n  ")
+            print(f"run {number}: {took_s:.0f} s, {len(failed)} failed", *failed, sep="\n  ", flush=True)
     print(f"{num_passed} of {options.runs} runs passed")
     sys.exit(num_passed < options.runs)
 
