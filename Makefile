@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine kernels recordings tui
+NATIVE := kernels/cpu engine/protocol/native engine/telemetry/native
 ARGS ?=
 # The tests start hundreds of processes: what Python compiles is kept, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -118,7 +119,7 @@ clean:
 	rm -rf $(VENV) .venv-clients .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Again only when what is to be installed has changed. pip keeps what fits already.
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard kernels/cpu/* engine/protocol/native/* engine/telemetry/native/*)
+$(INSTALLED): pyproject.toml constraints.txt $(foreach folder,$(NATIVE),$(wildcard $(folder)/*.[ch]*))
 	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found: set PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[engine,dev]"
