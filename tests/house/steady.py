@@ -26,8 +26,17 @@ def main() -> None:
             done = subprocess.run(["make", "test"], capture_output=True, text=True, check=False)
             took_s = time.monotonic() - begun_s
             num_passed += done.returncode == 0
-            failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-            print(f"run {number}: {took_s:.0f} s, {len(failed)} failed", *failed, sep="\n  ", flush=True)
+            failed = [
+                line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+            ]
+            if done.returncode and not failed:
+                failed = [done.stdout[-500:], done.stderr[-500:]]
+            print(
+                f"run {number}: {took_s:.0f} s, {len(failed)} failed",
+                *failed,
+                sep="\n  ",
+                flush=True,
+            )
     print(f"{num_passed} of {options.runs} runs passed")
     sys.exit(num_passed < options.runs)
 
