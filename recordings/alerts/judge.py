@@ -81,7 +81,10 @@ class RuleWatch:
         if self._held_since_s is None:
             self._held_since_s = now_s
         if self.fired_s is not None:
-            self.worst = self._worse(value)
+            is_upper = rule.bound.relation in (">", ">=")
+            self.worst = (max if is_upper else min)(
+                value if self.worst is None else self.worst, value
+            )
         elif now_s - self._held_since_s >= rule.for_s:
             self.fired_s, self.worst = now_s, value
             return RuleChange(rule, True, value)
@@ -98,12 +101,6 @@ class RuleWatch:
         change = RuleChange(self.rule, False, self.worst, self._calm_since_s - self.fired_s)
         self.fired_s = self.worst = self._calm_since_s = None
         return change
-
-    def _worse(self, value: float) -> float:
-        if self.worst is None:
-            return value
-        is_upper = self.rule.bound.relation in (">", ">=")
-        return max(self.worst, value) if is_upper else min(self.worst, value)
 
 
 class Judge:

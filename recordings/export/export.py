@@ -9,14 +9,14 @@ import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, TypeAlias, assert_never, get_args
+from typing import IO, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.export.moments import Moment, Progress, moments
-from stepscope.recordings.export.mooncake import write_mooncake
+from stepscope.recordings.export.mooncake import MooncakeWriter, write_mooncake
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows, write_parquet
 from stepscope.recordings.export.trace_events import write_perfetto
@@ -100,34 +100,25 @@ def export(
         MissingPackage: the format needs a package that is not installed.
     """
     with writing(output, is_private=with_tokens and recording.info.with_tokens) as stream:
-        return _write(recording, stream, target, steps, table, progress, with_tokens)
+        source = moments(recording, steps, progress)
+        match target:
+            case "perfetto":
+                return Exported(write_perfetto(source, stream), "packets")
+            case "parquet":
+                return Exported(write_parquet(source, stream, table), table)
+            case "csv":
+                return Exported(write_csv(source, stream, table), table)
+            case "jsonl":
+                count = write_jsonl(source, stream, with_tokens=with_tokens)
+                kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
+                said = f"the prompts and outputs of the recording {kept}"
+                return Exported(count, "messages", (said,) if recording.info.with_tokens else ())
+            case "mooncake":
+                written = write_mooncake(source, stream, recording.info.block_size)
+                return Exported(written.num_lines, "requests", _mooncake_notes(written))
 
 
-def _write(
-    recording: Recording,
-    stream: IO[bytes],
-    target: Format,
-    steps: StepRange,
-    table: Table,
-    progress: Progress,
-    with_tokens: bool,
-) -> Exported:
-    source = moments(recording, steps, progress)
-    if target == "perfetto":
-        return Exported(write_perfetto(source, stream), "packets")
-    if target == "parquet":
-        return Exported(write_parquet(source, stream, table), f"{table}")
-    if target == "csv":
-        return Exported(write_csv(source, stream, table), f"{table}")
-    if target == "jsonl":
-        count = write_jsonl(source, stream, with_tokens=with_tokens)
-        if not recording.info.with_tokens:
-            return Exported(count, "messages")
-        kept = "are in it" if with_tokens else "are left out (--with-tokens keeps them)"
-        return Exported(count, "messages", (f"the prompts and outputs of the recording {kept}",))
-    if target != "mooncake":
-        assert_never(target)
-    written = write_mooncake(source, stream, recording.info.block_size)
+def _mooncake_notes(written: MooncakeWriter) -> tuple[str, ...]:
     notes = [
         "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
         f"it ({written.book.num_hits:,} hits, {written.book.num_unknown:,} of unknown origin), and "
@@ -140,4 +131,4 @@ def _write(
     ):
         if count:
             notes.append(f"{count:,} requests {what}")
-    return Exported(written.num_lines, "requests", tuple(notes))
+    return tuple(notes)

@@ -19,6 +19,7 @@ and hits on blocks that were filled in the same step.
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import count
 from typing import IO, NamedTuple
 
@@ -156,16 +157,14 @@ class PrefixBook:
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True)
 class _Line:
     """A request, to be written as one line once all requests that arrived earlier are written."""
 
-    __slots__ = ("arrived", "hash_ids", "is_done", "num_output_tokens")
-
-    def __init__(self, arrived: Arrived) -> None:
-        self.arrived = arrived
-        self.hash_ids: list[int] | None = None
-        self.num_output_tokens = 0
-        self.is_done = False
+    arrived: Arrived
+    hash_ids: list[int] | None = None
+    num_output_tokens: int = 0
+    is_done: bool = False
 
 
 class MooncakeWriter:
@@ -239,14 +238,8 @@ class MooncakeWriter:
         if line is None:
             return
         line.is_done = True
-        view = moment.state.requests.get(event.request_id)
-        line.num_output_tokens = (
-            event.num_output_tokens
-            if isinstance(event, Finished)
-            else 0
-            if view is None
-            else view.num_output_tokens
-        )
+        told = event if isinstance(event, Finished) else moment.state.requests.get(event.request_id)
+        line.num_output_tokens = 0 if told is None else told.num_output_tokens
 
     def _write_ready(self) -> None:
         while self._order and self._lines[self._order[0]].is_done:

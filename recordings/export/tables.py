@@ -16,6 +16,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
+from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
@@ -43,6 +44,7 @@ class _Row(NamedTuple):
 class _Ended(NamedTuple):
     view: RequestView
     moment: Moment
+    longest_ns: int | None  # gap between two tokens; None if its first token was not seen
 
     def said(self, name: str) -> Any:
         """Return what the arrival says; None if that was not seen."""
@@ -110,36 +112,28 @@ ROW_COLUMNS = (
 )
 
 
-def _ttft_ms(ended: _Ended) -> float | None:
-    """Return the time to first token, without the operator's pauses; None if not seen whole."""
-    view, moment = ended
-    start_ns, first_ns = view.arrival_ns, view.first_token_ns
-    if first_ns is None or view.is_partial or start_ns < moment.since_ns:
+def _ms(ended: _Ended, start_ns: int | None, end_ns: int | None) -> float | None:
+    """Return a time without the operator's pauses; None if these are not known, or an end."""
+    moment = ended.moment
+    if start_ns is None or end_ns is None or start_ns < moment.since_ns:
         return None
-    return (first_ns - start_ns - moment.state.pauses.within(start_ns, first_ns)) / 1e6
+    return (end_ns - start_ns - moment.state.pauses.within(start_ns, end_ns)) / 1e6
+
+
+def _ttft_ms(ended: _Ended) -> float | None:
+    return _ms(ended, ended.said("arrival_ns"), ended.view.first_token_ns)
 
 
 def _tpot_ms(ended: _Ended) -> float | None:
-    """Return the mean time per further token, without pauses; None if not seen whole."""
-    view, moment = ended
-    first_ns, last_ns, num_gaps = (
-        view.first_token_ns,
-        view.last_token_ns,
-        view.num_output_tokens - 1,
-    )
-    if first_ns is None or last_ns is None or num_gaps <= 0 or first_ns < moment.since_ns:
-        return None
-    return (last_ns - first_ns - moment.state.pauses.within(first_ns, last_ns)) / num_gaps / 1e6
+    view = ended.view
+    decoded_ms = _ms(ended, view.first_token_ns, view.last_token_ns)
+    num_gaps = view.num_output_tokens - 1
+    return None if decoded_ms is None or num_gaps <= 0 else decoded_ms / num_gaps
 
 
 def _e2e_ms(ended: _Ended) -> float | None:
-    """Return the time to the last token, without pauses; None if it is not known to be the last."""
-    view, moment = ended
-    start_ns, last_ns = view.arrival_ns, view.last_token_ns
-    is_seen = view.status == "finished" and not view.is_partial and start_ns >= moment.since_ns
-    if last_ns is None or not is_seen:
-        return None
-    return (last_ns - start_ns - moment.state.pauses.within(start_ns, last_ns)) / 1e6
+    is_over = ended.view.status == "finished"
+    return _ms(ended, ended.said("arrival_ns"), ended.view.last_token_ns) if is_over else None
 
 
 REQUEST_COLUMNS = (
@@ -160,12 +154,36 @@ REQUEST_COLUMNS = (
     *_of("view", "priority", "num_preemptions"),
     ExportColumn("ttft_ms", _ttft_ms, "float"),
     ExportColumn("tpot_ms", _tpot_ms, "float"),
+    ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
     ExportColumn("e2e_ms", _e2e_ms, "float"),
 )
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": STEP_COLUMNS,
     "rows": ROW_COLUMNS,
     "requests": REQUEST_COLUMNS,
+}
+# For the docs, what the name of a column does not tell.
+MEANINGS = {
+    "wall_ns": "Unix time at which the tokens of the step were there",
+    "after_gap": "whether messages before the step were lost",
+    "device_ns": "time the accelerator was busy",
+    "num_rows": "requests in the batch",
+    "queried_tokens": "prompt tokens looked up in the prefix cache",
+    "hit_tokens": "those that were found",
+    "max_itl_ns": "the longest time since the token before, of all tokens of the step",
+    "hidden_ns": "scheduling and launch while the step before still ran",
+    "num_wasted_tokens": "of requests that had ended, or that did not fit into device memory",
+    "token_limit": "the budget that device memory allows, if it is smaller",
+    "num_drafted_tokens": "guessed by speculation; unknown without drafts",
+    "limited_by": "the limit that the step met",
+    "start": "tokens of the request before its row",
+    "last_chunk": "whether the row ends the prompt",
+    "resumed": "whether it is the first after a preemption",
+    "arrival_wall_ns": "the arrival in Unix time",
+    "ttft_ms": "from the arrival to the first token",
+    "tpot_ms": "the mean time from one token to the next",
+    "itl_max_ms": "the longest time from one token to the next",
+    "e2e_ms": "from the arrival to the last token, once the request has ended",
 }
 
 
@@ -195,19 +213,25 @@ def _rows(moments: Iterable[Moment]) -> Iterator[_Row]:
 
 def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
     moment: Moment | None = None
+    watch: RequestWatch | None = None
+    longest_ns: dict[int, int] = {}  # of requests whose first token was seen
     for moment in moments:
+        if watch is None:
+            watch = RequestWatch(0.0)
+            watch.begin(moment.state)
+        if isinstance(moment.message, StepRecord) and moment.outcome is not None:
+            watch.take(moment.outcome, moment.state, moment.message.tokens_ns)
+            longest_ns |= dict.fromkeys((each for each, _ in moment.outcome.ttft_ns), 0)
+            longest_ns |= {each: ns for each, ns in moment.outcome.longer if each in longest_ns}
         for event in getattr(moment.message, "events", ()):
-            view = moment.state.requests.get(event.request_id)
-            if (
-                view is not None
-                and isinstance(event, Finished | Aborted)
-                and view.status == "finished"
-            ):
-                yield _Ended(view, moment)
+            if isinstance(event, Finished | Aborted):
+                view = moment.state.requests.get(event.request_id)
+                if view is not None and view.status == "finished":
+                    yield _Ended(view, moment, longest_ns.pop(event.request_id, 0) or None)
     if moment is not None:
         for view in moment.state.requests.values():
             if view.status != "finished":
-                yield _Ended(view, moment)
+                yield _Ended(view, moment, longest_ns.get(view.request_id, 0) or None)
 
 
 ROW_GROUP = 64 * 1024

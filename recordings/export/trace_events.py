@@ -9,6 +9,7 @@ Export to Perfetto's protobuf trace, for ui.perfetto.dev. Needs the package perf
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import IO, Any, Literal, NamedTuple
 
@@ -66,15 +67,13 @@ class TraceEvent(NamedTuple):
     unit: str = ""
 
 
+@dataclass(slots=True)
 class _Stay:
     """The time that a request spends in a slot."""
 
-    __slots__ = ("decode_ends_ns", "is_decoding", "slot")
-
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
-        self.is_decoding = False
-        self.decode_ends_ns = 0
+    slot: int
+    is_decoding: bool = False
+    decode_ends_ns: int = 0
 
 
 class Tracer:
@@ -157,10 +156,11 @@ class Tracer:
     ) -> Iterator[TraceEvent]:
         stay = self._stays.get(row.request_id)
         if stay is None:
-            slot, is_new = self._take_slot()
-            stay = self._stays[row.request_id] = _Stay(slot)
-            if is_new:
+            if not self._free:
+                slot, self._num_slots = self._num_slots, self._num_slots + 1
+                heappush(self._free, slot)
                 yield TraceEvent("track", FIRST_SLOT + slot, name=f"slot {slot:3}", value=ROOT)
+            stay = self._stays[row.request_id] = _Stay(heappop(self._free))
             yield self._seated(row, state, stay, start_ns)
         track = FIRST_SLOT + stay.slot
         if row.phase == Phase.DECODE:
@@ -215,13 +215,6 @@ class Tracer:
         if stay.is_decoding:
             stay.is_decoding = False
             yield TraceEvent("end", FIRST_SLOT + stay.slot, stay.decode_ends_ns)
-
-    def _take_slot(self) -> tuple[int, bool]:
-        """Return the lowest free slot, and whether it is used for the first time."""
-        if self._free:
-            return heappop(self._free), False
-        self._num_slots += 1
-        return self._num_slots - 1, True
 
     def _counters(self, time_ns: int, values: tuple[int | None, ...]) -> Iterator[TraceEvent]:
         for number, value in enumerate(values):

@@ -28,6 +28,10 @@ NUM_LOADS = 240  # samples kept, two minutes
 NEW_S = 60.0  # a restarted engine counts as new for so long
 _MEASURE_S = 1.0
 _NUM_EVENTS = 200
+_SAID = {
+    "stale": ("answers, but sends no telemetry", False),
+    "starting": ("is starting: its process is there and does not listen yet", True),
+}
 
 
 def shared_bytes(num_engines: int) -> int:
@@ -249,10 +253,8 @@ class Fleet:
                 elif member.was_starting:
                     self._say(member, "is up", True)
                 member.was_starting = False
-            elif now.status == "stale":
-                self._say(member, "answers, but sends no telemetry", False)
-            elif now.status == "starting":
-                self._say(member, "is starting: its process is there and does not listen yet", True)
+            elif now.status in _SAID:
+                self._say(member, *_SAID[now.status])
             elif now.status == "down":
                 why = now.error or "it does not answer"
                 # The error may begin with the name of the engine; do not show it twice.

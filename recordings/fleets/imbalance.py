@@ -100,8 +100,11 @@ _RULES = (
     _Rule("waiting", lambda e: e.num_waiting, 2.0, 4.0, 0.0,
           lambda s: f"{_percent(s.value / s.total)} of all waiting requests ({s.value:.0f} of "
                     f"{s.total:.0f}), {s.lowest} has {s.least:.0f}"),
+    # Prompt tokens that were not in the cache: they may be cached on another engine.
+    _Rule("hits", lambda e: None if e.prefix_hit_rate is None else 1 - e.prefix_hit_rate,
+          1.0, 0.3, 0.0,
+          lambda s: f"prefix hits {_percent(1 - s.value)}, the others {_percent(1 - s.median)}"),
 )  # fmt: skip
-_HITS_DISTANCE = 0.3
 _ROOM_WAITING = 4  # least number of requests that wait in other engines
 _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 
@@ -120,17 +123,11 @@ def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[Outli
     found: list[OutlierFigure] = []
     for role in dict.fromkeys(roles):
         places = [place for place, each in enumerate(roles) if each == role]
-        for finding in _findings([engines[place] for place in places], share):
-            found.append(finding._replace(engine=places[finding.engine]))
+        mine = [engines[place] for place in places]
+        high = [each for rule in _RULES for each in _high(mine, rule, share)]
+        for each in (*high, *_room(mine)):
+            found.append(each._replace(engine=places[each.engine]))
     return sorted(found, key=lambda each: -each.weight)
-
-
-def _findings(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    found: list[OutlierFigure] = []
-    for rule in _RULES:
-        found += _high(engines, rule, share)
-    found += _few_hits(engines, share)
-    return [*found, *_room(engines)]
 
 
 def _known(
@@ -157,19 +154,6 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[O
             total, name = sum(values.values()), engines[lowest].name
             text = rule.text(_Seen(value, middle, total, name, others[lowest]))
             found.append(OutlierFigure(place, rule.figure, value / bound, text))
-    return found
-
-
-def _few_hits(engines: Sequence[EngineFigures], share: float) -> list[OutlierFigure]:
-    """Find engines with few prefix hits: their requests may be cached on another engine."""
-    rates = _known(engines, lambda e: e.prefix_hit_rate)
-    found = []
-    for place, rate in rates.items():
-        others = [rates[other] for other in rates if other != place]
-        if others and median(others) - rate >= _HITS_DISTANCE * share:
-            middle = median(others)
-            text = f"prefix hits {_percent(rate)}, the others {_percent(middle)}"
-            found.append(OutlierFigure(place, "hits", (middle - rate) / _HITS_DISTANCE, text))
     return found
 
 

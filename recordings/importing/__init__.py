@@ -1,6 +1,6 @@
-"""Reads logs and results of other tools, one file a format; lays results beside recordings.
+"""Reads logs and results of other tools; lays results beside recordings.
 
 May import: engine.protocol, recordings, recordings.file, recordings.history, recordings.live,
   recordings.session, recordings.simulation, recordings.state.
-A new format goes here: a function that recognises its file, and its line in `imported.FORMATS`.
+A new result is a function and an entry of `client_results.FORMS`, a new log an entry of `LOGS`.
 """

@@ -20,8 +20,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.importing.source import ClientRequest as ClientRequest
-from stepscope.recordings.importing.source import ForeignFile, ForeignSession
+from stepscope.recordings.importing.source import ClientRequest, ForeignFile, ForeignSession
 
 _FIRST = int(RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN)
 _ANY_MOMENT_S = 1e-3  # records are of moments, not of intervals
@@ -31,13 +30,16 @@ def client_session(
     file: ForeignFile,
     tool: str,
     requests: list[ClientRequest],
-    wall_ns: int,
+    wall_ns: int | None = None,
     note: str | None = None,
     model: str = "",
     *,
     has_starts: bool = True,
 ) -> ForeignSession:
-    """The session of some requests; `wall_ns`: Unix time at which the first one starts.
+    """The session of some requests.
+
+    Args:
+        wall_ns: Unix time at which the first one starts; None: requests tell Unix times.
 
     Raises:
         RecordingError: there is no request, or all of them failed.
@@ -49,7 +51,9 @@ def client_session(
         got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
         raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     in_order = sorted(requests, key=lambda each: each.start_ns)
-    info = file.info(tool, "result", in_order[0].start_ns, wall_ns, _ANY_MOMENT_S, _text(model))
+    start_ns = in_order[0].start_ns
+    began_ns = start_ns if wall_ns is None else wall_ns
+    info = file.info(tool, "result", start_ns, began_ns, _ANY_MOMENT_S, _text(model))
     return ForeignSession(info, _messages(in_order), note, requests, has_starts)
 
 

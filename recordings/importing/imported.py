@@ -6,19 +6,13 @@ import tempfile
 from pathlib import Path
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.importing import aiperf, bench_result, guidellm, inference_perf
+from stepscope.recordings.importing import client_results
 from stepscope.recordings.importing.log_lines import LOGS
 from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
 from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
-FORMATS = (
-    *(each.read for each in LOGS),
-    bench_result.read,
-    guidellm.read,
-    aiperf.read,
-    inference_perf.read,
-)
+FORMATS = (*(each.read for each in LOGS), client_results.read)
 
 
 def foreign_session(path: Path) -> ForeignSession | None:

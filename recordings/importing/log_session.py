@@ -5,7 +5,7 @@ from calendar import isleap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -208,13 +208,9 @@ def _intervals(entries: Iterable[LogEntry | None], every_s: float | None) -> Ite
 
 def _seconds(entries: Iterable[LogEntry | None]) -> Iterator[list[LogEntry]]:
     """The lines of each second, which ends with a later stamp or when no line comes."""
-    lines: list[LogEntry] = []
-    for each in chain(entries, [None]):
-        if lines and (each is None or each.wall_ns != lines[0].wall_ns):
+    for _, group in groupby(entries, lambda each: each and each.wall_ns):
+        if lines := [each for each in group if each is not None]:
             yield lines
-            lines = []
-        if each is not None:
-            lines.append(each)
 
 
 def _sum(lines: list[LogEntry], rate_ns: int | None) -> LogEntry:

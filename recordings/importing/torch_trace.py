@@ -9,7 +9,7 @@ import gzip
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,6 @@ _KINDS: tuple[tuple[KernelKind, "re.Pattern[str]"], ...] = (
 _STEP = re.compile(
     r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)"
 )
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LEAST = 0.8  # of the steps of a trace must be those of the recording
 _COLUMNS = (
     *("step", "num_rows", "num_decode_rows", "num_prefill_tokens", "num_decode_tokens"),
@@ -80,14 +79,8 @@ class TorchTrace(NamedTuple):
     kernels: "Counter[tuple[KernelKind, str]]"
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTimes:
-    """A recorded step, and what ran in it, in nanoseconds.
-
-    Attributes:
-        ns: how long the step took, by the recording.
-        host_ns: how long nothing of it ran on the device: scheduling, launches, waits.
-    """
+class KernelTimes(NamedTuple):
+    """A recorded step, how many nanoseconds it took by the recording, and what ran in it."""
 
     step: int
     ns: int
@@ -95,19 +88,11 @@ class KernelTimes:
 
     @property
     def host_ns(self) -> int:
+        """How long nothing of it ran on the device: scheduling, launches, waits."""
         return max(0, self.ns - self.profiled.busy_ns)
 
-    @property
-    def kernel_ns(self) -> dict[KernelKind, int]:
-        return self.profiled.kernel_ns
 
-    @property
-    def has_prefill(self) -> bool:
-        return self.profiled.batch[0] > 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileMatch:
+class ProfileMatch(NamedTuple):
     """The steps of a trace that were found in a recording.
 
     Attributes:
@@ -119,13 +104,6 @@ class ProfileMatch:
     steps: list[KernelTimes]
     num_profiled: int
     clock_ns: int | None
-
-
-class _Head(msgspec.Struct):
-    traceEvents: list[msgspec.Raw]  # noqa: N815
-    baseTimeNanoseconds: int | None = None  # noqa: N815
-    deviceProperties: list[dict[str, Any]] = []  # noqa: N815
-    distributedInfo: dict[str, Any] = {}  # noqa: N815
 
 
 class _Args(msgspec.Struct):
@@ -143,8 +121,16 @@ class _Event(msgspec.Struct):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
-class _Ran(NamedTuple):
-    """A kernel, or an operator without those that it called."""
+class _File(msgspec.Struct, rename="camel"):
+    trace_events: list[msgspec.Raw]
+    base_time_nanoseconds: int | None = None
+    device_properties: list[dict[str, Any]] = []
+    distributed_info: dict[str, Any] = {}
+
+
+@dataclass(slots=True)
+class _Ran:
+    """A kernel, or an operator: `own_ns` is without those that it called."""
 
     name: str
     begun_ns: int  # when it was launched
@@ -164,14 +150,14 @@ def read_trace(path: Path) -> TorchTrace:
     Raises:
         RecordingError: it cannot be read, or names no step.
     """
-    head = _head(path)
-    by_category = _events(path, head.traceEvents)
+    file, by_category = _events(path)
     begun = [
-        (_ns(each.ts), tuple(map(int, found.groups())))
+        (_ns(each.ts), (a, b, c, d))
         for each in by_category["user_annotation"]
         if (found := _STEP.match(each.name)) is not None
+        for a, b, c, d in [map(int, found.groups())]
+        if a or b or c or d
     ]
-    begun = sorted(each for each in begun if any(each[1]))
     if not begun:
         raise RecordingError(f"{path}: expected a trace of vLLM, got one that names no step of it")
     launched = {
@@ -179,17 +165,16 @@ def read_trace(path: Path) -> TorchTrace:
         for category in ("cuda_runtime", "cuda_driver")
         for each in by_category[category]
     }
-    on_device = [each for category in _DEVICE for each in by_category[category]]
     ran = [
         _Ran(each.name, launched.get(each.args.correlation, _ns(each.ts)), *_span(each))
-        for each in on_device
-    ] or list(_operators(by_category["cpu_op"]))
-    steps, kernels = _divided(begun, ran)
-    names = {str(each.get("name")) for each in head.deviceProperties}
-    device = (" and ".join(sorted(names)) or "GPU") if on_device else ""
-    return TorchTrace(
-        steps, head.baseTimeNanoseconds, device, int(head.distributedInfo.get("rank", 0)), kernels
-    )
+        for category in ("kernel", "gpu_memcpy", "gpu_memset")
+        for each in by_category[category]
+    ]
+    names = {str(each.get("name")) for each in file.device_properties}
+    device = (" and ".join(sorted(names)) or "GPU") if ran else ""
+    steps, kernels = _divided(sorted(begun), ran or _operators(by_category["cpu_op"]))
+    rank = int(file.distributed_info.get("rank", 0))
+    return TorchTrace(steps, file.base_time_nanoseconds, device, rank, kernels)
 
 
 def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
@@ -240,32 +225,24 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
     return ProfileMatch(steps, len(trace.steps), apart_ns(shift) if trace.wall_offset_ns else None)
 
 
-def _head(path: Path) -> _Head:
+def _events(path: Path) -> tuple[_File, dict[str, list[_Event]]]:
+    """A trace, and its complete events that matter, by category."""
+    found, decoder = defaultdict[str, list[_Event]](list), msgspec.json.Decoder(_Event)
     try:
         payload = path.read_bytes()
         if payload[:2] == b"\x1f\x8b":
             payload = gzip.decompress(payload)
-        return msgspec.json.decode(payload, type=_Head)
+        file = msgspec.json.decode(payload, type=_File)
+        for raw in file.trace_events:
+            if not any(name in bytes(raw) for name in _SKIPPED):
+                event = decoder.decode(raw)
+                if event.ph == "X":
+                    found[event.cat].append(event)
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror or error}") from error
     except (EOFError, ValueError) as error:
         raise RecordingError(f"{path}: expected a torch profiler's trace: {error}") from error
-
-
-def _events(path: Path, raw: Iterable[msgspec.Raw]) -> dict[str, list[_Event]]:
-    """The complete events that matter, by category."""
-    found: dict[str, list[_Event]] = defaultdict(list)
-    decoder = msgspec.json.Decoder(_Event)
-    for each in raw:
-        if any(name in bytes(each) for name in _SKIPPED):
-            continue
-        try:
-            event = decoder.decode(each)
-        except msgspec.ValidationError as error:
-            raise RecordingError(f"{path}, an event: {error}") from error
-        if event.ph == "X":
-            found[event.cat].append(event)
-    return found
+    return file, found
 
 
 def _ns(microseconds: float) -> int:
@@ -277,31 +254,24 @@ def _span(event: _Event) -> tuple[int, int, int]:
     return start_ns, start_ns + ns, ns
 
 
-def _operators(events: Iterable[_Event]) -> Iterator[_Ran]:
+def _operators(events: Iterable[_Event]) -> list[_Ran]:
     """Operators with their own time: without the operators that they called."""
-    threads: dict[object, list[_Event]] = defaultdict(list)
-    for event in events:
-        threads[event.pid, event.tid].append(event)
-    for of_thread in threads.values():
-        open_: list[list[Any]] = []  # name, start, end, time of what it called
-        for event in sorted(of_thread, key=lambda each: (each.ts, -each.dur)):
-            start_ns, end_ns, ns = _span(event)
-            while open_ and open_[-1][2] <= start_ns:
-                yield _closed(open_.pop())
-            if open_:
-                open_[-1][3] += ns
-            open_.append([event.name, start_ns, end_ns, 0])
-        while open_:
-            yield _closed(open_.pop())
-
-
-def _closed(operator: list[Any]) -> _Ran:
-    name, start_ns, end_ns, called_ns = operator
-    return _Ran(name, start_ns, start_ns, end_ns, max(0, end_ns - start_ns - called_ns))
+    found: list[_Ran] = []
+    callers_of: dict[object, list[_Ran]] = defaultdict(list)  # by thread
+    for event in sorted(events, key=lambda each: (each.ts, -each.dur)):
+        start_ns, end_ns, ns = _span(event)
+        callers = callers_of[event.pid, event.tid]
+        while callers and callers[-1].end_ns <= start_ns:
+            callers.pop()
+        if callers:
+            callers[-1].own_ns = max(0, callers[-1].own_ns - ns)
+        callers.append(_Ran(event.name, start_ns, start_ns, end_ns, ns))
+        found.append(callers[-1])
+    return found
 
 
 def _divided(
-    begun: list[tuple[int, tuple[int, ...]]], ran: Iterable[_Ran]
+    begun: list[tuple[int, tuple[int, int, int, int]]], ran: Iterable[_Ran]
 ) -> tuple[list[ProfiledStep], "Counter[tuple[KernelKind, str]]"]:
     """Put what ran into the steps that launched it."""
     starts = [start_ns for start_ns, _ in begun]
@@ -317,6 +287,5 @@ def _divided(
             kernels[kind, each.name] += each.own_ns
             busy_ns += max(0, each.end_ns - max(each.start_ns, until_ns))
             until_ns = max(until_ns, each.end_ns)
-        a, b, c, d = batch
-        steps.append(ProfiledStep((a, b, c, d), start_ns, kernel_ns, busy_ns))
+        steps.append(ProfiledStep(batch, start_ns, kernel_ns, busy_ns))
     return steps, kernels

@@ -5,8 +5,11 @@ file has them too. Rules that fire during an open incident belong to the same in
 one file.
 
 Its metadata explain why tokens were late, from the messages in memory.
+
+`IncidentFolder`: the folder with the files, of which it deletes the oldest.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,15 +27,65 @@ from stepscope.recordings.attribution.explained import affected_by
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.figures.bounds import value_text
-from stepscope.recordings.file.incident import FiredRule, Incident
+from stepscope.recordings.file.incident import FiredRule, Incident, incidents_in
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.history.verdict import verdict_of
-from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.state.in_flight import in_flight_text
 
+log = logging.getLogger("stepscope.recordings")
+
+KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 _TURN = 1_000
+
+
+class IncidentFolder:
+    """The folder of one recorder. Creates it if needed.
+
+    `keep_bytes`: most bytes of all incidents, beyond which the oldest are deleted. None: keep all.
+
+    Raises RecordingError: the folder cannot be created.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int | None) -> None:
+        self.path = path
+        self._keep_bytes = keep_bytes
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordingError(f"{path}: {error.strerror or error}") from error
+
+    def new_path(self, incident: Incident) -> Path:
+        """A path in the folder that does not exist yet."""
+        path = self.path / incident.file_name
+        number = 1
+        while path.exists():
+            number += 1
+            path = self.path / f"{Path(incident.file_name).stem}-{number}.mcap"
+        return path
+
+    def delete_old(self) -> int:
+        """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`.
+
+        Returns how many.
+        """
+        if self._keep_bytes is None:
+            return 0
+        found = [(path, path.stat().st_size) for path, _ in incidents_in(self.path)]
+        total = sum(num_bytes for _, num_bytes in found)
+        num_deleted = 0
+        for path, num_bytes in reversed(found[KEEP_LAST:]):
+            if total <= self._keep_bytes:
+                break
+            try:
+                path.unlink()
+            except OSError as error:
+                log.warning("cannot delete %s: %s", path, error)
+                continue
+            total -= num_bytes
+            num_deleted += 1
+        return num_deleted
 
 
 class LateSummary(NamedTuple):
@@ -104,7 +157,7 @@ class _OpenIncident:
     engine_id: str | None
     last_bad_s: float
     verdict: str  # on the engine when it began, if that says what is wrong
-    rules: dict[str, RuleWatch] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)
     worst: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -173,7 +226,7 @@ class IncidentKeeper:
             self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s, said)
         self._open.last_bad_s = now_s
         for each in bad:
-            self._open.rules[each.rule.text] = each
+            self._open.rules[each.rule.text] = each.rule
             self._open.worst[each.rule.text] = each.worst
 
     def _is_complete(self, incident: _OpenIncident, now_s: float) -> bool:
@@ -203,7 +256,10 @@ class IncidentKeeper:
             started_wall_ns=ended.wall_ns,
             seconds=ended.last_bad_s - ended.began_s,
             is_over=is_over,
-            rules=[self._fired(each, ended.worst[text]) for text, each in ended.rules.items()],
+            rules=[
+                FiredRule(text, worst, value_text(ended.rules[text].bound.figure, worst))
+                for text, worst in ended.worst.items()
+            ],
             num_late=found.num_late,
             explanation=". ".join(filter(None, (ended.verdict, found.text))),
         )
@@ -236,7 +292,3 @@ class IncidentKeeper:
             return KeptIncident(incident, None, str(error))
         self._folder.delete_old()
         return KeptIncident(incident, path)
-
-    @staticmethod
-    def _fired(watch: RuleWatch, worst: float | None) -> FiredRule:
-        return FiredRule(watch.rule.text, worst, value_text(watch.rule.bound.figure, worst))

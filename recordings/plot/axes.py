@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.recordings.plot.series import PlotColumn, PlotSeries
 from stepscope.recordings.plot.style import DPI, FigureColours
@@ -37,6 +37,11 @@ class PlotGrid:
         """Return an array with one number per column; NaN where `value` returns None."""
         found = [value(column) for column in self.series.columns]
         return self.np.array([self.np.nan if each is None else each for each in found], float)
+
+    def spread(self, name: Literal["step", "itl"]) -> tuple[Any, Any]:
+        """Return the longest and the median latency of each column."""
+        longest = self.values(lambda column: (of := getattr(column, name)) and of.largest)
+        return longest, self.values(lambda c: (of := getattr(c, name)) and of.percentiles(50)[0])
 
     def stairs(self, values: Any) -> Any:
         """Return one value for each edge of the columns, by repeating the last value."""
@@ -82,14 +87,6 @@ def area(panel: "Axes", grid: PlotGrid, low: Any, high: Any = 0.0, **look: Any) 
 def steps(panel: "Axes", grid: PlotGrid, values: Any, **look: Any) -> None:
     """Draw a line that is level within each column."""
     panel.step(grid.edges, grid.stairs(values), where="post", **look)
-
-
-def longest_of(samples: Distribution | None) -> int | None:
-    return None if samples is None else samples.largest
-
-
-def median_of(samples: Distribution | None) -> int | None:
-    return None if samples is None else samples.percentiles(50)[0]
 
 
 def unit_of(measured: Distribution) -> tuple[str, float]:

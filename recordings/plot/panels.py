@@ -12,8 +12,6 @@ from stepscope.recordings.plot.axes import (
     area,
     figures,
     finish,
-    longest_of,
-    median_of,
     set_scale,
     steps,
     unit_of,
@@ -63,8 +61,7 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
 def step_time(panel: "Axes", grid: PlotGrid) -> None:
     measured = grid.series.waits.of["step"]
     unit, unit_ns = unit_of(measured)
-    longest = grid.values(lambda column: longest_of(column.step)) / unit_ns
-    median = grid.values(lambda column: median_of(column.step)) / unit_ns
+    longest, median = (each / unit_ns for each in grid.spread("step"))
     shade = (grid.colours.muted, 0.5)
     area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
     steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
@@ -73,8 +70,7 @@ def step_time(panel: "Axes", grid: PlotGrid) -> None:
 
 
 def itl(panel: "Axes", grid: PlotGrid) -> None:
-    longest = grid.values(lambda column: longest_of(column.itl))
-    median = grid.values(lambda column: median_of(column.itl))
+    longest, median = grid.spread("itl")
     measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
     _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
 

@@ -33,6 +33,7 @@ from stepscope.engine.protocol.wire_rows import (
     TakenRow,
 )
 from stepscope.recordings.alerts.rule import OF_NOW
+from stepscope.recordings.export.tables import COLUMNS, MEANINGS
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS, WAIT_COLUMNS
@@ -124,6 +125,14 @@ def recording_tables() -> str:
         lines.append(f"| `steps` | `{name}` | {meaning} |")
     for table, columns in (("waits", WAIT_COLUMNS), ("finished", FINISHED_COLUMNS)):
         lines += [f"| `{table}` | `{name}` | {meaning} |" for name, meaning in columns.items()]
+    lines += ["", "Tables of `export`, as CSV and Parquet; an empty value is unknown:", ""]
+    lines += ["| table | columns |", "|---|---|"]
+    for table, exported in COLUMNS.items():
+        lines.append(f"| `{table}` | {', '.join(f'`{each.name}`' for each in exported)} |")
+    lines += ["", "| column | meaning |", "|---|---|"]
+    names = dict.fromkeys(each.name for exported in COLUMNS.values() for each in exported)
+    assert not MEANINGS.keys() - names
+    lines += [f"| `{name}` | {MEANINGS[name]} |" for name in names if name in MEANINGS]
     return "\n".join(lines)
 
 

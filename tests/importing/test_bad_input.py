@@ -14,10 +14,10 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.importing.imported import foreign_session
 from tests.importing.test_results import (
     AIPERF,
+    SGLANG,
     guidellm_report,
     inference_perf_report,
     result,
-    sglang_result,
 )
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -39,7 +39,7 @@ def cut_down(tmp_path: Path, tool: str) -> Any:
         return report
     if tool == "inference-perf":
         return json.loads(inference_perf_report(whole, is_new=True).read_text("utf-8"))[:2]
-    values = result() if tool == "vllm" else json.loads(sglang_result(whole).read_text("utf-8"))
+    values = result() if tool == "vllm" else json.loads(SGLANG.read_text("utf-8"))
     return values | {name: values[name][:2] for name in _FEW if name in values}
 
 

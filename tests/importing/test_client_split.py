@@ -125,6 +125,23 @@ def test_a_client_that_tells_no_starts_is_matched_in_order(
         assert each.parts_ns == (*inside, before_ns + after_ns)
 
 
+def test_requests_of_sglangs_client_are_matched_in_order() -> None:
+    session = client_result(SAMPLES / "sglang_served.jsonl")
+    told = json.loads((SAMPLES / "sglang_served.jsonl").read_text("utf-8"))
+    with Recording(SAMPLES / "sglang_served.mcap") as recording:
+        match = client_match(session, recording)
+        served = [each.request_id for each in served_requests(recording)]
+    assert (match.by, match.num_requests, match.offset_ns) == ("order and lengths", 21, None)
+    place = {id(each): number for number, each in enumerate(session.requests)}
+    found = {place[id(a)]: served.index(b.request_id) for a, b in match.pairs}
+    assert found == {number: number + 1 for number in range(21)}  # it warms up with one more
+    assert all(a.num_output == b.num_output and b.is_whole for a, b in match.pairs)
+    first, gaps = (of.waits for of in client_waits(match))
+    assert sum(each.ns for each in first) / 21e6 == pytest.approx(told["mean_ttft_ms"])
+    assert sum(each.ns for each in gaps) / len(gaps) / 1e6 == pytest.approx(told["mean_itl_ms"])
+    assert min(min(each.parts_ns) for each in first) > 0
+
+
 @pytest.mark.parametrize("clock_ns", [0, 12 * HOUR_NS])
 def test_time_before_and_after_the_engine_is_told_apart(
     recording: Recording, result: ForeignSession, clock_ns: int

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.importing.imported import imported
+from stepscope.recordings.importing.imported import client_result, imported
 
 SAMPLES = Path(__file__).parent / "samples"
 VLLM = SAMPLES / "vllm_bench_serve.json"
+SGLANG = SAMPLES / "sglang_served.jsonl"
 AIPERF = SAMPLES / "aiperf_profile_export.jsonl"
 _NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}  # the tool's, ours
 
@@ -37,20 +39,6 @@ def stats(stepscope: Callable[..., Any]) -> Callable[[Path], dict[str, Any]]:
         return found["figures"]  # type: ignore[no-any-return]
 
     return figures
-
-
-def sglang_result(path: Path) -> Path:
-    """vLLM's requests in the form that SGLang's `bench_serving --output-details` writes.
-
-    As `python/sglang/bench_serving.py` does, which has no start times.
-    """
-    summary: dict[str, Any] = json.loads(
-        (SAMPLES / "sglang_bench_serving.jsonl").read_text("utf-8")
-    )
-    values = result()
-    names = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors")
-    same = ("duration", "completed", "total_input_tokens", "total_output_tokens")
-    return written(path, summary | {name: values[name] for name in (*same, *names)})
 
 
 def guidellm_report(path: Path) -> Path:
@@ -153,18 +141,36 @@ def test_what_only_an_engine_knows_is_unknown(stats: Callable[[Path], dict[str, 
     assert {name: found[name] for name in unknown.split()} == dict.fromkeys(unknown.split())
 
 
-def test_sglangs_result_has_the_same_latencies_though_it_tells_no_start(
-    tmp_path: Path, stats: Callable[[Path], dict[str, Any]]
+def test_figures_of_sglangs_client_are_those_of_its_own_summary(
+    stats: Callable[[Path], dict[str, Any]],
 ) -> None:
-    path = sglang_result(tmp_path / "sglang.jsonl")
-    found, of_vllm = stats(path), stats(VLLM)
-    for name in _NAMES.values():
-        for rank in ("p50", "p99", "max"):
-            assert found[f"{name}_{rank}"] == pytest.approx(of_vllm[f"{name}_{rank}"])
-    assert found["seconds"] == pytest.approx(result()["duration"], rel=0.05)
-    session = imported(path)
-    assert session is not None
-    assert "no start times: requests are spread evenly" in (session[1] or "")
+    told, found = json.loads(SGLANG.read_text("utf-8")), stats(SGLANG)
+    assert found["arrived"] == found["finished"] == told["completed"] == 21
+    # Of 21 requests these percentiles are values of single ones, in both ways of counting.
+    assert found["ttft_p50"] == pytest.approx(told["median_ttft_ms"])
+    assert found["ttft_p95"] == pytest.approx(told["p95_ttft_ms"])
+    assert found["itl_max"] == pytest.approx(1e3 * max(map(max, filter(None, told["itls"]))))
+    assert found["itl_p50"] == pytest.approx(told["median_itl_ms"], rel=0.01)
+    # Its request ends with the line after the last token, which it does not write down.
+    assert found["e2e_p50"] == pytest.approx(told["median_e2e_latency_ms"], abs=1)
+    assert found["tpot_p50"] == pytest.approx(told["median_tpot_ms"], abs=0.1)
+    seconds = found["seconds"]
+    assert seconds == pytest.approx(told["duration"], rel=0.05)
+    assert found["out_tokens_per_s"] * seconds == pytest.approx(told["total_output_tokens"])
+
+
+def test_requests_of_sglangs_client_begin_where_they_may_have_begun(tmp_path: Path) -> None:
+    spread = client_result(SGLANG)
+    assert "no start times: requests are spread evenly" in (spread.note or "")
+    apart_ns = {b.start_ns - a.start_ns for a, b in pairwise(spread.requests)}
+    assert max(apart_ns) - min(apart_ns) <= 1
+    told = json.loads(SGLANG.read_text("utf-8"))
+    told |= {"request_rate": float("inf"), "max_concurrency": 4}
+    closed = client_result(written(tmp_path / "closed.jsonl", told))
+    assert "no start times: 4 at a time, each begins when another ends" in (closed.note or "")
+    assert [each.start_ns for each in closed.requests[:4]] == [0] * 4
+    ends_ns = {each.end_ns for each in closed.requests}
+    assert {each.start_ns for each in closed.requests[4:]} < ends_ns
 
 
 def test_guidellms_report_tells_all_but_single_gaps(
@@ -317,7 +323,7 @@ def test_every_command_that_looks_back_reads_a_foreign_file(
     tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
     path, log = str(VLLM), str(SAMPLES / "vllm.log")
-    other = str(sglang_result(tmp_path / "sglang.jsonl"))
+    other = str(SGLANG)
     assert stepscope("check", path, "--min", "finished=101").exit_code == 0
     assert "TTFT" in stepscope("compare", path, other).stdout
     compared = json.loads(stepscope("compare", path, other, "--json").stdout)["figures"]

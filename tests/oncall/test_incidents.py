@@ -18,9 +18,14 @@ from stepscope.recordings.file.incident import FiredRule, Incident, incident_in,
 from stepscope.recordings.file.overview import overview
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.verdict import verdict_of
-from stepscope.recordings.incidents import folder as incident_folder
-from stepscope.recordings.incidents.folder import IncidentFolder
-from stepscope.recordings.incidents.keeper import DEFAULT_RULES, MAX_S, IncidentKeeper, KeptIncident
+from stepscope.recordings.incidents import keeper as incident_keeper
+from stepscope.recordings.incidents.keeper import (
+    DEFAULT_RULES,
+    MAX_S,
+    IncidentFolder,
+    IncidentKeeper,
+    KeptIncident,
+)
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.waiting import wait_for
 from tests.telemetry.test_step_in_flight import asking, engine_process, following
@@ -114,7 +119,7 @@ def test_an_endless_incident_is_written_once(watched: Watched) -> None:
 def test_beyond_the_limit_old_incidents_are_deleted_but_never_the_latest_ones(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incident_folder, "KEEP_LAST", 2)
+    monkeypatch.setattr(incident_keeper, "KEEP_LAST", 2)
     (tmp_path / "incident-mine.mcap").write_bytes(b"no incident of ours")
     watched = Watched(still_source(60), tmp_path, keep_bytes=1)
     for _ in range(4):

@@ -24,6 +24,7 @@ from stepscope.engine.protocol.wire import (
     EngineStatus,
     Finished,
     KnobsChanged,
+    Phase,
     Preempted,
     RowFlag,
     StepRecord,
@@ -179,6 +180,26 @@ def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[...,
         if row["request_id"] in finished:
             assert row["num_output_tokens"] == finished[row["request_id"]].num_output_tokens
             assert row["ttft_ms"] > 0
+
+
+def test_the_longest_gap_of_each_exported_request_is_between_two_of_its_tokens(
+    exported: Callable[..., Path],
+) -> None:
+    times_ns: dict[int, list[int]] = defaultdict(list)
+    for step in STEPS[200:]:
+        for row in step.batch or ():
+            if row.phase == Phase.DECODE or row.flags & RowFlag.LAST_CHUNK:
+                times_ns[row.request_id].append(step.tokens_ns)
+    begun = {row.request_id for step in STEPS[:200] for row in step.batch or ()}
+    found = pyarrow.parquet.read_table(exported("parquet", 200, table="requests")).to_pylist()
+    assert any(row["request_id"] in begun for row in found)
+    for row in found:
+        gaps_ns = [b - a for a, b in pairwise(times_ns[row["request_id"]])]
+        if row["request_id"] not in begun:
+            expected = max(gaps_ns) / 1e6 if gaps_ns else None
+            assert row["itl_max_ms"] == expected
+        elif row["first_token_ns"] and row["first_token_ns"] < STEPS[200].tokens_ns:
+            assert row["itl_max_ms"] is None
 
 
 def test_exported_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
@@ -490,3 +511,5 @@ def test_an_export_has_the_limits_and_latencies_that_stats_sums_up(
     ended = sorted(row["e2e_ms"] for row in requests if row["e2e_ms"] is not None)
     assert ended[-1] == pytest.approx(figures["e2e_max"])
     assert ended[len(ended) // 2] == pytest.approx(figures["e2e_p50"], rel=0.02)
+    longest = [row["itl_max_ms"] for row in requests if row["itl_max_ms"] is not None]
+    assert max(longest) == pytest.approx(figures["itl_max"])

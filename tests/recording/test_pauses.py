@@ -79,7 +79,9 @@ def test_the_metrics_of_an_engine_count_a_pause_as_a_pause_and_in_no_latency() -
 @pytest.mark.parametrize("table", ["requests", "steps"])
 def test_exported_latencies_are_without_pauses(table: Table, first: int, tmp_path: Path) -> None:
     names = [column.name for column in COLUMNS[table]]
-    latencies = [name for name in names if name in ("ttft_ms", "tpot_ms", "max_itl_ns")]
+    latencies = [
+        name for name in names if name in ("ttft_ms", "tpot_ms", "itl_max_ms", "max_itl_ns")
+    ]
     found: list[list[float]] = []
     for name, messages in (("plain", [*PLAIN]), ("paused", paused([*PLAIN]))):
         with Recording(record(tmp_path / f"{name}.mcap", messages)) as recording:

@@ -34,7 +34,7 @@ from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
-from stepscope.recordings.importing import bench_result
+from stepscope.recordings.importing.client_results import read as read_result
 from stepscope.recordings.importing.source import ForeignFile
 from stepscope.recordings.plot.series import read_series
 from stepscope.recordings.replay.replay import ReplaySource
@@ -207,7 +207,7 @@ def of_totals() -> Messages:
 def of_a_client() -> Messages:
     """The result of a benchmark, as `vllm bench serve` wrote it."""
     sample = Path(__file__).parents[1] / "importing" / "samples" / "vllm_bench_serve.json"
-    found = bench_result.read(ForeignFile(sample))
+    found = read_result(ForeignFile(sample))
     assert found is not None
     return [(0, found.info), *enumerate(found.messages, 1)]
 

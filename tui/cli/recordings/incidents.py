@@ -16,8 +16,12 @@ from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import SeriesLimits
 from stepscope.recordings.history.history import History
-from stepscope.recordings.incidents.folder import IncidentFolder
-from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
+from stepscope.recordings.incidents.keeper import (
+    DEFAULT_RULES,
+    IncidentFolder,
+    IncidentKeeper,
+    KeptIncident,
+)
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.levels import chosen_rules
 from stepscope.tui.cli.shared.output import Progress, say

@@ -18,8 +18,8 @@ from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, write_
 
 _KINDS_OF_STEPS: dict[str, Callable[[KernelTimes], bool]] = {
     "all": lambda each: True,
-    "decodes alone": lambda each: not each.has_prefill,
-    "with a prefill": lambda each: each.has_prefill,
+    "decodes alone": lambda each: not each.profiled.batch[0],
+    "with a prefill": lambda each: each.profiled.batch[0] > 0,
 }
 _NUM_KERNELS = 8
 _NAME_WIDTH = 72
@@ -64,7 +64,7 @@ def _row(kind: str, steps: Sequence[KernelTimes]) -> list[str]:
     is_one = len(steps) == 1
     _, num_prefill, _, num_decode = steps[0].profiled.batch
     tokens = f"{num_prefill:,} prefill, {num_decode:,} decode"
-    times = [*(fmean(each.kernel_ns[of] for each in steps) for of in KERNEL_KINDS)]
+    times = [*(fmean(each.profiled.kernel_ns[of] for each in steps) for of in KERNEL_KINDS)]
     times += [fmean(each.host_ns for each in steps), fmean(each.ns for each in steps)]
     return [
         kind,
@@ -94,7 +94,7 @@ def _document(trace: TorchTrace, match: ProfileMatch) -> dict[str, Any]:
                 "ms": in_ms(each.ns),
                 "busy_ms": in_ms(each.profiled.busy_ns),
                 "host_ms": in_ms(each.host_ns),
-                **{f"{kind}_ms": in_ms(ns) for kind, ns in each.kernel_ns.items()},
+                **{f"{kind}_ms": in_ms(ns) for kind, ns in each.profiled.kernel_ns.items()},
             }
             for each in match.steps
         ],
