@@ -19,7 +19,6 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord
 from stepscope.recordings.file.mcap.chunk import (
-    RawMessage,
     bodies_at,
     channels,
     first_messages,
@@ -111,14 +110,8 @@ class LoadedChunk:
         # The messages as stored, where steps may be packed. Use them for topics, sequences and
         # times.
         self.frames = Frames(records, begins, [names[each] for each in channel_ids])
-        self._records = records
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker was fed all steps before this index
-
-    @property
-    def messages(self) -> list[RawMessage]:
-        """All messages, as stored in the file."""
-        return [message_at(self._records, begin) for begin in message_places(self._records)[0]]
 
     def last_keyframe(self, end: int) -> int | None:
         """Index of the last keyframe before the message with index `end`; None without one."""
