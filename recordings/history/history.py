@@ -199,12 +199,10 @@ class History(HistoryView):
         Returns False and changes nothing unless this history begins right after the last message of
         `earlier`. Do not use `earlier` afterwards.
         """
-        # No lock: only the writer, which calls this, changes these fields.
-        if not does_follow(self._timeline, earlier._timeline):
-            return False
-        latencies = self._timeline.latencies.after(earlier._timeline.latencies)
         with self._lock:
-            splice(self._timeline, earlier._timeline, latencies)
+            if not does_follow(self._timeline, earlier._timeline):
+                return False
+            splice(self._timeline, earlier._timeline)
             self._drop_caches()
             self.version += 1
             return True

@@ -3,7 +3,6 @@
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import BACK_NS
 from stepscope.recordings.state.series.events import MAX_EVENTS
-from stepscope.recordings.state.series.latency import Latencies
 
 _ABORT = frozenset({"abort"})
 
@@ -24,23 +23,21 @@ def does_follow(later: Timeline, earlier: Timeline) -> bool:
     )
 
 
-def splice(later: Timeline, earlier: Timeline, latencies: Latencies) -> None:
+def splice(later: Timeline, earlier: Timeline) -> None:
     """Insert everything in `earlier` before `later`, whose own steps stay unchanged.
 
     `later` must follow `earlier` (see `does_follow`), which must have no gaps; do not use it
-    afterwards. Followers of `later` continue where they were. `latencies` are the joined ones of
-    both: joining sorts them and takes long, so do it before taking a lock.
+    afterwards. Followers of `later` continue where they were.
     """
     if earlier.slo != later.slo:  # changed while `earlier` was filled
         earlier.set_slo(later.slo)
-    latencies.slo = later.slo
     # A history that began after a request ended has no lane for it.
     between = later.log.until(earlier.state.step, MAX_EVENTS, _ABORT)
     earlier.lanes.abort([each.request_id for each in between if each.request_id is not None])
     later.ring.prepend(earlier.ring)
     later.columns.prepend(earlier.columns)
     later.lanes.prepend(earlier.lanes)
-    later.latencies = latencies
+    later.latencies = later.latencies.after(earlier.latencies)
     later.log.prepend(earlier.log)
     later.state.pauses = later.state.pauses.joined(earlier.state.pauses)
     later.gaps.prepend(earlier.gaps)
