@@ -266,7 +266,7 @@ def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
     content[4135] ^= 1
     path.write_bytes(content)
     for read in (Recording, lambda path: verify(path, nothing)):
-        with pytest.raises(RecordingError, match=r"its only chunk \(byte 393, .* is damaged"):
+        with pytest.raises(RecordingError, match=r"damaged \(the chunk at byte 393\)"):
             read(path)
 
 
@@ -358,42 +358,19 @@ def test_steps_of_a_chunk_whose_head_is_lost_are_reported_as_lost(
     assert f"({hit[0]:,} to {hit[1]:,})" in "".join(summary(report, path))
 
 
-def test_the_damage_message_names_missing_steps_and_the_remedy(
+def test_the_damage_message_names_the_remedy(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
-    path = tmp_path / "broken.mcap"
-    places, content = large.chunks, bytearray(large.content)
-
-    def told() -> tuple[str, list[int]]:
-        """What an export says of the whole file, and all readable steps."""
-        path.write_bytes(content)
-        (tmp_path / "broken.csv").unlink(missing_ok=True)
-        done = stepscope("export", str(path), "-o", str(tmp_path / "broken.csv"))
-        assert done.exit_code == 0, done.stderr
-        with Recording(path) as recording:
-            messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
-            assert recording.message is not None
-        steps = [each.step for each in messages if isinstance(each, wire.StepRecord)]
-        # A repair can still be requested, from the readable part.
-        assert f"stepscope: note: {recording.message}" == done.stderr.splitlines()[-1]
-        return recording.message, steps
-
-    num = len(places)
-    repair_it = "; 'stepscope verify --repair' makes a whole file of it"
-    content[places[2].offset + places[2].length // 2] ^= 0xFF
-    message, steps = told()
-    first, last = next((a + 1, b - 1) for a, b in itertools.pairwise(steps) if b > a + 1)
-    what = f"; steps {first:,} to {last:,} are missing"
-    assert message == f"broken.mcap: 1 of {num} chunks is damaged{what}{repair_it}"
-    content[places[-1].offset + places[-1].length // 2] ^= 0xFF
-    message, steps = told()
-    what += f"; what came after step {steps[-1]:,} is missing"
-    assert message == f"broken.mcap: 2 of {num} chunks are damaged{what}{repair_it}"
-    content[places[0].offset + places[0].length // 2] ^= 0xFF
-    message, steps = told()
-    missing = [step for a, b in itertools.pairwise(steps) for step in range(a + 1, b)]
-    what = f"{len(missing):,} steps from {missing[0]:,} to {missing[-1]:,} are missing"
-    assert f"3 of {num} chunks are damaged; {what}; what came after" in message
+    path, content = tmp_path / "broken.mcap", bytearray(large.content)
+    for place in (large.chunks[0], large.chunks[2]):
+        content[place.offset + place.length // 2] ^= 0xFF
+    path.write_bytes(content)
+    done = stepscope("export", str(path), "-o", str(tmp_path / "broken.csv"))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"stepscope: note: broken.mcap: 2 of {len(large.chunks)} chunks are damaged; 'stepscope "
+        "verify' says what is missing; 'stepscope verify --repair' makes a whole file of it"
+    )
 
 
 def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: Path) -> None:

@@ -104,8 +104,11 @@ class Samples(TimedRows):
         super().__init__(2)
 
     def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
-        """Append a sample, see `TimedRows.append`."""
-        self.append(time_ns, bounded(value_ns), weight)
+        """Append a sample, like `append` but in half the time: every step has several."""
+        times, values, weights = self._columns
+        times.append(max(time_ns, times[-1]) if times else time_ns)
+        values.append(bounded(value_ns))
+        weights.append(weight)
 
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
         """Weight of the samples in (start_ns, end_ns] that exceed a value."""
