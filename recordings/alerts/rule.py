@@ -66,7 +66,7 @@ def parse_rule(text: str) -> Rule:
     """Read an alert rule: `FIGURE COMPARISON VALUE [for TIME]`.
 
     Raises:
-        BoundError: the text is invalid; the message names the position.
+        BoundError: the text is invalid; the message tells what was expected.
     """
     bound = parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]
@@ -74,6 +74,5 @@ def parse_rule(text: str) -> Rule:
         return Rule(text.strip(), bound)
     found = _FOR.fullmatch(rest)
     if found is None:
-        place = bound.end + len(rest) - len(rest.lstrip())
-        raise BoundError(text, place, f"expected 'for 30s' or nothing, got {rest.strip()!r}")
+        raise BoundError(text, f"expected 'for 30s' or nothing, got {rest.strip()!r}")
     return Rule(text.strip(), bound, float(found[1]) * _SECONDS[found[2]])

@@ -3,7 +3,7 @@
 Everything is derived from the records. Durations are nanoseconds of engine time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from stepscope.recordings.state.session import request_name
@@ -111,126 +111,162 @@ class Piece(NamedTuple):
     @property
     def text(self) -> str:
         """The cause in words, without the duration."""
-        steps = f"{self.num_steps:,} step" + ("" if self.num_steps == 1 else "s")
-        whose = ""
-        if self.request_id is not None:
-            whose = f"{self.num_tokens:,} prefill tokens of {request_name(self.request_id)}"
-            if self.num_other_tokens:
-                whose += f" (and {self.num_other_tokens:,} of others)"
-        reason = queue_reason_text(self.detail)
-        if self.cause == "queued":
-            return f"waited in the queue {reason}" + (f", {steps}" if self.num_steps else "")
-        if self.cause == "prompt":
-            return f"its own prompt, {self.num_tokens:,} tokens in {steps}"
-        if self.cause == "prefill":
-            return f"shared {steps} with {whose or 'a prefill'}"
-        if self.cause == "budget":
-            return f"left out of {steps}, the budget was spent" + (f": {whose}" if whose else "")
-        if self.cause == "left_out" and self.detail == "cadence":
-            return f"left out of {steps} without prefills (prefill_schedule_interval)"
-        if self.cause == "left_out":
-            why = f"given to {whose}" if whose else "given to others"
-            return f"left out of {steps} {why}"
-        if self.cause == "preempted":
-            if self.detail == "preemption":
-                return f"preempted, its blocks were taken, {steps}"
-            return f"preempted, waited {reason}, {steps}"
-        if self.cause == "recompute":
-            why = self.detail and f": {self.detail}"
-            return f"recomputed {self.num_tokens:,} tokens in {steps}{why}"
-        if self.cause == "transfer":
-            return self._transfer
-        if self.cause == "step":
-            return f"{steps} of decodes alone"
-        if self.cause == "held_up":
-            work = "its work" if self.num_steps == 1 else "their work"
-            return (
-                f"the machine or the engine was held up: {steps} took {self.times:.0f}x as long "
-                f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms"
-                f"{self.detail and ', ' + self.detail})"
-            )
-        if self.cause in HOLD_UPS:
-            return hold_up_text(self.cause, self.detail)
-        if self.cause == "rank":
-            return f"waited for rank {self.detail} in {steps}"
-        if self.is_forgotten:
-            return "before the first step in memory"
-        if self.cause == "unknown" and self.detail == "unrecorded":
-            return "before the recording began"
-        return {
-            "front_end": "HTTP and tokenising, in the front end",
-            "delivery": "from the engine through the front end to HTTP",
-            "paused": "the operator had paused the engine",
-            "between": "between steps (update, record, publish)",
-            "idle": "the engine had been idle",
-            "unknown": "only its engine knows"
-            if self.detail == "untold"
-            else "records are missing",
-        }[self.cause]
+        words, told = WORDS[self.cause], _OF_DETAIL.get((self.cause, self.detail))
+        return (words.text if told is None else told[0]).format(self)
 
     @property
-    def _transfer(self) -> str:
-        if self.detail == "room":
-            return "waited in the prefill engine until the decode engine had room"
-        if self.detail == "lost":
-            return "the decode engine was gone, until the prefill engine took it back"
+    def short(self) -> str:
+        """The cause in a short form, for narrow lines."""
+        words, told = WORDS[self.cause], _OF_DETAIL.get((self.cause, self.detail))
+        if self.request_id is not None:
+            return f"{words.beside} {request_name(self.request_id)} {self.num_tokens} tok"
+        return ((words.short or words.label) if told is None else told[1]).format(self)
+
+    @property
+    def steps(self) -> str:
+        return f"{self.num_steps:,} step" + ("" if self.num_steps == 1 else "s")
+
+    @property
+    def whose(self) -> str:
+        """Whose prefill tokens these are, and how many."""
         if self.request_id is None:
-            return "on its way from the prefill engine"
-        whose = request_name(self.request_id)
-        return f"{self.num_tokens:,} tokens of {whose} were loaded"
+            return "others"
+        text = f"{self.num_tokens:,} prefill tokens of {self.owner}"
+        others = f" (and {self.num_other_tokens:,} of others)" if self.num_other_tokens else ""
+        return text + others
+
+    @property
+    def spent_on(self) -> str:
+        return "" if self.request_id is None else f": {self.whose}"
+
+    @property
+    def owner(self) -> str:
+        return "" if self.request_id is None else request_name(self.request_id)
+
+    @property
+    def reason(self) -> str:
+        return queue_reason_text(self.detail)
+
+    @property
+    def in_steps(self) -> str:
+        return f", {self.steps}" if self.num_steps else ""
+
+    @property
+    def why(self) -> str:
+        return self.detail and f": {self.detail}"
+
+    @property
+    def usual(self) -> str:
+        """How long such steps usually take."""
+        work = "its work" if self.num_steps == 1 else "their work"
+        told = self.detail and f", {self.detail}"
+        return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms{told})"
 
     @property
     def times(self) -> float:
         """How many times as long as usual the slow steps took."""
         return self.took_ns / max(1, self.baseline_ns)
 
-    @property
-    def is_forgotten(self) -> bool:
-        """Whether the cause is unknown because the records are no longer in memory.
 
-        They may still be in a file.
-        """
-        return self.cause == "unknown" and self.detail == "forgotten"
+class CauseWords(NamedTuple):
+    """All words for a cause.
 
-    @property
-    def short(self) -> str:
-        """The cause in a short form, for narrow lines."""
-        if self.cause == "transfer" and self.request_id is not None:
-            return f"loading {request_name(self.request_id)} {self.num_tokens} tok"
-        if self.request_id is not None:
-            verb = {"prefill": "prefill", "budget": "budget spent on"}.get(self.cause, "given to")
-            return f"{verb} {request_name(self.request_id)} {self.num_tokens} tok"
-        if self.cause == "recompute":
-            return f"preempted, {self.num_tokens} tok again"
-        if self.cause == "held_up":
-            return f"held up ({self.times:.0f}x as long as usual)"
-        if self.is_forgotten:
-            return "not in memory"
-        return {
-            "queued": f"queued {queue_reason_text(self.detail)}",
-            "prompt": f"own prompt {self.num_tokens} tok",
-            "prefill": "beside a prefill",
-            "budget": "budget spent",
-            "left_out": "held by prefill_schedule_interval"
-            if self.detail == "cadence"
-            else "left out",
-            "preempted": "preempted",
-            "transfer": {"room": "no room to decode", "lost": "decode engine gone"}.get(
-                self.detail, "handed over"
-            ),
-            "front_end": "front end",
-            "delivery": "delivery",
-            "paused": "engine paused",
-            "stopped": "process stopped",
-            "descheduled": "no processor",
-            "gc": "Python's garbage collector",
-            "jit": f"compiled {self.detail}",
-            "between": "between steps",
-            "idle": "engine idle",
-            "step": "decodes alone",
-            "rank": f"waited for rank {self.detail}",
-            "unknown": "only its engine knows" if self.detail == "untold" else "records missing",
-        }[self.cause]
+    Attributes:
+        name: in tables of causes.
+        label: in legends and short lines.
+        text, short: of a piece, without its duration, as a format; `short` is empty if `label` is.
+        beside: before the request that had the time.
+        queue: what a request in the queue waited for meanwhile.
+    """
+
+    name: str
+    label: str
+    text: str
+    short: str = ""
+    beside: str = "given to"
+    queue: str = ""
+
+
+WORDS: Mapping[Cause, CauseWords] = {
+    "queued": CauseWords("waited in the queue", "queued",
+                         "waited in the queue {0.reason}{0.in_steps}", "queued {0.reason}"),
+    "prompt": CauseWords("its own prompt", "own prompt",
+                         "its own prompt, {0.num_tokens:,} tokens in {0.steps}",
+                         "own prompt {0.num_tokens} tok"),
+    "prefill": CauseWords("shared a step with a prefill", "beside a prefill",
+                          "shared {0.steps} with {0.whose}", beside="prefill"),
+    "budget": CauseWords("left out, budget spent", "budget spent",
+                         "left out of {0.steps}, the budget was spent{0.spent_on}",
+                         beside="budget spent on"),
+    "left_out": CauseWords("left out of a step", "left out",
+                           "left out of {0.steps} given to {0.whose}"),
+    "preempted": CauseWords("preempted, out", "preempted",
+                            "preempted, waited {0.reason}, {0.steps}"),
+    "recompute": CauseWords("preempted, recomputed", "recomputed",
+                            "recomputed {0.num_tokens:,} tokens in {0.steps}{0.why}",
+                            "preempted, {0.num_tokens} tok again"),
+    "transfer": CauseWords("KV transfer, own or another's", "handed over",
+                           "on its way from the prefill engine", beside="loading"),
+    "front_end": CauseWords("front end: HTTP, tokenising", "front end",
+                            "HTTP and tokenising, in the front end"),
+    "delivery": CauseWords("delivery by the front end", "delivery",
+                           "from the engine through the front end to HTTP"),
+    "paused": CauseWords("engine paused by the operator", "paused",
+                         "the operator had paused the engine", "engine paused",
+                         queue="engine paused"),
+    "between": CauseWords("between steps", "between steps",
+                          "between steps (update, record, publish)",
+                          queue="the next step to begin"),
+    "idle": CauseWords("engine idle", "engine idle", "the engine had been idle",
+                       queue="an idle engine to begin"),
+    "step": CauseWords("steps of decodes alone", "decode", "{0.steps} of decodes alone",
+                       "decodes alone"),
+    "stopped": CauseWords(
+        "engine's process stopped", "stopped",
+        "the engine's process stood still, and read {0.detail} of its memory from the disk",
+        "process stopped", queue="the engine's process, which was stopped",
+    ),
+    "descheduled": CauseWords("no processor for the engine", "no processor",
+                              "the engine waited for a processor",
+                              queue="a processor for the engine"),
+    "gc": CauseWords("Python's garbage collector", "garbage",
+                     "Python collected garbage ({0.detail})", "Python's garbage collector",
+                     queue="Python's garbage collector"),
+    "jit": CauseWords("kernel compiled while serving", "compiling",
+                      "the kernel {0.detail} was compiled", "compiled {0.detail}",
+                      queue="a kernel to be compiled"),
+    "rank": CauseWords("waited for a slow rank", "slow rank",
+                       "waited for rank {0.detail} in {0.steps}", "waited for rank {0.detail}",
+                       queue="a step that waited for a rank"),
+    "held_up": CauseWords(
+        "machine or engine held up", "held up",
+        "the machine or the engine was held up: {0.steps} took {0.times:.0f}x as long {0.usual}",
+        "held up ({0.times:.0f}x as long as usual)", queue="a step that was held up",
+    ),
+    "unknown": CauseWords("unknown, no records of it", "unknown", "records are missing",
+                          "records missing"),
+}  # fmt: skip
+# Of some details: text and short.
+_OF_DETAIL: Mapping[tuple[Cause, str], tuple[str, str]] = {
+    ("left_out", "cadence"): (
+        "left out of {0.steps} without prefills (prefill_schedule_interval)",
+        "held by prefill_schedule_interval",
+    ),
+    ("preempted", "preemption"): ("preempted, its blocks were taken, {0.steps}", "preempted"),
+    ("transfer", "room"): (
+        "waited in the prefill engine until the decode engine had room", "no room to decode",
+    ),
+    ("transfer", "lost"): (
+        "the decode engine was gone, until the prefill engine took it back", "decode engine gone",
+    ),
+    ("transfer", "load"): ("{0.num_tokens:,} tokens of {0.owner} were loaded", "handed over"),
+    ("stopped", ""): (
+        "the engine's process was stopped (SIGSTOP, or its host froze it)", "process stopped",
+    ),
+    ("unknown", "forgotten"): ("before the first step in memory", "not in memory"),
+    ("unknown", "unrecorded"): ("before the recording began", "records missing"),
+    ("unknown", "untold"): ("only its engine knows", "only its engine knows"),
+}  # fmt: skip
 
 
 class Late(NamedTuple):
@@ -311,16 +347,7 @@ class Late(NamedTuple):
 
 def hold_up_text(kind: str, detail: str) -> str:
     """What a `HoldUp` was, in words."""
-    if kind == "stopped" and detail:
-        return f"the engine's process stood still, and read {detail} of its memory from the disk"
-    if HOLD_UPS.get(kind) == "gc":
-        return f"Python collected garbage ({detail})"
-    if kind == "jit":
-        return f"the kernel {detail} was compiled"
-    return {
-        "stopped": "the engine's process was stopped (SIGSTOP, or its host froze it)",
-        "descheduled": "the engine waited for a processor",
-    }.get(kind, kind)
+    return Piece(HOLD_UPS[kind], 0, 0, 0, detail=detail).text if kind in HOLD_UPS else kind
 
 
 def by_cause(pieces: Iterable[Piece]) -> dict[Cause, int]:

@@ -142,16 +142,6 @@ class Explainer:
         self.state.blocks = None
         return outcome
 
-    @property
-    def life(self) -> list[Piece]:
-        """All time of the followed request since its arrival, as pieces with one cause each."""
-        return self.waits.life
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the followed request has ended."""
-        return self.waits.has_ended
-
     def is_repeated(self, record: StepRecord) -> bool:
         """Whether a step was taken already: a publisher may repeat it under a new number."""
         return self._last_record is not None and record.step <= self._last_record

@@ -4,19 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue, RequestView
-from stepscope.recordings.attribution.causes import Piece, queue_reason_text
+from stepscope.recordings.attribution.causes import WORDS, Piece, queue_reason_text
 
-_REASONS = {
+_REASONS: Mapping[str, str] = {
+    **{cause: words.queue for cause, words in WORDS.items()},
     "preemption": "a step that preempted",
-    "paused": "engine paused",
-    "between": "the next step to begin",
-    "idle": "an idle engine to begin",
-    "held_up": "a step that was held up",
-    "stopped": "the engine's process, which was stopped",
-    "descheduled": "a processor for the engine",
-    "gc": "Python's garbage collector",
-    "jit": "a kernel to be compiled",
-    "rank": "a step that waited for a rank",
     "": "unknown",
 }
 

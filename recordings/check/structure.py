@@ -1,6 +1,6 @@
 """Checks the structure of a file: its first bytes, chunks, index and metadata.
 
-`verify` and `repair` share this, so that `repair` can mend whatever `verify` reports.
+`verify` and `rewrite` share this, so that a repair mends whatever `verify` reports.
 """
 
 import msgspec

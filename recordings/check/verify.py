@@ -25,7 +25,7 @@ from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
-from stepscope.recordings.file.losses import Loss, as_metadata, losses_in
+from stepscope.recordings.file.losses import Loss, losses_in
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.reader import Recording
@@ -138,7 +138,7 @@ def _check_file(recording: Recording, report: VerifyReport) -> None:
     for problem in structure_problems(recording):
         report.file.problem(problem)
     with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
-        report.losses = losses_in(index.metadata.get(LOSSES, as_metadata([])))
+        report.losses = losses_in(index.metadata.get(LOSSES, {}))
 
 
 def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:
@@ -243,7 +243,7 @@ class _MessageChecks:
         Returns whether any are missing since the last step.
         """
         last, num_missing, self._num_missing = self._step, self._num_missing, 0
-        is_known = any(loss[:2] == (last, before_step) for loss in self._report.losses)
+        is_known = Loss(last, before_step) in self._report.losses
         if num_missing and not is_known:
             where = "at the beginning" if last is None else f"after step {last:,}"
             self._report.sequence.problem(f"{num_missing:,} messages {where} are missing")

@@ -5,11 +5,14 @@ are noted. Any thread may call it.
 
 `LoadedChunk`: the messages of one chunk, as received. Steps are unpacked on demand.
 
-Texts for what is missing in a recording, as far as it has been read.
+The first and the last step and time of a recording are read from its messages, as the heads of
+chunks, which tell times too, have no checksum. Also here: the text for what is missing in it.
 """
 
+import sys
 import threading
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO, NamedTuple
@@ -19,7 +22,6 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord
 from stepscope.recordings.file.mcap.chunk import (
-    RawMessage,
     bodies_at,
     channels,
     first_messages,
@@ -111,14 +113,8 @@ class LoadedChunk:
         # The messages as stored, where steps may be packed. Use them for topics, sequences and
         # times.
         self.frames = Frames(records, begins, [names[each] for each in channel_ids])
-        self._records = records
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker was fed all steps before this index
-
-    @property
-    def messages(self) -> list[RawMessage]:
-        """All messages, as stored in the file."""
-        return [message_at(self._records, begin) for begin in message_places(self._records)[0]]
 
     def last_keyframe(self, end: int) -> int | None:
         """Index of the last keyframe before the message with index `end`; None without one."""
@@ -181,11 +177,10 @@ class ChunkCache:
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
         self.places = places  # where each chunk lies in the file, in order
         self.damaged: set[int] = set()  # numbers of the chunks known to be damaged
-        # First and last readable step of each chunk that was loaded.
-        self.ends: dict[int, tuple[int, int]] = {}
         self._stream = stream
         self._lock = threading.Lock()
         self._loaded: OrderedDict[int, LoadedChunk] = OrderedDict()
+        self._first_steps: dict[int, int | None] = {}  # of chunks that were looked into
 
     def __len__(self) -> int:
         return len(self.places)
@@ -204,8 +199,6 @@ class ChunkCache:
             if is_damaged and not place.is_cut:
                 self.damaged.add(number)
             chunk = self._loaded[number] = LoadedChunk(records)
-            if number not in self.ends and (ends := _ends(chunk)) is not None:
-                self.ends[number] = ends
             if len(self._loaded) > MAX_CHUNKS:
                 self._loaded.popitem(last=False)
             return chunk
@@ -215,7 +208,20 @@ class ChunkCache:
         with self._lock:
             return read_stored_index(self._stream, self.places[number])
 
-    def first_step(self, number: int) -> int | None:
+    def num_up_to(self, step: int) -> int:
+        """How many chunks begin at or before a step. Looks into few of them, by bisection."""
+        return bisect_right(range(len(self)), step, key=self._first_step_from)
+
+    def _first_step_from(self, number: int) -> int:
+        """The first step of a chunk or of the next chunk with a step; `sys.maxsize` without one."""
+        for chunk in range(number, len(self)):
+            if chunk not in self._first_steps:
+                self._first_steps[chunk] = self._first_step(chunk)
+            if (step := self._first_steps[chunk]) is not None:
+                return step
+        return sys.maxsize
+
+    def _first_step(self, number: int) -> int | None:
         """The first step of a chunk, read without loading it; None if it has none.
 
         If the chunk begins with a keyframe, this is the step that follows the state in the
@@ -230,12 +236,35 @@ class ChunkCache:
         return None
 
 
-def _ends(chunk: LoadedChunk) -> tuple[int, int] | None:
-    places = chunk.step_places
-    if not places:
-        return None
-    first, last = (step_of(chunk.frames[place].payload) for place in (places[0], places[-1]))
-    return None if first is None or last is None else (first, last)
+def mend_times(chunks: ChunkCache) -> None:
+    """Correct the times of chunks whose headers contradict each other, from the messages inside."""
+    last_ns = 0
+    for number, place in enumerate(chunks.places):
+        if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
+            frames = chunks.load(number).frames
+            place.start_ns = frames[0].log_ns if frames else last_ns
+            place.end_ns = frames[-1].log_ns if frames else last_ns
+        last_ns = place.end_ns
+
+
+def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
+    """The first or the last readable step; None if there is no step."""
+    numbers = range(len(chunks))
+    for number in numbers if first else reversed(numbers):
+        chunk = chunks.load(number)
+        for place in chunk.step_places if first else reversed(chunk.step_places):
+            if (step := step_of(chunk.frames[place].payload)) is not None:
+                return step
+    return None
+
+
+def end_times(chunks: ChunkCache) -> tuple[int, int]:
+    """Wall time of the first and the last message."""
+    first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
+    return (
+        first[0].log_ns if first else chunks.places[0].start_ns,
+        last[-1].log_ns if last else chunks.places[-1].end_ns,
+    )
 
 
 REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
@@ -255,53 +284,11 @@ def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) ->
             what += f" ({index.num_lost_bytes:,} bytes unreadable)"
         parts.append(what)
     if chunks.damaged:
-        parts.append(damage_text(chunks))
+        number = len(chunks.damaged)
+        parts.append(
+            f"{number} of {len(chunks)} chunks {'is' if number == 1 else 'are'} damaged; "
+            "'stepscope verify' says what is missing"
+        )
     if not parts:
         return None
     return "; ".join(parts) + ("" if index.is_being_written else REPAIR_HINT)
-
-
-def damage_text(chunks: ChunkCache) -> str:
-    """Text for how many chunks are damaged, and which steps are missing as a result.
-
-    Reads nothing, so it works at any time, even after the file was closed.
-    """
-    damaged = sorted(chunks.damaged)
-    verb = "is" if len(damaged) == 1 else "are"
-    said = f"{len(damaged)} of {len(chunks)} chunks {verb} damaged"
-    gaps: list[range] = []
-    tail = ""
-    for number in damaged:
-        last, following = _last_step(chunks, number), chunks.ends.get(number + 1)
-        if number + 1 == len(chunks):
-            end = "" if last is None else f" after step {last:,}"
-            tail = f"; what came{end} is missing"
-        elif last is None or following is None:
-            return f"{said}; 'stepscope verify' says what is missing"
-        elif following[0] > last + 1:
-            gaps.append(range(last + 1, following[0]))
-    if len(gaps) == 1:
-        said += f"; steps {gaps[0][0]:,} to {gaps[0][-1]:,} are missing"
-    elif gaps:
-        first, last = gaps[0][0], gaps[-1][-1]
-        said += f"; {sum(map(len, gaps)):,} steps from {first:,} to {last:,} are missing"
-    return said + tail
-
-
-def nothing_left(chunks: ChunkCache) -> str:
-    """Text for why a file cannot be shown: no loaded chunk contains a readable keyframe."""
-    damaged = [chunks.places[number] for number in sorted(chunks.damaged)]
-    first = damaged[0]
-    if len(chunks) == 1:
-        where = f"its only chunk (byte {first.offset:,}, {first.length:,} bytes) is damaged"
-    else:
-        verb = "is" if len(damaged) == 1 else "are"
-        where = f"{len(damaged)} of its {len(chunks)} chunks {verb} damaged, "
-        where += f"{'the first of them ' * (len(damaged) > 1)}at byte {first.offset:,}"
-    return f"{where}; no keyframe can be read, so nothing can be shown"
-
-
-def _last_step(chunks: ChunkCache, number: int) -> int | None:
-    """The last readable step of a chunk, or else of the chunk before it; None if unknown."""
-    ends = chunks.ends.get(number) or chunks.ends.get(number - 1)
-    return None if ends is None else ends[1]

@@ -1,30 +1,21 @@
 """`Loss`: steps missing in a repaired file, and how its metadata lists them.
 
-`repair` writes its losses into the metadata of the new file. So `verify` can distinguish a known
+A repair writes its losses into the metadata of the new file. So `verify` can distinguish a known
 loss from an unexplained gap.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 _KEY = "losses"
 
 
-class Loss(NamedTuple):
+class Loss(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Steps lost to damage: the steps between `after_step` and `before_step`."""
 
     after_step: int | None  # None: from the beginning
     before_step: int | None  # None: to the end, however far that was
-    num_steps: int | None = None  # from the summary, for a loss at the beginning or the end
-
-    @property
-    def num_known(self) -> int | None:
-        """How many steps are missing; None if unknown."""
-        if self.after_step is None or self.before_step is None:
-            return self.num_steps
-        return self.before_step - self.after_step - 1
 
     def covers(self, other: "Loss") -> bool:
         """Whether this loss includes all steps of another one."""
@@ -46,15 +37,12 @@ def losses_in(metadata: Mapping[str, str]) -> list[Loss]:
 
     Raises msgspec.DecodeError: they cannot be decoded.
     """
+    if not metadata:
+        return []
     return msgspec.json.decode(metadata.get(_KEY, ""), type=list[Loss])
 
 
 def merged(earlier: Sequence[Loss], later: Sequence[Loss]) -> list[Loss]:
     """Merge the losses of a file that was repaired before with those of the new repair."""
-    found = []
-    for loss in later:
-        # A beginning or an end cut twice has an unknown number of steps.
-        is_known = not any(loss.covers(each) for each in earlier)
-        found.append(loss if is_known else loss._replace(num_steps=None))
-    found += [each for each in earlier if not any(loss.covers(each) for loss in later)]
+    found = [*later, *(each for each in earlier if not any(loss.covers(each) for loss in later))]
     return sorted(found, key=lambda loss: -1 if loss.after_step is None else loss.after_step)

@@ -23,14 +23,15 @@ from stepscope.recordings.file.chunk_cache import (
     ChunkCache,
     LoadedChunk,
     MessageFrame,
+    end_step,
+    end_times,
+    mend_times,
     missing_text,
-    nothing_left,
     step_of,
 )
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
-from stepscope.recordings.file.step_index import StepIndex, end_step, end_times, mend_times
 from stepscope.recordings.state.clocks import known_since
 
 
@@ -128,7 +129,6 @@ class Recording:
             # Both are None if the file has no step.
             self.first_step = end_step(self._chunks, first=True)
             self.last_step = end_step(self._chunks, first=False)
-            self._steps = StepIndex(self._chunks, self.first_step, self.last_step)
             # Wall time of the first and last message.
             self.start_ns, self.end_ns = end_times(self._chunks)
         except RecordingError:
@@ -197,7 +197,7 @@ class Recording:
 
     def find_step(self, step: int) -> Position | None:
         """The position after the record of `step`, or of the last step before it; None if none."""
-        for number in range(self._steps.num_chunks_up_to(step) - 1, -1, -1):
+        for number in range(self._chunks.num_up_to(step) - 1, -1, -1):
             chunk = self._chunks.load(number)
             count = bisect_right(chunk.step_places, step, key=lambda place: _step_at(chunk, place))
             if count:
@@ -279,7 +279,11 @@ class Recording:
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
         if found is None and self._chunks.damaged:
-            raise RecordingError(f"{self.path}: {nothing_left(self._chunks)}")
+            place = self._chunks.places[min(self._chunks.damaged)]
+            raise RecordingError(
+                f"{self.path} is damaged (the chunk at byte {place.offset:,}): no keyframe can be "
+                "read, so nothing can be shown"
+            )
         if found is None and self.index.is_being_written:
             raise self._nothing_yet()
         if found is None:

@@ -21,7 +21,6 @@ from stepscope.recordings.file.service_levels import (
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.segment import PackedStep
-from stepscope.recordings.history.splice import does_follow, splice
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import back_by, goes_on, set_back
 from stepscope.recordings.state.number_bounds import check_numbers
@@ -199,12 +198,10 @@ class History(HistoryView):
         Returns False and changes nothing unless this history begins right after the last message of
         `earlier`. Do not use `earlier` afterwards.
         """
-        # No lock: only the writer, which calls this, changes these fields.
-        if not does_follow(self._timeline, earlier._timeline):
-            return False
-        latencies = self._timeline.latencies.after(earlier._timeline.latencies)
         with self._lock:
-            splice(self._timeline, earlier._timeline, latencies)
+            if not self._timeline.follows(earlier._timeline):
+                return False
+            self._timeline.prepend(earlier._timeline)
             self._drop_caches()
             self.version += 1
             return True

@@ -8,16 +8,16 @@ payloads that never change.
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import RequestView
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord, Transcript
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
-from stepscope.recordings.history.read_memory import ReadMemory
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
@@ -25,6 +25,7 @@ from stepscope.recordings.state.transcripts import KnownText, TranscriptReader
 
 MAX_LIFE_STEPS = 8192  # steps to go back in search of an arrival
 _MAX_KNOWN = 512
+_BATCH = 256  # messages taken out of the ring at a time
 _SWEEP_COST = 2  # cost of reading a step for all requests, relative to one request
 _NAMED = ("max_itl_request_id", "max_ttft_request_id")
 
@@ -65,7 +66,6 @@ class LifeKeeper:
         self._lock = lock
         self._timeline = timeline
         self._cache = cache
-        self._memory = ReadMemory(lock, timeline, cache)
         self._known: OrderedDict[tuple[int, int], Late | None] = OrderedDict()
         self._follower: _LifeFollower | None = None
         self._sweep: LateSweep | None = None
@@ -115,9 +115,7 @@ class LifeKeeper:
             if sweep is None:
                 return None
             last_step = min(last_step, sweep.step + max_steps)
-            self._keep_explained(
-                sweep.go_on(last_step, self._memory.feed), {each[:2] for each in waits}
-            )
+            self._keep_explained(sweep.go_on(last_step, self._feed), {each[:2] for each in waits})
             return last_step
 
     def _refresh(self) -> None:
@@ -137,7 +135,7 @@ class LifeKeeper:
             self._follower = None
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
-        begun = self._memory.state_before(start_ns)
+        begun = self._state_before(start_ns)
         if begun is None:
             return None
         state, number = begun
@@ -160,7 +158,7 @@ class LifeKeeper:
         keys = [(late.step, late.request_id) for late in named_late]
         for number, (key, late) in enumerate(zip(keys, named_late, strict=True)):
             if key in wanted or len(named_late) - number <= _MAX_KNOWN // 2:
-                pieces = self._memory.known_apart(late.pieces)
+                pieces = self._known_apart(late.pieces)
                 self._keep(key, late._replace(pieces=pieces))
 
     def _keep(self, key: tuple[int, int], found: Late | None) -> None:
@@ -178,24 +176,20 @@ class LifeKeeper:
                 begun = self._begin(view.request_id, start_ns, last)
                 if begun is None:
                     return None
-                reader = TranscriptReader(
-                    view.request_id, self._memory.transcript_of(view.request_id)
-                )
+                reader = TranscriptReader(view.request_id, self._transcript_of(view.request_id))
                 baseline = self._baseline.baseline
                 follower = self._follower = _LifeFollower(view.request_id, *begun, reader, baseline)
             number = follower.next_number
-            follower.next_number = self._memory.feed(
-                follower.explainer, number, last, follower.transcript
-            )
+            follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
             if follower.life is None or number != follower.next_number:
                 explainer = follower.explainer
                 follower.life = Life(
                     view.request_id,
                     tuple(
-                        late._replace(pieces=self._memory.known_apart(late.pieces))
+                        late._replace(pieces=self._known_apart(late.pieces))
                         for late in explainer.late
                     ),
-                    self._memory.known_apart(explainer.life),
+                    self._known_apart(explainer.waits.life),
                     follower.transcript.known_text(),
                 )
             return follower.life
@@ -205,7 +199,7 @@ class LifeKeeper:
             steps = self._timeline.columns.steps
             index = self._timeline.columns.index(step)
             before = None if not index else steps[index - 1]
-            known_ns = None if index is None else self._memory.known_start(index, request_id)
+            known_ns = None if index is None else self._known_start(index, request_id)
         if index is None:
             return None
         start_ns = known_ns or 0
@@ -220,11 +214,11 @@ class LifeKeeper:
         if begun is None:
             return None
         explainer, number = begun
-        self._memory.feed(explainer, number, step)
+        self._feed(explainer, number, step)
         late = explainer.late
         if not late or late[-1].step != step:
             return None
-        return late[-1]._replace(pieces=self._memory.known_apart(late[-1].pieces))
+        return late[-1]._replace(pieces=self._known_apart(late[-1].pieces))
 
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
@@ -233,7 +227,7 @@ class LifeKeeper:
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)
-        begun = self._memory.state_before(start_ns, end - MAX_LIFE_STEPS)
+        begun = self._state_before(start_ns, end - MAX_LIFE_STEPS)
         if begun is None:
             return None
         state, number = begun
@@ -251,3 +245,93 @@ class LifeKeeper:
             baseline=self._baseline,
             after_slow=self._baseline.was_slow(state.step),
         )
+
+    # From memory
+
+    def _state_before(self, time_ns: int, earliest: int = -1) -> tuple[SessionState, int] | None:
+        """The state after the last step before a time, and the number of the next message.
+
+        `earliest`: index of the first step that may be used; -1: the state before all steps.
+        """
+        with self._lock:
+            timeline = self._timeline
+            steps = timeline.columns.steps
+            if not steps:
+                return None
+            index = max(timeline.columns.index_at(time_ns), min(earliest, len(steps) - 1))
+            found = timeline.ring.locate(steps[index]) if index >= 0 else None
+            if found is None:
+                oldest = timeline.ring.segments[0]
+                keyframe, number = oldest.keyframe, oldest.first_number
+            else:
+                segment, place = found
+                number = segment.first_number + place + 1
+        state = keyframe.restore() if found is None else self._cache.state_at(steps[index])
+        return state, number
+
+    def _feed(
+        self,
+        explainer: Explainer,
+        number: int,
+        last: int | None,
+        transcript: TranscriptReader | None = None,
+    ) -> int:
+        """Feed an explainer the messages from `number` on, up to the record of `last` (None: all).
+
+        Returns the number of the next message.
+        """
+        while True:
+            with self._lock:
+                payloads = self._timeline.ring.payloads_from(number, _BATCH)
+                gap_steps = self._timeline.gaps.steps
+            if not payloads:
+                return number
+            for payload in payloads:
+                if explainer.waits.has_ended:
+                    return number
+                message = wire.decode(payload)
+                if isinstance(message, StepRecord):
+                    if last is not None and message.step > last:
+                        return number
+                    explainer.take(message, message.step in gap_steps)
+                else:
+                    # A snapshot is kept only if messages before it are missing.
+                    explainer.take(message, isinstance(message, Snapshot))
+                if transcript is not None:
+                    transcript.take(message)
+                number += 1
+
+    def _known_start(self, index: int, request_id: int) -> int | None:
+        """When a request's wait began, if it is the longest ITL or TTFT of a step; else None.
+
+        Also None after any pause by an operator, because the lengths in the columns leave pauses
+        out. The caller holds the lock.
+        """
+        columns = self._timeline.columns
+        end_ns = columns.tokens_ns[index]
+        if self._timeline.state.pauses.within(0, end_ns):
+            return None
+        for kind in ("itl", "ttft"):
+            if columns.column(f"max_{kind}_request_id")[index] == request_id:
+                return end_ns - columns.column(f"max_{kind}_ns")[index]
+        return None
+
+    def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+        """Mark unknown time before the first step in memory as `forgotten`.
+
+        So it can be told from time that is unknown because messages were lost.
+        """
+        with self._lock:
+            starts_ns = self._timeline.columns.column("schedule_start_ns")
+            begin_ns = starts_ns[0] if starts_ns else 0
+        return tuple(
+            piece._replace(detail="forgotten")
+            if piece.cause == "unknown" and piece.start_ns < begin_ns
+            else piece
+            for piece in pieces
+        )
+
+    def _transcript_of(self, request_id: int) -> Transcript | None:
+        """The text of a request in the timeline's first snapshot; None if that has none."""
+        with self._lock:
+            return self._timeline.transcripts.get(request_id)

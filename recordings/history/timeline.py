@@ -26,10 +26,11 @@ from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
-from stepscope.recordings.state.clocks import WallClock, leave_out
+from stepscope.recordings.state.clocks import BACK_NS, WallClock, leave_out
 from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.events import (
+    MAX_EVENTS,
     EventLog,
     SessionEvent,
     audit_event,
@@ -42,6 +43,8 @@ from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.session import SessionState
+
+_ABORT = frozenset({"abort"})
 
 
 class Timeline:
@@ -216,6 +219,44 @@ class Timeline:
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
         self.knob_steps = {change.effective_step for change in self.knob_changes}
         return True
+
+    def follows(self, earlier: "Timeline") -> bool:
+        """Whether this begins right after the last message of `earlier`.
+
+        Its first step must also have a higher number, and must not be earlier in time.
+        """
+        before, steps = earlier.columns, self.columns.steps
+        keyframe = self.ring.segments[0].keyframe
+        if earlier.last_sequence is None or keyframe.sequence != earlier.last_sequence:
+            return False
+        if not before.steps or not steps:
+            return True
+        return before.steps[-1] < steps[0] and (
+            before.tokens_ns[-1] <= self.columns.tokens_ns[0] + BACK_NS
+        )
+
+    def prepend(self, earlier: "Timeline") -> None:
+        """Insert all of `earlier` before this, whose own steps stay unchanged.
+
+        This must follow `earlier`, which must have no gaps; do not use it afterwards. Followers of
+        this one continue where they were.
+        """
+        if earlier.slo != self.slo:  # changed while `earlier` was filled
+            earlier.set_slo(self.slo)
+        # A history that began after a request ended has no lane for it.
+        between = self.log.until(earlier.state.step, MAX_EVENTS, _ABORT)
+        earlier.lanes.abort([each.request_id for each in between if each.request_id is not None])
+        self.ring.prepend(earlier.ring)
+        self.columns.prepend(earlier.columns)
+        self.lanes.prepend(earlier.lanes)
+        self.latencies = self.latencies.after(earlier.latencies)
+        self.log.prepend(earlier.log)
+        self.state.pauses = self.state.pauses.joined(earlier.state.pauses)
+        self.gaps.prepend(earlier.gaps)
+        self.wall_clock.prepend(earlier.wall_clock)
+        self.knob_changes[:0] = earlier.knob_changes
+        self.knob_steps |= earlier.knob_steps
+        self.transcripts = earlier.transcripts  # they belong to the first step, which has changed
 
     def set_slo(self, slo: SLO) -> None:
         """Change the service levels for breaches, stalls and attainment."""

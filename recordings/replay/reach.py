@@ -12,7 +12,6 @@ from stepscope.recordings.replay.seek import (
     MAX_WINDOW_STEPS,
     WINDOW_S,
     WINDOW_STEPS,
-    screenful,
     windows,
 )
 
@@ -96,7 +95,7 @@ class Reach:
         self._shown_before = fresh
 
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
-        """Extend the history backwards, first by the steps on the screen.
+        """Extend the history backwards.
 
         It inserts steps that the screen needs at the newest step, or at the step that the user
         looks at if memory has room for both.
@@ -116,20 +115,16 @@ class Reach:
         first_step, look = history.first_step, self._look
         if look is not None and not self._is_inside(look):
             look = None
-        fresh, is_short = None, False
+        fresh = None
         if last_step is not None:
-            if look is None:
-                fresh = screenful(self._recording, history, last_step, self.num_shown, end, goes_on)
-            is_short = fresh is not None
-            if fresh is None and not is_wanted_elsewhere():
-                step = last_step if look is None else max(0, look - _SPARE_STEPS)
-                fresh = windows(self._recording, history, step, self.num_shown, end, goes_on)
+            step = last_step if look is None else max(0, look - _SPARE_STEPS)
+            fresh = windows(self._recording, history, step, self.num_shown, end, goes_on)
             if fresh is None and is_wanted_elsewhere():
                 return
         if fresh is not None and first_step is not None and (fresh.first_step or 0) > first_step:
             fresh = None  # memory is full before it reaches further
         if fresh is not None:
-            self.show(fresh, is_short=is_short)
+            self.show(fresh, is_short=False)
         elif history.is_short or self.is_short:
             self.is_short = False
             history.end_short()

@@ -202,8 +202,6 @@ def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snaps
     return recording.keyframe_before(start if latest is None else max(start, latest))
 
 
-_SOON_STEPS = 1_500  # for at most so many steps on the screen, these are filled before the windows
-
 # Called after every few messages; returns whether to go on.
 Turn: TypeAlias = Callable[[], bool]
 
@@ -231,24 +229,6 @@ def excerpt(
         state, sequence = state_at(recording, begin)
         history.begin(state, sequence)
         return _one_by_one(recording, history, begin, sequence, end, turn)
-
-
-def screenful(
-    recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
-) -> History | None:
-    """A new history of only the steps on the screen before `step`, which is built quickly.
-
-    None if it would not be much quicker than `windows`, if `like` has these steps already, or if
-    the file has no more.
-    """
-    first_step = like.first_step
-    if first_step is None or num_shown > _SOON_STEPS or first_step <= step - num_shown + 1:
-        return None
-    begin = recording.find_step(step - num_shown) or Position(0, 0)
-    history = excerpt(recording, like, begin, end, turn)
-    if history is None or history.first_step is None or history.first_step >= first_step:
-        return None
-    return history
 
 
 def windows(

@@ -116,6 +116,13 @@ class Sums:
 _MOST_RANKS = 4_096
 _OTHERS = ("num_limited", "kv_peak", "rank_waits_ns")
 _ADDED = tuple(field.name for field in fields(Sums) if field.name not in _OTHERS)
+# Those that are the sum of a column of the table, unknown if it is so of one step.
+_COLUMNS = (
+    "num_arrived", "num_finished", "num_preempted", "num_in_tokens", "num_queried_tokens",
+    "num_hit_tokens", "num_recomputed_tokens", "num_decode_rows", "num_drafted_tokens",
+    "num_accepted_tokens", "num_evicted_tokens", "num_diverged_tokens", "num_more_hits_1_5x",
+    "num_more_hits_2x", "num_waiting", "num_evicted",
+)  # fmt: skip
 
 
 def per(part: float | None, whole: float | None) -> float | None:
@@ -220,26 +227,11 @@ class _Rows:
             span_ns=int(ends[-1] - starts[0]),
             num_records=len(starts),
             num_steps=num_steps,
-            num_arrived=self.total("num_arrived"),
-            num_finished=self.total("num_finished"),
-            num_preempted=self.total("num_preempted"),
-            num_in_tokens=self.total("num_in_tokens"),
+            **{name: self.total(name) for name in _COLUMNS},
             num_out_tokens=self.total("num_output_tokens"),
-            num_queried_tokens=self.total("num_queried_tokens"),
-            num_hit_tokens=self.total("num_hit_tokens"),
             num_prefill_tokens=_sum(prefill),
             num_decode_tokens=_sum(decode),
             num_padded_tokens=_sum(np.maximum(self.values("num_padded_tokens"), 0)),
-            num_recomputed_tokens=self.total("num_recomputed_tokens"),
-            num_decode_rows=self.total("num_decode_rows"),
-            num_drafted_tokens=self.total("num_drafted_tokens"),
-            num_accepted_tokens=self.total("num_accepted_tokens"),
-            num_evicted_tokens=self.total("num_evicted_tokens"),
-            num_diverged_tokens=self.total("num_diverged_tokens"),
-            num_more_hits_1_5x=self.total("num_more_hits_1_5x"),
-            num_more_hits_2x=self.total("num_more_hits_2x"),
-            num_waiting=self.total("num_waiting"),
-            num_evicted=self.total("num_evicted"),
             num_kv_used=used,
             num_kv_blocks=num_blocks,
             kv_peak=peak,

@@ -269,7 +269,7 @@ def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
         explainer.take(message)
         state.apply(message)
     view = state.requests[5]
-    life = served_life(explainer.life, view)
+    life = served_life(explainer.waits.life, view)
     assert [life[0].cause, life[-1].cause] == ["front_end", "delivery"]
     assert {"queued", "prompt"} <= {piece.cause for piece in life}
     assert view.front is not None
@@ -277,7 +277,7 @@ def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
     assert life[-1].start_ns + life[-1].ns == view.front.last_out_ns
     for piece, following in pairwise(life):
         assert piece.start_ns + piece.ns == following.start_ns
-    assert served_life(explainer.life, replace(view, front=None)) == explainer.life
+    assert served_life(explainer.waits.life, replace(view, front=None)) == explainer.waits.life
 
 
 def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Path) -> None:

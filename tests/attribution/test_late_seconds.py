@@ -80,6 +80,7 @@ def assert_events(history: History) -> list[SessionEvent]:
         if itl:
             assert stalls.number == len(itl)
             assert sorted(each.step for each in stalls.longest) == [each.step for each in itl]
+            assert stalls.longest == sorted(stalls.longest, key=lambda each: (-each.ns, each.step))
     return events
 
 

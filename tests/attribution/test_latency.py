@@ -218,28 +218,6 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     ]
 
 
-def test_time_between_steps_is_not_blamed_on_a_request() -> None:
-    history = History()
-    for sequence, message in enumerate(
-        [
-            record(
-                0,
-                0,
-                10,
-                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-                arrived(1, 0, 8),
-                Admitted(1, 0),
-            ),
-            record(1, 500, 510, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
-        ]
-    ):
-        history.append(sequence, message)
-    stall = history.stall(1)
-    assert stall is not None
-    assert stall.cause == "between"
-    assert history.stall(0) is None
-
-
 def status(time_ms: int, state: EngineState) -> EngineStatus:
     return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
 
@@ -294,31 +272,6 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
     assert (breach.step, breach.is_excused) == (2, False)
     told = [event.text for event in history.events(kinds=frozenset({"engine"}))]
     assert told == ["the engine was paused", "the engine goes on after 5.0 s of pause"]
-
-
-def test_a_prefill_only_step_between_two_decodes_is_the_cause_of_their_gap() -> None:
-    """Batching that never mixes the two phases stalls decodes in the step before."""
-    history = History()
-    for sequence, message in enumerate(
-        [
-            record(
-                0,
-                0,
-                10,
-                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-                arrived(1, 0, 8),
-                Admitted(1, 0),
-            ),
-            record(1, 10, 110, [BatchRow(2, PREFILL, 0, 512, 0, 32, 0)], arrived(2, 9, 600)),
-            record(2, 110, 120, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
-        ]
-    ):
-        history.append(sequence, message)
-    stall = history.stall(2)
-    assert stall is not None
-    assert stall.main is not None
-    assert stall.cause == "left_out"
-    assert (stall.main.step, stall.main.request_id, stall.main.num_tokens) == (1, 2, 512)
 
 
 def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:

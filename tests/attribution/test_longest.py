@@ -1,7 +1,5 @@
 """The longest waits in memory are found among any number, without the forgotten ones."""
 
-from itertools import groupby
-
 import pytest
 
 from stepscope.recordings.attribution.late_sweep import LateWait
@@ -10,40 +8,6 @@ from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
-
-
-def test_the_list_of_stalls_follows_new_and_forgotten_steps_and_service_levels() -> None:
-    history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=200)
-    for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
-        if sequence % 150 == 0:
-            _assert_longest(history)
-    history.set_slo(SLO(ttft_ms=30.0, itl_ms=9.0))
-    _assert_longest(history)
-    assert history.first_step is not None
-    assert history.first_step > 0
-    history.rewind(history.first_step + 50)
-    _assert_longest(history)
-
-
-def _assert_longest(history: History) -> None:
-    first, last = history.first_step, history.last_step
-    if first is None or last is None:
-        return
-    for until in (last, (first + last) // 2):
-        summaries = [each for each in history.summaries(first, until) if each is not None]
-        of_all = [
-            (each.tokens_ns // 10**9, -(each.max_itl_ns or 0), each.step, each.max_itl_request_id)
-            for each in summaries
-            if (each.max_itl_ns or 0) > history.slo.itl_ms * 1e6
-        ]
-        seconds = groupby(of_all, key=lambda each: each[0])
-        late = [min(each[1:] for each in second) for _, second in seconds]
-        assert late, "there is something to find"
-        found = history.stalls(until, 20)
-        assert found.number == len(late)
-        named = [(-each.ns, each.step, each.request_id) for each in found.longest]
-        assert named == sorted(late)[:20]
 
 
 def test_listed_late_tokens_equal_those_found_by_reading_every_step_in_memory() -> None:

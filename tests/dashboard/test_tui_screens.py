@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from textual import events
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
-from stepscope.recordings.attribution.causes import CAUSES, Piece
+from stepscope.recordings.attribution.causes import CAUSES, WORDS, Piece
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.session.time import navigator
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.views.cause_names import CAUSE_NAMES, SHORT_CAUSE_NAMES
 from stepscope.tui.views.charts import latency_charts
 from stepscope.tui.views.format import clock
 from stepscope.tui.views.frame import latency_windows
@@ -490,7 +489,7 @@ def test_unreported_values_are_unknown_and_never_zero(
 
 def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
     assert set(CAUSE_GLYPHS) == set(CAUSES)
-    assert set(CAUSE_NAMES) == set(SHORT_CAUSE_NAMES) == set(CAUSES)
+    assert set(WORDS) == set(CAUSES)
     assert all(Piece(cause, 1, 1, 1).text and Piece(cause, 1, 1, 1).short for cause in CAUSES)
     glyphs = [glyph for glyph, _ in CAUSE_GLYPHS.values()]
     assert len(set(glyphs)) == len(glyphs)

@@ -243,39 +243,6 @@ def test_a_step_that_contradicts_the_one_before_it_is_skipped(
         assert found.gaps
 
 
-def test_finding_a_step_reads_few_chunks_of_the_file_however_uneven_they_are(
-    tmp_path: Path,
-) -> None:
-    class Chunks:
-        """Chunks with random numbers of steps."""
-
-        def __init__(self) -> None:
-            rng = random.Random(1)
-            self.firsts = [0]
-            for _ in range(2_000):
-                self.firsts.append(self.firsts[-1] + rng.choice((1, 5, 300, 20_000)))
-            self.num_looks = 0
-
-        def __len__(self) -> int:
-            return len(self.firsts)
-
-        def first_step(self, number: int) -> int | None:
-            self.num_looks += 1
-            return self.firsts[number]
-
-    from stepscope.recordings.file.step_index import StepIndex
-
-    rng = random.Random(2)
-    for _ in range(20):
-        chunks = Chunks()
-        index = StepIndex(chunks, 0, chunks.firsts[-1] + 10)  # type: ignore[arg-type]
-        for _ in range(5):
-            step = rng.randrange(chunks.firsts[-1] + 10)
-            expected = sum(first <= step for first in chunks.firsts)
-            assert index.num_chunks_up_to(step) == expected
-        assert chunks.num_looks <= 5 * 18
-
-
 def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is_done(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,34 +282,6 @@ def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is
         assert history.record(step) == record
     finally:
         go_on.set()
-        source.stop()
-
-
-def test_after_a_seek_the_screen_is_filled_before_the_latency_windows_are(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = 3 * WINDOW_STEPS
-    step = NUM_STEPS - 20
-    held: list[int] = []
-
-    def noted(recording: Recording, like: History, *rest: Any) -> History | None:
-        if like.last_step == step:
-            assert like.is_short
-            held.append(like.num_steps)
-        return windows(recording, like, *rest)
-
-    monkeypatch.setattr("stepscope.recordings.replay.reach.windows", noted)
-    source = ReplaySource(Recording(recorded), playing=False)
-    source.show(shown)
-    source.start()
-    try:
-        assert source.wait()
-        source.seek(step)
-        assert source.wait()
-        assert held == [shown]
-        assert source.history.num_steps > shown
-        assert not source.history.is_short
-    finally:
         source.stop()
 
 

@@ -1,13 +1,12 @@
 """Prepending earlier steps to memory gives the history that reading from the start would give."""
 
 import random
-import threading
 
 import pytest
 
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, Mark, StepRecord, Telemetry
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.copied import copied
@@ -181,26 +180,6 @@ def test_a_request_aborted_before_the_first_step_in_memory_has_a_lane_that_shows
     assert later.prepend(from_message(100, cut + 1))
     steps = steps_of(whole)
     assert lanes_of(later, steps[0], steps[-1]) == lanes_of(whole, steps[0], steps[-1])
-
-
-def test_readers_do_not_wait_while_latencies_of_prepended_steps_are_ranked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    later = from_message(500)
-    read: list[int | None] = []
-
-    def after(latencies: Latencies, earlier: Latencies) -> Latencies:
-        reader = threading.Thread(target=lambda: read.append(later.first_step))
-        reader.start()
-        reader.join(60)
-        return ranked(latencies, earlier)
-
-    ranked = Latencies.after
-    monkeypatch.setattr(Latencies, "after", after)
-    first = later.first_step
-    assert later.prepend(from_message(100, 501))
-    assert read == [first]
-    assert_like(later, from_message(100))
 
 
 @pytest.mark.parametrize("cut", [99, 101])

@@ -46,22 +46,19 @@ def test_an_alert_rule_has_a_metric_a_comparison_a_threshold_and_a_duration() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "problem"),
+    ("text", "problem"),
     [
-        ("itl_p98 > 50ms", 0, "no figure is called itl_p98; there is itl_p9"),
-        ("itl_p99 50ms", 8, "expected one of"),
-        ("itl_p99 > fast", 10, "expected a number"),
-        ("itl_p99 > 50ms during 3s", 15, "expected 'for 30s' or nothing"),
-        ("itl_p99 > 50ms for 30", 15, "expected 'for 30s' or nothing"),
-        ("queue_age > 5ms2", 15, "expected 'for 30s' or nothing"),
+        ("itl_p98 > 50ms", "no figure is called itl_p98; there is itl_p9"),
+        ("itl_p99 50ms", "expected one of"),
+        ("itl_p99 > fast", "expected a number"),
+        ("itl_p99 > 50ms during 3s", "expected 'for 30s' or nothing"),
+        ("itl_p99 > 50ms for 30", "expected 'for 30s' or nothing"),
+        ("queue_age > 5ms2", "queue_age takes s or ms, got ms2"),
     ],
 )
-def test_an_invalid_alert_rule_is_refused_with_the_position_of_the_error(
-    text: str, place: int, problem: str
-) -> None:
-    with pytest.raises(BoundError, match=problem) as refused:
+def test_an_invalid_alert_rule_is_refused_with_what_was_expected(text: str, problem: str) -> None:
+    with pytest.raises(BoundError, match=problem):
         parse_rule(text)
-    assert refused.value.place == place
 
 
 def test_the_config_file_holds_alert_rules_and_refuses_invalid_ones(
@@ -201,7 +198,7 @@ def test_watch_prints_each_change_of_an_alerts_state(
     assert done.stdout.count("FIRING") == 1
     refused = stepscope("watch", control, "--when", "silent < soon")
     assert refused.exit_code == 2
-    assert "at character 10: expected a number" in refused.stderr
+    assert "expected a number" in refused.stderr
     assert stepscope("watch", control).exit_code == 2  # no rule
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings import samples
-from stepscope.recordings.check.repair import repair
-from stepscope.recordings.check.strip import strip
+from stepscope.recordings.check.rewrite import rewrite
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
@@ -119,8 +118,8 @@ def test_repair_and_strip_keep_the_service_levels(
     path = recording("a", slo_itl_ms=12.0, slo_ttft_ms=900.0)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(path.read_bytes()[:-200])
-    repair(cut, tmp_path / "mended.mcap", lambda share: None)
-    strip(path, tmp_path / "stripped.mcap", lambda share: None)
+    rewrite(cut, tmp_path / "mended.mcap", lambda share: None)
+    rewrite(path, tmp_path / "stripped.mcap", lambda share: None, without_tokens=True)
     for each in (cut, tmp_path / "mended.mcap", tmp_path / "stripped.mcap"):
         assert carried(each) == {"slo_itl_ms": 12.0, "slo_ttft_ms": 900.0}
 

@@ -1,5 +1,6 @@
 """Figures by name are equal from memory, from a file and by hand; bounds can be set on them."""
 
+import re
 from collections import defaultdict
 from itertools import pairwise
 
@@ -114,24 +115,20 @@ def test_a_bound_is_parsed_with_its_unit(text: str, name: str, relation: str, va
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "problem"),
+    ("text", "problem"),
     [
-        ("", 1, "expected the name of a figure"),
-        ("itl_p98 > 50ms", 1, "no figure is called itl_p98; there is itl_p9"),
-        ("itl_p99 ~ 50ms", 9, "expected one of > >= < <= ="),
-        ("itl_p99 > fast", 11, "expected a number"),
-        ("itl_p99 > 50%", 13, "itl_p99 takes ms or s or us, got %"),
-        ("goodput < 95", 11, "write 95% or a number up to 1"),
-        ("preemptions = 3 a minute", 17, "nothing may follow the value, got 'a minute'"),
+        ("", "expected the name of a figure"),
+        ("itl_p98 > 50ms", "no figure is called itl_p98; there is itl_p9"),
+        ("itl_p99 ~ 50ms", "expected one of > >= < <= ="),
+        ("itl_p99 > fast", "expected a number"),
+        ("itl_p99 > 50%", "itl_p99 takes ms or s or us, got %"),
+        ("goodput < 95", "write 95% or a number up to 1"),
+        ("preemptions = 3 a minute", "nothing may follow the value, got 'a minute'"),
     ],
 )
-def test_an_invalid_bound_is_refused_with_the_position_of_the_error(
-    text: str, place: int, problem: str
-) -> None:
-    with pytest.raises(BoundError) as raised:
+def test_an_invalid_bound_is_refused_with_what_was_expected(text: str, problem: str) -> None:
+    with pytest.raises(BoundError, match=re.escape(problem)):
         parse_bound(text)
-    assert f"at character {place}: " in str(raised.value)
-    assert problem in str(raised.value)
 
 
 def test_a_bound_is_parsed_up_to_the_text_that_follows_it() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
-from stepscope.recordings.check.repair import repair
-from stepscope.recordings.check.strip import strip
+from stepscope.recordings.check.rewrite import rewrite
 from stepscope.recordings.export.export import export
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
@@ -122,8 +121,8 @@ def test_a_repaired_file_has_the_permissions_for_its_content_from_the_start(
         content[begin - 40 : begin + 20] = b"\xff" * 60
     path.write_bytes(content)
     path.chmod(EVERYBODY)
-    seen, look = watched(tmp_path, ".repairing")
-    repair(path, tmp_path / "new.mcap", look)
+    seen, look = watched(tmp_path, ".rewriting.part")
+    rewrite(path, tmp_path / "new.mcap", look)
     assert set(seen) == {expected}
     assert rights(tmp_path / "new.mcap") == expected
     with Recording(tmp_path / "new.mcap") as recording:
@@ -132,7 +131,7 @@ def test_a_repaired_file_has_the_permissions_for_its_content_from_the_start(
 
 def test_a_file_stripped_of_prompts_has_ordinary_permissions_again(tmp_path: Path) -> None:
     path = record(tmp_path / "a.mcap", TOLD)
-    assert strip(path, tmp_path / "b.mcap", nothing).had_tokens
+    assert rewrite(path, tmp_path / "b.mcap", nothing, without_tokens=True).had_tokens
     assert rights(tmp_path / "b.mcap") == EVERYBODY
 
 

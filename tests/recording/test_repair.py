@@ -22,8 +22,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
-from stepscope.recordings.check.repair import default_output, repair, what_is_wrong
-from stepscope.recordings.check.strip import strip
+from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import MessageFrame
@@ -35,7 +34,6 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.recordings.history.history import History
 from stepscope.tui.cli.recordings.verify import summary
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
@@ -196,12 +194,12 @@ def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_pat
             last = recording.last_step
             assert recording.truncated
             said = recording.message or ""
-        report = repair(path, tmp_path / f"mended-{length}.mcap", nothing)
+        report = rewrite(path, tmp_path / f"mended-{length}.mcap", nothing)
         if length >= small.end_of_data:
             assert "its index is cut off" in said
             assert "missing" not in said
             assert report.losses == []
-            assert (tmp_path / f"mended-{length}.mcap").read_bytes() == small.content
+            assert frames_of(tmp_path / f"mended-{length}.mcap") == small.frames
         else:  # whether more was to follow cannot be seen
             assert f"what came after step {last:,} is missing" in said
             assert len(report.losses) == 1
@@ -268,7 +266,7 @@ def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
     content[4135] ^= 1
     path.write_bytes(content)
     for read in (Recording, lambda path: verify(path, nothing)):
-        with pytest.raises(RecordingError, match=r"its only chunk \(byte 393, .* is damaged"):
+        with pytest.raises(RecordingError, match=r"damaged \(the chunk at byte 393\)"):
             read(path)
 
 
@@ -314,9 +312,9 @@ def test_a_repaired_file_is_complete_and_holds_every_readable_step(
     path.write_bytes(content)
     kept = frames_of(path)
     assert kept is not None
-    output = default_output(path)
+    output = default_output(path, "repaired")
     assert output == tmp_path / "broken.mcap"
-    report = repair(path, output, nothing)
+    report = rewrite(path, output, nothing)
     assert path.read_bytes() == content  # the old one is as it was
     assert frames_of(output) == kept
     assert what_is_wrong(output, nothing) is None
@@ -354,80 +352,25 @@ def test_steps_of_a_chunk_whose_head_is_lost_are_reported_as_lost(
     assert before is not None
     assert hit is not None
     assert after is not None
-    report = repair(path, tmp_path / "new.mcap", nothing)
+    report = rewrite(path, tmp_path / "new.mcap", nothing)
     assert report.losses == [Loss(before[1], after[0])]
     assert before[1] < hit[0] <= hit[1] < after[0]
     assert f"({hit[0]:,} to {hit[1]:,})" in "".join(summary(report, path))
 
 
-def test_steps_never_recorded_are_not_reported_as_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 20_000)
-    history = History()
-    for sequence, message in MESSAGES[:200]:
-        history.append(sequence, message)
-    writer = RecordingWriter(tmp_path / "late.mcap")
-    writer.start(history.snapshot())
-    for sequence, message in MESSAGES[200:500]:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    with Recording(writer.path) as recording:
-        first, chunks = recording.first_step, recording.index.chunks
-        assert recording.index.num_steps == writer.num_steps
-        following = recording.steps_in(1)
-    assert first is not None
-    assert first > 100
-    assert following is not None
-    content = bytearray(writer.path.read_bytes())
-    content[chunks[0].offset + 60] ^= 0xFF
-    writer.path.write_bytes(content)
-    output = tmp_path / "new.mcap"
-    report = repair(writer.path, output, nothing)
-    lost = f"lost: {following[0] - first:,} steps ({first:,} to {following[0] - 1:,})"
-    assert lost in summary(report, output)
-    writer.path.write_bytes(content[: chunks[-1].end])  # without what told how many there were
-    output.unlink()
-    lines = summary(repair(writer.path, output, nothing), output)
-    assert f"lost: up to {following[0]:,} steps (0 to {following[0] - 1:,})" in lines
-
-
-def test_the_damage_message_names_missing_steps_and_the_remedy(
+def test_the_damage_message_names_the_remedy(
     large: Written, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
-    path = tmp_path / "broken.mcap"
-    places, content = large.chunks, bytearray(large.content)
-
-    def told() -> tuple[str, list[int]]:
-        """What an export says of the whole file, and all readable steps."""
-        path.write_bytes(content)
-        (tmp_path / "broken.csv").unlink(missing_ok=True)
-        done = stepscope("export", str(path), "-o", str(tmp_path / "broken.csv"))
-        assert done.exit_code == 0, done.stderr
-        with Recording(path) as recording:
-            messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
-            assert recording.message is not None
-        steps = [each.step for each in messages if isinstance(each, wire.StepRecord)]
-        # A repair can still be requested, from the readable part.
-        assert f"stepscope: note: {recording.message}" == done.stderr.splitlines()[-1]
-        return recording.message, steps
-
-    num = len(places)
-    repair_it = "; 'stepscope verify --repair' makes a whole file of it"
-    content[places[2].offset + places[2].length // 2] ^= 0xFF
-    message, steps = told()
-    first, last = next((a + 1, b - 1) for a, b in itertools.pairwise(steps) if b > a + 1)
-    what = f"; steps {first:,} to {last:,} are missing"
-    assert message == f"broken.mcap: 1 of {num} chunks is damaged{what}{repair_it}"
-    content[places[-1].offset + places[-1].length // 2] ^= 0xFF
-    message, steps = told()
-    what += f"; what came after step {steps[-1]:,} is missing"
-    assert message == f"broken.mcap: 2 of {num} chunks are damaged{what}{repair_it}"
-    content[places[0].offset + places[0].length // 2] ^= 0xFF
-    message, steps = told()
-    missing = [step for a, b in itertools.pairwise(steps) for step in range(a + 1, b)]
-    what = f"{len(missing):,} steps from {missing[0]:,} to {missing[-1]:,} are missing"
-    assert f"3 of {num} chunks are damaged; {what}; what came after" in message
+    path, content = tmp_path / "broken.mcap", bytearray(large.content)
+    for place in (large.chunks[0], large.chunks[2]):
+        content[place.offset + place.length // 2] ^= 0xFF
+    path.write_bytes(content)
+    done = stepscope("export", str(path), "-o", str(tmp_path / "broken.csv"))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"stepscope: note: broken.mcap: 2 of {len(large.chunks)} chunks are damaged; 'stepscope "
+        "verify' says what is missing; 'stepscope verify --repair' makes a whole file of it"
+    )
 
 
 def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: Path) -> None:
@@ -436,7 +379,7 @@ def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: P
     content[-100] ^= 0xFF
     path.write_bytes(content)
     assert "index is damaged" in (what_is_wrong(path, nothing) or "")
-    report = repair(path, tmp_path / "new.mcap", nothing)
+    report = rewrite(path, tmp_path / "new.mcap", nothing)
     assert report.losses == []
     assert frames_of(tmp_path / "new.mcap") == large.frames
     assert verify(tmp_path / "new.mcap", nothing).is_good
@@ -455,7 +398,7 @@ def test_repair_fixes_every_damage_that_verify_reports(small: Written, tmp_path:
         is_sound = verify(path, nothing).is_good
         assert is_sound == (what_is_wrong(path, nothing) is None), at
         if not is_sound:
-            repair(path, output, nothing)
+            rewrite(path, output, nothing)
             assert verify(output, nothing).is_good, at
             assert what_is_wrong(output, nothing) is None, at
             output.unlink()
@@ -468,7 +411,7 @@ def test_repairing_a_damaged_but_readable_chunk_loses_no_step(
     content = bytearray(large.content)
     content[large.chunks[-1].offset + 33] ^= 1  # of its checksum
     path.write_bytes(content)
-    assert repair(path, output, nothing).losses == []
+    assert rewrite(path, output, nothing).losses == []
     assert frames_of(output) == large.frames
 
 
@@ -479,18 +422,18 @@ def test_repair_overwrites_no_file_and_leaves_no_partial_one(
     path.write_bytes(large.content[:200_000])
     (tmp_path / "precious").write_text("precious")
     with pytest.raises(RecordingError, match="is there already"):
-        repair(path, tmp_path / "precious", nothing)
+        rewrite(path, tmp_path / "precious", nothing)
 
     def interrupt(share: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        repair(path, tmp_path / "new.mcap", interrupt)
+        rewrite(path, tmp_path / "new.mcap", interrupt)
     (tmp_path / "text.mcap").write_text("text")
     with pytest.raises(RecordingError, match="not a stepscope recording"):
-        repair(tmp_path / "text.mcap", tmp_path / "new.mcap", nothing)
+        rewrite(tmp_path / "text.mcap", tmp_path / "new.mcap", nothing)
     assert sorted(os.listdir(tmp_path)) == ["a.mcap", "precious", "text.mcap"]
-    assert default_output(path) == tmp_path / "a-repaired.mcap"
+    assert default_output(path, "repaired") == tmp_path / "a-repaired.mcap"
 
 
 def damaged(content: bytes, *places: ChunkPlace) -> bytes:
@@ -507,13 +450,13 @@ def test_steps_lost_in_a_repair_are_noted_in_the_file_and_not_counted_as_a_probl
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
     path.write_bytes(damaged(large.content, large.chunks[3], large.chunks[7]))
     assert not verify(path, nothing).is_good
-    found = repair(path, output, nothing)
+    found = rewrite(path, output, nothing)
     assert len(found.losses) == 2
     report = verify(output, nothing)
     assert [check for check in report.checks if not check.is_good] == []
     assert report.num_lost_messages > 0
     assert report.losses == found.losses
-    num_lost = sum(loss.num_known or 0 for loss in found.losses)
+    num_lost = sum((b.before_step or 0) - (b.after_step or 0) - 1 for b in found.losses)
     num_written = sum(frame.topic == b"step" for frame in large.frames)
     assert num_lost == num_written - report.num_steps
     done = stepscope("verify", str(output))
@@ -526,13 +469,13 @@ def test_steps_lost_in_a_repair_are_noted_in_the_file_and_not_counted_as_a_probl
     path.write_bytes(output.read_bytes()[:-20])
     assert verify(path, nothing).losses == found.losses
     # Nor does what is done to the repaired file later.
-    strip(output, tmp_path / "stripped.mcap", nothing)
+    rewrite(output, tmp_path / "stripped.mcap", nothing, without_tokens=True)
     assert verify(tmp_path / "stripped.mcap", nothing).is_good
     with Recording(output) as recording:
         places = recording.index.chunks
     path.write_bytes(damaged(output.read_bytes(), places[3], places[10], places[-1]))
     assert not verify(path, nothing).is_good
-    again = repair(path, tmp_path / "again.mcap", nothing)
+    again = rewrite(path, tmp_path / "again.mcap", nothing)
     report = verify(tmp_path / "again.mcap", nothing)
     assert report.is_good
     assert found.losses[1] in report.losses  # the first is a part of what was lost now
@@ -547,7 +490,7 @@ def test_a_gap_that_no_repair_noted_stays_a_problem_of_a_repaired_file(
 ) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
     path.write_bytes(damaged(large.content, large.chunks[3]))
-    repair(path, output, nothing)
+    rewrite(path, output, nothing)
     with Recording(output) as recording:
         places = recording.index.chunks
         frames = [frame for frame, _ in recording.frames()]
@@ -630,7 +573,7 @@ def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(
         assert recording.last_step + 1 >= num_safe
         steps = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
         assert len(steps) == recording.last_step + 1
-    report = repair(recording.opened_path, path, nothing)
+    report = rewrite(recording.opened_path, path, nothing)
     assert report.num_steps == len(steps)
     assert verify(path, nothing).is_good
 
@@ -716,7 +659,7 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
         assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))  # type: ignore[union-attr]
     # A repair that finds the disk full leaves nothing behind either.
     with limited_files(1000), pytest.raises(RecordingError, match="cannot write"):
-        repair(recording.opened_path, tmp_path / "new.mcap", nothing)
+        rewrite(recording.opened_path, tmp_path / "new.mcap", nothing)
     assert os.listdir(tmp_path) == ["full.mcap.part"]
 
 

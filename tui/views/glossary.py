@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
+from stepscope.recordings.attribution.causes import WORDS
 from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND
 
 
@@ -126,7 +126,7 @@ GLYPHS: dict[str, tuple[GlyphMeaning, ...]] = {
     "Charts and lanes": tuple(GlyphMeaning(*entry) for entry in LEGEND),
     "KV map": tuple(GlyphMeaning(*entry) for entry in KV_LEGEND),
     "Why a token was late": tuple(
-        GlyphMeaning(*glyph, SHORT_CAUSE_NAMES[cause]) for cause, glyph in CAUSE_GLYPHS.items()
+        GlyphMeaning(*glyph, WORDS[cause].label) for cause, glyph in CAUSE_GLYPHS.items()
     ),
     "Figures and lists": _OTHERS,
 }

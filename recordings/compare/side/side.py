@@ -132,9 +132,7 @@ class Side:
         self._slices = RunSlices(slo)
         self._points = StepPoints()
         self._new = NewRows()  # not in them yet
-        self._lost: list[
-            int
-        ] = []  # of these, the places of steps before which messages are missing
+        self._lost: list[int] = []  # of these, places of steps before which messages are missing
         self._is_lost = False
         self._follower = RunFollower(slo, past) if isinstance(past, SessionState) else past
         self._follower.explainer.late.clear()  # those waits ended before this run

@@ -21,10 +21,9 @@ from typing import IO
 from mcap.data_stream import ReadDataStream
 from mcap.exceptions import McapError
 from mcap.opcode import Opcode
-from mcap.records import Channel, Header, Metadata, MetadataIndex, Statistics
+from mcap.records import Header, Metadata, MetadataIndex, Statistics
 
-from stepscope.engine.protocol import wire
-from stepscope.recordings.file.mcap.format import PACKED_STEP, PROFILE
+from stepscope.recordings.file.mcap.format import PROFILE
 from stepscope.recordings.file.mcap.sink import CHUNK_HEAD, COMPRESSION, MAGIC, RECORD, UNFINISHED
 
 _SEARCH_BYTES = 1 << 20
@@ -85,7 +84,6 @@ def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
 
 BEING_WRITTEN = "it is being written right now"
 
-_STEPS = frozenset((wire.TOPICS[wire.StepRecord].decode(), PACKED_STEP))
 _FOOTER = struct.Struct("<BQQQI")
 _CHUNK_INDEX = struct.Struct("<QQQQI")  # times, place and length of the chunk, size of a map
 _MAX_PREAMBLE_BYTES = 1 << 20  # larger records about the file are not read
@@ -123,8 +121,7 @@ class McapIndex:
     was_closed: bool = True
     num_lost_bytes: int = 0  # bytes that belong to no record, in a file that was walked
     lost_at: list[int] = field(default_factory=list)  # where each stretch of such bytes begins
-    num_messages: int | None = None  # from the summary, as `num_steps`; None without one
-    num_steps: int | None = None
+    num_messages: int | None = None  # from the summary; None without one
 
     @property
     def is_complete(self) -> bool:
@@ -245,7 +242,6 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
     """
     position = 0
     metadata: list[int] = []
-    step_channels: set[int] = set()
     while position < len(summary):
         opcode, length = RECORD.unpack_from(summary, position)
         position += RECORD.size
@@ -254,17 +250,9 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
             if offset + chunk_length > size:
                 raise ValueError("a chunk beyond the end of the file")
             index.chunks.append(ChunkPlace(offset, chunk_length, start_ns, end_ns))
-        elif opcode in (Opcode.CHANNEL, Opcode.STATISTICS):
+        elif opcode == Opcode.STATISTICS:
             body = ReadDataStream(io.BytesIO(summary[position : position + length]))
-            if opcode == Opcode.CHANNEL:
-                channel = Channel.read(body)
-                if channel.topic in _STEPS:
-                    step_channels.add(channel.id)
-            else:  # statistics come after the channels
-                statistics = Statistics.read(body)
-                index.num_messages = statistics.message_count
-                counts = statistics.channel_message_counts
-                index.num_steps = sum(counts.get(each, 0) for each in step_channels)
+            index.num_messages = Statistics.read(body).message_count
         elif opcode == Opcode.METADATA_INDEX:
             body = ReadDataStream(io.BytesIO(summary[position : position + length]))
             metadata.append(MetadataIndex.read(body).offset)

@@ -151,58 +151,22 @@ class McapSink:
         self._stream.seek(self._begin)
         self._stream.write(self._head(end - self._begin - RECORD.size))
         self._stream.seek(end)
-        times_ns = self._start_ns, self._end_ns
-        self._index_chunk(self._begin, times_ns, self._num_compressed, self.num_chunk_bytes, index)
-        self.num_chunk_bytes = 0
-
-    def copy_chunk(
-        self,
-        chunk: bytes,
-        times_ns: tuple[int, int],
-        num_messages: Mapping[int, int],
-        index: bytes | None,
-    ) -> None:
-        """Append a chunk of another file unchanged.
-
-        Args:
-            chunk: its whole record. It must name the same channels as this file, or none.
-            times_ns: times of its first and last message.
-        """
-        num_bytes, checksum = CHUNK_HEAD.unpack_from(chunk)[4:6]
-        self.end_chunk()
-        begin = self._stream.tell()
-        num_compressed = len(chunk) - CHUNK_HEAD.size
-        head = _chunk_head(len(chunk) - RECORD.size, times_ns, num_bytes, checksum, num_compressed)
-        self._stream.write(head)
-        self._stream.write(chunk[CHUNK_HEAD.size :])
-        self._index_chunk(begin, times_ns, num_compressed, num_bytes, index)
-        for channel_id, count in num_messages.items():
-            self._num_messages[channel_id] += count
-
-    def _index_chunk(
-        self,
-        begin: int,
-        times_ns: tuple[int, int],
-        num_compressed: int,
-        num_bytes: int,
-        index: bytes | None,
-    ) -> None:
-        end = self._stream.tell()
         self._chunks.append(
             ChunkIndex(
-                chunk_start_offset=begin,
-                chunk_length=end - begin,
+                chunk_start_offset=self._begin,
+                chunk_length=end - self._begin,
                 compression=COMPRESSION,
-                compressed_size=num_compressed,
-                uncompressed_size=num_bytes,
-                message_start_time=times_ns[0],
-                message_end_time=times_ns[1],
+                compressed_size=self._num_compressed,
+                uncompressed_size=self.num_chunk_bytes,
+                message_start_time=self._start_ns,
+                message_end_time=self._end_ns,
                 message_index_offsets={},
                 message_index_length=0,
             )
         )
+        self.num_chunk_bytes = 0
         if index is not None:
-            time_ns = times_ns[1]
+            time_ns = self._end_ns
             record = _encoded(Attachment(time_ns, time_ns, INDEX_NAME, INDEX_TYPE, index))
             self._stream.write(record)
             self._attachments.append(
@@ -268,9 +232,10 @@ class McapSink:
             self._stream.write(compressed)
 
     def _head(self, length: int) -> bytes:
-        times_ns = self._start_ns, self._end_ns
-        return _chunk_head(
-            length, times_ns, self.num_chunk_bytes, self._checksum, self._num_compressed
+        name = COMPRESSION.encode()
+        return CHUNK_HEAD.pack(
+            *(Opcode.CHUNK, length, self._start_ns, self._end_ns),
+            *(self.num_chunk_bytes, self._checksum, len(name), name, self._num_compressed),
         )
 
     def _statistics(self) -> Statistics:
@@ -285,15 +250,6 @@ class McapSink:
             metadata_count=len(self._metadata),
             schema_count=0,
         )
-
-
-def _chunk_head(
-    length: int, times_ns: tuple[int, int], num_bytes: int, checksum: int, num_compressed: int
-) -> bytes:
-    name = COMPRESSION.encode()
-    return CHUNK_HEAD.pack(
-        Opcode.CHUNK, length, *times_ns, num_bytes, checksum, len(name), name, num_compressed
-    )
 
 
 def _encoded(*records: McapRecord) -> bytes:

@@ -134,7 +134,7 @@ class RecordingFile:
         self._open_sink().add_metadata(PROFILE, self._said)
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Add another metadata record. Call it after `begin` and before the first message."""
+        """Add another metadata record. Call it after `begin`, not while a chunk is open."""
         self._open_sink().add_metadata(name, values)
 
     def say(self, metadata: Mapping[str, str]) -> None:

@@ -5,12 +5,11 @@ the ITL level. Only requests that were observed from arrival to end are judged. 
 operator had paused the engine does not count.
 """
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
+from stepscope.recordings.state.series.latency_samples import TimedRows
 from stepscope.recordings.state.session import SessionState
 
 _SPARE = 1024  # entries beyond the live requests before stale ones are removed
@@ -23,25 +22,11 @@ class KeptLevels(NamedTuple):
     num_kept: int
 
 
-class FinishedRequests:
-    """One entry per finished request, in order of time. Only one thread may write."""
+class FinishedRequests(TimedRows):
+    """One row per finished request: its TTFT, longest gap, and the floor of gaps."""
 
     def __init__(self) -> None:
-        self._times = array("q")
-        self._ttft_ns = array("q")
-        self._worst_ns = array("q")
-        self._floor_ns = array("q")
-
-    def add(self, time_ns: int, request: FinishedRequest) -> None:
-        """Append a request.
-
-        If `time_ns` is earlier than the time of the last entry, the latter is used, to keep the
-        order.
-        """
-        self._times.append(max(time_ns, self._times[-1]) if self._times else time_ns)
-        self._ttft_ns.append(request.ttft_ns)
-        self._worst_ns.append(request.worst_itl_ns)
-        self._floor_ns.append(request.floor_ns)
+        super().__init__(len(FinishedRequest._fields))
 
     def kept(self, ttft_ms: float, itl_ms: float) -> KeptLevels:
         """Count the requests that were judged, and those that met these service levels.
@@ -51,45 +36,13 @@ class FinishedRequests:
         """
         ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
         num_judged = num_kept = 0
-        for ttft, worst, floor in zip(self._ttft_ns, self._worst_ns, self._floor_ns, strict=True):
+        for _, ttft, worst, floor in self:
             if ttft > ttft_ns or worst > itl_ns:
                 num_judged += 1
             elif floor <= itl_ns:
                 num_judged += 1
                 num_kept += 1
         return KeptLevels(num_judged, num_kept)
-
-    def cut(self, start_ns: int, end_ns: int) -> "FinishedRequests":
-        """A copy of the requests that finished in (start_ns, end_ns]."""
-        first, last = bisect_right(self._times, start_ns), bisect_right(self._times, end_ns)
-        part = FinishedRequests()
-        for into, column in zip(part._columns, self._columns, strict=True):
-            into.extend(column[first:last])
-        return part
-
-    def after(self, earlier: "FinishedRequests") -> "FinishedRequests":
-        """A new object with the requests of `earlier`, then those of `self`. Neither is changed."""
-        whole = FinishedRequests()
-        for into, before, column in zip(
-            whole._columns, earlier._columns, self._columns, strict=True
-        ):
-            into.extend(before)
-            into.extend(column)
-        return whole
-
-    def forget_before(self, time_ns: int) -> None:
-        num_old = bisect_left(self._times, time_ns)
-        for column in self._columns:
-            del column[:num_old]
-
-    def forget_after(self, time_ns: int) -> None:
-        num_kept = bisect_right(self._times, time_ns)
-        for column in self._columns:
-            del column[num_kept:]
-
-    @property
-    def _columns(self) -> "tuple[array[int], ...]":
-        return self._times, self._ttft_ns, self._worst_ns, self._floor_ns
 
 
 class RequestWatch:

@@ -143,7 +143,7 @@ class Latencies:
         for kind, ns, number, _ in waits_in(applied):
             self.of[kind].add(now_ns, ns, number)
         for finished in applied.outcome.finished:
-            self.finished.add(now_ns, finished)
+            self.finished.append(now_ns, *finished)
 
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""

@@ -1,10 +1,12 @@
-"""`Samples`: weighted samples in order of time, with exact percentiles of any window."""
+"""`TimedRows`: numbers by time; `Samples`: latencies, with exact percentiles of any window."""
 
+import copy
 import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Self
 
 
 def bounded(value: int) -> int:
@@ -39,72 +41,83 @@ class Ranked:
         return [int(value) for value in self._values[places]]
 
 
-class Samples:
-    """Weighted samples by time. One thread writes; readers hold its lock or use a `cut`."""
+class TimedRows:
+    """Rows of whole numbers in order of time.
 
-    def __init__(self) -> None:
-        self._times = array("q")
-        self._values = array("q")
-        self._weights = array("q")
+    One thread writes; readers hold its lock or use a `cut`.
+
+    Args:
+        num_columns: how many numbers a row has besides its time.
+    """
+
+    def __init__(self, num_columns: int) -> None:
+        self._columns = [array("q") for _ in range(1 + num_columns)]
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self._columns[0])
 
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Time, value and weight of each sample."""
-        return zip(self._times, self._values, self._weights, strict=True)
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """The time and the numbers of each row."""
+        return zip(*self._columns, strict=True)
 
-    def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
-        """Append a sample.
+    def append(self, time_ns: int, *values: int) -> None:
+        """Add a row. To keep the order, its time is at least that of the last one."""
+        times = self._columns[0]
+        row = max(time_ns, times[-1]) if times else time_ns, *values
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
 
-        If its time is earlier than the time of the last entry, the latter is used, to keep the
-        order.
-        """
-        times = self._times
-        times.append(max(time_ns, times[-1]) if times else time_ns)
-        self._values.append(bounded(value_ns))
-        self._weights.append(weight)
+    def after(self, earlier: Self) -> Self:
+        """A new object with the rows of `earlier`, then those of `self`. Neither is changed."""
+        columns = [a + b for a, b in zip(earlier._columns, self._columns, strict=True)]
+        return self._with([array("q", accumulate(columns[0], max)), *columns[1:]])
 
-    def after(self, earlier: "Samples") -> "Samples":
-        """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
-        whole = Samples()
-        whole._times = array("q", accumulate(earlier._times + self._times, max))
-        whole._values = earlier._values + self._values
-        whole._weights = earlier._weights + self._weights
-        return whole
+    def cut(self, start_ns: int, end_ns: int) -> Self:
+        """A copy of the rows with times in (start_ns, end_ns]."""
+        first, last = (bisect_right(self._columns[0], each) for each in (start_ns, end_ns))
+        return self._with([column[first:last] for column in self._columns])
 
     def forget_before(self, time_ns: int) -> None:
-        num_old = bisect_left(self._times, time_ns)
-        for column in (self._times, self._values, self._weights):
+        num_old = bisect_left(self._columns[0], time_ns)
+        for column in self._columns:
             del column[:num_old]
 
     def forget_after(self, time_ns: int) -> None:
-        num_kept = bisect_right(self._times, time_ns)
-        for column in (self._times, self._values, self._weights):
+        num_kept = self.num_until(time_ns)
+        for column in self._columns:
             del column[num_kept:]
 
-    def cut(self, start_ns: int, end_ns: int) -> "Samples":
-        """A copy of the samples in (start_ns, end_ns]."""
-        first = bisect_right(self._times, start_ns)
-        last = bisect_right(self._times, end_ns)
-        part = Samples()
-        part._times = self._times[first:last]
-        part._values = self._values[first:last]
-        part._weights = self._weights[first:last]
-        return part
+    def num_until(self, time_ns: int) -> int:
+        """Number of rows up to and including a time."""
+        return bisect_right(self._columns[0], time_ns)
+
+    def _with(self, columns: "list[array[int]]") -> Self:
+        other = copy.copy(self)
+        other._columns = columns
+        return other
+
+
+class Samples(TimedRows):
+    """Weighted samples by time."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def add(self, time_ns: int, value_ns: int, weight: int = 1) -> None:
+        """Append a sample, like `append` but in half the time: every step has several."""
+        times, values, weights = self._columns
+        times.append(max(time_ns, times[-1]) if times else time_ns)
+        values.append(bounded(value_ns))
+        weights.append(weight)
 
     def num_above(self, start_ns: int, end_ns: int, value: float) -> int:
         """Weight of the samples in (start_ns, end_ns] that exceed a value."""
         part = self.cut(start_ns, end_ns).ranked()
         return 0 if part is None else part.count - part.num_up_to(value)
 
-    def num_until(self, time_ns: int) -> int:
-        """Number of entries up to and including a time."""
-        return bisect_right(self._times, time_ns)
-
     def ranked(self, first: int = 0, last: int | None = None) -> Ranked | None:
         """The samples in the places [first, last), ranked by value; None if there are none."""
-        values, weights = self._values[first:last], self._weights[first:last]
+        _, values, weights = (column[first:last] for column in self._columns)
         return Ranked(values, weights) if values else None
 
     def worst(self, start_ns: int, end_ns: int, slices: int) -> list[int | None]:
@@ -112,12 +125,13 @@ class Samples:
 
         Slices end at multiples of their width, so that they do not shift as time goes on.
         """
+        times, values, _ = self._columns
         worst: list[int | None] = []
         width_ns = max(1, (end_ns - start_ns) // slices)
         newest_ns = -(-end_ns // width_ns) * width_ns
-        first = bisect_right(self._times, newest_ns - width_ns * slices)
+        first = bisect_right(times, newest_ns - width_ns * slices)
         for number in range(slices - 1, -1, -1):
-            last = bisect_right(self._times, min(newest_ns - width_ns * number, end_ns), first)
-            worst.append(max(self._values[first:last], default=None))
+            last = bisect_right(times, min(newest_ns - width_ns * number, end_ns), first)
+            worst.append(max(values[first:last], default=None))
             first = last
         return worst

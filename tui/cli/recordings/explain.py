@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.causes import WORDS, Late, Piece
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
@@ -24,7 +24,6 @@ from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import misses_text
-from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
@@ -227,7 +226,7 @@ def _shares(found: Explanation) -> list[str]:
     total = sum(share.ns for share in found.shares)
     rows = [
         [
-            CAUSE_NAMES[share.cause],
+            WORDS[share.cause].name,
             f"{share.num_late:,}",
             f"{share.ns / 1e6:,.0f} ms",
             f"{share.ns / total:.1%}",

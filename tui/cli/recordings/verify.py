@@ -4,8 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.recordings.check.repair import RepairReport, default_output, repair, what_is_wrong
-from stepscope.recordings.check.strip import strip
+import msgspec
+
+from stepscope.recordings.check.rewrite import (
+    RewriteReport,
+    default_output,
+    rewrite,
+    what_is_wrong,
+)
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
@@ -78,7 +84,7 @@ def _document(report: VerifyReport) -> dict[str, Any]:
         "last_step": report.last_step,
         "with_tokens": report.with_tokens,
         "service_levels": report.levels,
-        "left_out_by_repair": [loss._asdict() for loss in report.losses],
+        "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
         "checks": [
             {
                 "name": check.name,
@@ -129,9 +135,8 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
             return lambda share: progress(f"{what} {path.name}", share)
 
         if strip_tokens:
-            whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
-            target = chosen or whole.with_name(f"{whole.stem}-stripped{whole.suffix}")
-            done = strip(path, target, shown("stripping"))
+            target = chosen or default_output(path, "stripped")
+            done = rewrite(path, target, shown("stripping"), without_tokens=True)
             what = "without the prompts and outputs"
             what = what if done.had_tokens else "it held none to remove"
             say(f"{target}: {done.num_messages:,} messages, {file_size(done.num_bytes)}, {what}")
@@ -140,12 +145,12 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
         if wrong is None:
             say(f"{path} is whole: nothing to repair")
             return
-        target = chosen or default_output(path)
-        report = repair(path, target, shown("repairing"))
+        target = chosen or default_output(path, "repaired")
+        report = rewrite(path, target, shown("repairing"))
     say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
 
 
-def summary(report: RepairReport, target: Path) -> list[str]:
+def summary(report: RewriteReport, target: Path) -> list[str]:
     """Return lines on what was kept and what was lost."""
     chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
     if report.num_in_part:
@@ -159,7 +164,7 @@ def summary(report: RepairReport, target: Path) -> list[str]:
     return [*lines, f"{target}: {file_size(report.num_bytes)}"]
 
 
-def _steps(report: VerifyReport | RepairReport) -> str:
+def _steps(report: VerifyReport | RewriteReport) -> str:
     if report.first_step is None or report.last_step is None:
         return "no steps"
     return f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
@@ -168,17 +173,11 @@ def _steps(report: VerifyReport | RepairReport) -> str:
 def _loss(loss: Loss) -> str:
     """Say which steps are lost: 312 steps (100 to 411), or whatever came after step 4,000."""
     if loss.before_step is None:
-        what = "whatever came" if loss.num_steps is None else f"{loss.num_steps:,} steps"
         since = loss.after_step
-        return f"{what} {'from the first step on' if since is None else f'after step {since:,}'}"
-    upto = ""
-    if loss.after_step is not None:
-        first = loss.after_step + 1
-    elif loss.num_steps is not None:
-        first = loss.before_step - loss.num_steps
-    else:  # the first step is unknown: a recording may begin at any step of its engine
-        first, upto = 0, "up to "
-    num_steps = loss.before_step - first
-    if num_steps <= 0:
+        return f"whatever came {'' if since is None else f'after step {since:,}'}".strip()
+    if loss.after_step is None:
+        return f"whatever came before step {loss.before_step:,}"
+    first = loss.after_step + 1
+    if not (num_steps := loss.before_step - first):
         return f"no step, but messages before step {loss.before_step:,}"
-    return f"{upto}{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
+    return f"{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"

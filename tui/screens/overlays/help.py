@@ -6,10 +6,10 @@ from pathlib import Path
 
 from textual.geometry import Region
 
+from stepscope.recordings.attribution.causes import WORDS
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.action_table import GROUPS, Page, Place
 from stepscope.tui.settings.actions import Abilities
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
 from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
@@ -110,7 +110,7 @@ def _glyphs(page: Page, width: int) -> list[Line]:
     lines: list[Line] = []
     if page == "request":
         for cause, (glyph, style) in CAUSE_GLYPHS.items():
-            lines += _entry(glyph, style, SHORT_CAUSE_NAMES[cause], width)
+            lines += _entry(glyph, style, WORDS[cause].label, width)
         return lines
     for glyph, style, meaning in LEGEND:
         if page == "live" or glyph in _GLYPHS.get(page, _ON_BAR):

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.attribution.causes import Cause, Piece
+from stepscope.recordings.attribution.causes import WORDS, Cause, Piece
 from stepscope.recordings.attribution.front import served_life
 from stepscope.recordings.history.lives import Life
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
 from stepscope.tui.views.lines import Line, Run, joined
@@ -40,7 +39,7 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     total = max(1, sum(totals.values()))
     entries = [
         (
-            f"{CAUSE_GLYPHS[cause][0]} {SHORT_CAUSE_NAMES[cause]}",
+            f"{CAUSE_GLYPHS[cause][0]} {WORDS[cause].label}",
             f"{ns / total:.0%} {fmt.with_ms(ns / 1e6)}",
             "text",
         )

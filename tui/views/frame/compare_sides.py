@@ -5,10 +5,10 @@ A "side" is one of the two runs, A or B.
 
 from typing import Literal
 
+from stepscope.recordings.attribution.causes import WORDS
 from stepscope.recordings.compare.comparison import Comparison, SideWork
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.cause_names import CAUSE_NAMES
 from stepscope.tui.views.frame.compare_text import percent
 
 SIDES: tuple[Literal["a", "b"], ...] = ("a", "b")
@@ -76,7 +76,7 @@ def causes_of(found: Comparison, kind: str, side: Literal["a", "b"], limit: int 
         return "none" if known == 1 else "of unknown cause"
     mine = sorted(shares, key=lambda share: -(share.a_ns if side == "a" else share.b_ns))
     parts = [
-        f"{CAUSE_NAMES[share.cause]} {percent(spent_ns / total_ns)}"
+        f"{WORDS[share.cause].name} {percent(spent_ns / total_ns)}"
         for share in mine[:limit]
         if (spent_ns := share.a_ns if side == "a" else share.b_ns) >= total_ns / 100
     ]
