@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --name a\x07b", 2, "cannot name an engine"),
         ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),
         ("demo --headless --screenshot no/x.svg", 1, "no is not a folder"),
-        ("simulate w.json --num-blocks 1", 2, "--num-blocks: expected a whole number"),
+        ("simulate w.json --steps --num-blocks 1", 2, "--num-blocks: expected a whole number"),
         ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
         ("config --path dashboard", 2, "leave dashboard out"),
     ],

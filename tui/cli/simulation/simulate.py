@@ -18,6 +18,7 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
+    STDIN,
     EngineOptions,
     RunOptions,
     figure_lines,
@@ -27,7 +28,7 @@ from stepscope.tui.cli.simulation.runs import (
     open_work,
     run_once,
 )
-from stepscope.tui.cli.simulation.schedule import STDIN, cases_of, compare_cases, dry_run
+from stepscope.tui.cli.simulation.schedule import cases_of, compare_cases, print_steps
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import file_size
@@ -50,9 +51,8 @@ _TICK_S = 0.1
 def simulate(
     source: str | None = argument(
         "TRACE|FILE|mix",
-        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
-        "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
-        "[default: mix]",
+        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the load of the "
+        "options below; with --steps a workload (.json, or - for stdin)  [default: mix]",
     ),
     gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
     model: str | None = option(
@@ -85,7 +85,7 @@ def simulate(
         "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
     ),
     prints_steps: bool = flag(
-        "of a workload that counts in steps: one JSON line a step, no summary", "--steps/--summary"
+        "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"
     ),
     modes: str | None = option("all|MODE,...", "a table of these batching modes"),
     sweep: str | None = option(
@@ -105,24 +105,24 @@ def simulate(
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
 
-    A workload that counts in steps needs no step times: it is a JSON object with num_blocks,
-    requests (arrival_step, prompt_len, output_len each) and any knob by its name. Options override
-    it, but its budget changes in mid-run still happen.
+    --steps dry-runs the scheduler on a workload that counts in steps, without step times: a JSON
+    object with num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its
+    name. Options override it, but its budget changes in mid-run still happen.
     """
     engine = EngineOptions(
         gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
         None if overlap is None else overlap == "on",
     )  # fmt: skip
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    counts_steps = prints_steps or source == STDIN or (source or "").endswith(".json")
     cases = cases_of(modes, sweep)
-    if output is not None and (counts_steps or cases):
-        raise WrongUsage("--output: not with --modes, --sweep or a workload that counts in steps")
-    if counts_steps and source is None:
-        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
-    if counts_steps and source is not None:
-        dry_run(source, cases, prints_steps, engine, options, flags, as_json)
+    if prints_steps:
+        is_alone = not cases and output is None and runs == 1 and not as_json
+        print_steps(source, engine, flags, is_alone=is_alone)
         return
+    if source is not None and (source == STDIN or source.endswith(".json")):
+        raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
+    if output is not None and cases:
+        raise WrongUsage("--output: not with --modes or --sweep")
     is_alone = engine.gpu is None and engine.step_time is None
     if source is not None and is_alone and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
