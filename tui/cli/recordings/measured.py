@@ -15,6 +15,7 @@ from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said
 from stepscope.recordings.file.step_range import StepRange
@@ -142,8 +143,11 @@ def recorded(
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{chosen.name}.mcap"
         write_memory(history, path, lambda share: None, first=_first_of(history, seconds))
-        with Recording(path) as recording:
-            yield chosen.name, recording
+        try:
+            with Recording(path) as recording:
+                yield chosen.name, recording
+        except RecordingError as error:  # name the engine: its temporary file is gone soon
+            raise type(error)(str(error).replace(str(path), chosen.name)) from error
 
 
 def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
