@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recordings.samples import shipped
-from stepscope.tui.cli.lab.experiment import ArmRun
+from stepscope.tui.cli.lab.arms import ArmRun
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.lab import draw, lines, markdown
 
@@ -32,7 +32,7 @@ def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
 
 def test_the_shipped_samples_reproduce_the_freeze_experiment_of_the_lab(tmp_path: Path) -> None:
     paths = shipped()
-    runs = [ArmRun(name, paths[name], {}, []) for name in ("freeze", "chunked")]
+    runs = [ArmRun(name, paths[name], {}) for name in ("freeze", "chunked")]
     experiment = next(each for each in EXPERIMENTS if each.name == "freeze")
     finding = experiment.finding(runs)
     assert finding.verdict == "reproduced"
