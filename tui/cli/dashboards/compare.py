@@ -16,6 +16,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.samples import SHOWS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
@@ -43,7 +44,9 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     sections=("dashboard",),
 )
 def compare(
-    a: str = argument("A", "a recording, a shipped sample, or a live engine", default=...),
+    a: str = argument(
+        "A", f"a recording, a shipped sample ({', '.join(SHOWS)}), or a live engine", default=...
+    ),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
         "MARK",

@@ -17,6 +17,7 @@ from msgspec.structs import FieldInfo
 from typer.core import TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
+from stepscope.recordings.samples import SHOWS
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
@@ -246,13 +247,15 @@ As = Annotated[
     ),
 ]
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
-RecordingFile = Annotated[str, _argument("FILE", "a recording, or the name of a shipped sample")]
+_SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
+RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
 FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from")]
 LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until")]
 Target = Annotated[
     str | None,
     _argument(
-        "FILE|ENDPOINT", "a recording, a sample or an engine (default: the only local engine)"
+        "FILE|ENDPOINT",
+        f"a recording, {_SAMPLES} or an engine (default: the only local engine)",
     ),
 ]
 LastSeconds = Annotated[

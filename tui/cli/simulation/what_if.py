@@ -113,7 +113,8 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
     yield basis.model.in_words()[0]
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
-        f"should lie); the machine drifted by {found.drift:.1%} between windows"
+        f"should lie); the machine drifted by {found.drift:.1%} between windows; recorded: of the "
+        f"{basis.work.figures.num_requests:,} requests that finished"
     )
     yield ""
     cases = [found.again, *found.variants]
