@@ -22,9 +22,7 @@ from stepscope.engine.protocol.commands import Pause, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
-from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
-from stepscope.tui.cli.shared import connect as connecting
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
@@ -194,33 +192,6 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             yield address, process
         finally:
             process.kill()
-
-
-def test_a_key_for_an_engine_without_keys_gives_a_note(
-    keyless: tuple[str, object],
-    stepscope: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "")  # put back afterwards
-    key, endpoint = str(tmp_path / "alice.key"), keyless[0]
-    stepscope(
-        "keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys")
-    )
-    done = stepscope("snapshot", endpoint, "--key", key)
-    assert done.exit_code == 0
-    note = f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
-    assert done.stderr == note
-    assert stepscope("snapshot", endpoint).stderr == ""
-    assert stepscope("snapshot", "--audit", endpoint, "--key", key).stderr == note
-    monkeypatch.setattr(connecting, "find_local", lambda: [Endpoint.parse(endpoint)])
-    assert stepscope("snapshot", "--audit", "freeze", "--key", key).stderr == ""
-    assert (
-        stepscope("snapshot", "--audit", str(tmp_path / "other"), "--key", key).stderr.count(
-            "note:"
-        )
-        == 0
-    )
 
 
 def test_load_does_not_wait_for_an_engine_that_was_killed(

@@ -88,13 +88,10 @@ class CliCommand:
     def run(self, named: dict[str, Any]) -> Any:
         """Call the function with the options by name, as the command line gave them."""
         if self._takes_key:
-            from stepscope.tui.cli.shared.connect import note_unused_key, use_key
+            from stepscope.tui.cli.shared.connect import use_key  # loads sockets
 
             given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
             use_key({name: value for name, value in given.items() if value is not None})
-            if given["key"] is not None:
-                one = named.get("http_for") or named.get("endpoint") or named.get("target")
-                note_unused_key([each for each in named.get("endpoints") or [one] if each])
         if self._fields:
             values = {field.name: named.pop(field.name, None) for field in self._fields}
             named["flags"] = {name: value for name, value in values.items() if value is not None}
