@@ -31,14 +31,14 @@ def test_set_prints_old_and_new_value_and_the_effective_step(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
-    done = stepscope("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
+    done = stepscope("set", endpoint, "max_num_batched_tokens=512", "order=arrival")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "max_num_batched_tokens: 2048 -> 512",
         "order: decode_first -> arrival",
         "holds from step 0 (knobs version 1)",
     ]
-    again = stepscope("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
+    again = stepscope("set", endpoint, "max-num-batched-tokens=512")
     assert "nothing to change" in again.stdout
 
 
@@ -57,7 +57,7 @@ def test_set_with_an_invalid_value_changes_nothing(
 ) -> None:
     endpoint = live_engine.endpoint.control
     before = live_engine.core.scheduler.knobs
-    done = stepscope("set", "watermark=0.2", assignment, "--endpoint", endpoint)
+    done = stepscope("set", endpoint, "watermark=0.2", assignment)
     assert done.exit_code == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -66,11 +66,11 @@ def test_set_with_an_invalid_value_changes_nothing(
 
 def test_a_dry_run_of_set_changes_nothing(live_engine: Any, stepscope: Callable[..., Any]) -> None:
     endpoint = live_engine.endpoint.control
-    tried = stepscope("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
+    tried = stepscope("set", endpoint, "watermark=0.2", "--dry-run")
     assert tried.exit_code == 0
     assert "nothing was changed" in tried.stdout
     assert live_engine.core.scheduler.knobs.watermark == 0.0
-    assert stepscope("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
+    assert stepscope("set", endpoint, "watermark=0.1").exit_code == 0
     assert live_engine.core.scheduler.knobs.watermark == 0.1
 
 

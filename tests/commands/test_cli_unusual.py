@@ -41,10 +41,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
+        ("frobnicate", 2, "frobnicate"),
+        ("serve --modle demo", 2, "--modle"),
+        ("serve --block-size many", 2, "--block-size: expected a whole number"),
+        ("serve --dtype int3", 2, "--dtype: expected one of auto, float32"),
+        ("serve --watermark 0.9", 2, "of at most 0.5, got '0.9'"),
+        ("set", 2, "KNOB=VALUE"),
+        ("set budget", 2, "expected KNOB=VALUE, got 'budget'; an engine comes first; for example"),
+        ("set tcp://127.0.0.1:5555", 2, "got 'tcp://127.0.0.1:5555'; an engine comes first"),
+        ("set max_num_seqs=4 engine-0", 2, "got 'engine-0'; an engine comes first"),
+        ("set =3", 2, "expected KNOB=VALUE"),
+        ("set max-num-seqs=1 max_num_seqs=1", 2, "max_num_seqs is given twice"),
+        ("set max_num_seqs=8,order=arrival", 2, "change together: max_num_seqs=8 order=arrival"),
+        ("set max_num_seqs=8,16", 2, "one value at a time; 'stepscope what-if' tries several"),
+        ("demo --headless --screenshot x.jpg", 2, ".svg or .txt, got x.jpg"),
+        ("load --limit 5", 2, "--limit belongs to --trace"),
+        ("load --trace x.csv --rate 2", 2, "--rate describes a synthetic mix"),
+        ("load --seconds 0", 2, "--seconds: expected a number above 0"),
+        ("export freeze -o x.txt", 2, "let it end in .pftrace, .parquet, .csv, .jsonl, or"),
+        ("replay", 2, "FILE"),
+        ("replay freeze --at foo", 2, "invalid value for '--at': Input should be a valid integer"),
+        ("serve --http-for e --http foo", 2, "'foo' is not HOST:PORT"),
+        ("serve --http-for e --model demo", 2, "--model: with --http-for no engine"),
+        ("verify freeze -o x", 2, "--output: only with --repair"),
+        ("snapshot session.mcap", 2, "session.mcap is a recording: give --audit"),
+        ("serve --endpoint http://x", 2, "'http://x' is not ipc://PATH"),
+        ("serve --kv-memory 12QB", 2, "kv_memory is auto, a size"),
         ("verify ", 2, "expected the name of a recording, got ''"),
         ("verify dir.mcap", 1, "Is a directory"),
         ("snapshot ", 2, "'' is not ipc://PATH"),
-        ("set watermark=0.1 --endpoint ", 2, "'' is not ipc://PATH"),
         ("snapshot tcp://host:²", 2, "a port of 1..65534"),
         ("compare ok.mcap --mark ²", 2, "no mark or knob change '²'"),
         ("explain ok.mcap --request r²", 2, "expected a request such as r12"),
@@ -52,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"explain ok.mcap --slo-itl {MANY}s", 2, "expected a duration"),
         ("screenshot ok.mcap --request ² -o a.svg", 2, "expected a request such as r12"),
         ("screenshot ok.mcap -o no/a.svg", 1, "no/a.svg cannot be written: no is not a folder"),
-        ("plot ok.mcap -o a.svg --theme sepia", 2, "--theme: expected one of light, dark"),
+        ("plot ok.mcap -o a.svg --theme sepia", 2, "'sepia' is not one of 'light', 'dark'"),
         ("plot ok.mcap -o a.svg --from -5", 2, "--from: expected a step of at least 0"),
         ("plot ok.mcap -o a.svg --from 99999", 2, "none of them from 99,999 on"),
         ("export ok.mcap --to csv -o ", 2, "--output: expected the name of a file, got ''"),
@@ -88,7 +113,7 @@ def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
 def test_a_number_of_more_than_64_bits_is_not_sent(
     live_engine: Any, stepscope: Callable[..., Any], option: str
 ) -> None:
-    done = stepscope("set", "watermark=0.1", option, "--endpoint", live_engine.endpoint.control)
+    done = stepscope("set", live_engine.endpoint.control, "watermark=0.1", option)
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
     assert "a number in it has more than 64 bits; it was not sent" in done.stderr
     assert live_engine.core.knobs_version == 0

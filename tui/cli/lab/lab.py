@@ -1,4 +1,4 @@
-"""`stepscope lab`: lists the experiments, runs them, and reports what was found."""
+"""`stepscope lab`: lists the experiments, or runs them and reports what was found."""
 
 import platform
 import tempfile
@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-
-import typer
 
 from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -20,7 +18,7 @@ from stepscope.tui.cli.lab.arms import ArmRun, run_arm
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment
 from stepscope.tui.cli.lab.judges import LabFinding
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
+from stepscope.tui.cli.shared.options import argument, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -32,12 +30,13 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
 
 
 @command(
-    "stepscope lab run freeze",
-    "stepscope lab run prefix freeze --model smollm2",
-    "stepscope lab run --all -o lab/",
+    "stepscope lab",
+    "stepscope lab freeze",
+    "stepscope lab prefix freeze --model smollm2",
+    "stepscope lab --all -o lab/",
 )
-def run(
-    names: list[str] | None = argument("NAME...", "the experiments"),
+def lab(
+    names: list[str] | None = argument("NAME...", "the experiments (default: list them)"),
     runs_all: bool = flag("run all of them", "--all"),
     model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
     folder: str = option(
@@ -48,11 +47,18 @@ def run(
         default="",
     ),
 ) -> None:
-    """Run experiments: record each arm, and say whether the claim holds here.
+    """Try what the literature claims on this machine.
 
-    Each arm is a run of the same engine with other knobs. Figures come from the recordings.
+    Each arm of an experiment is a run of the same engine with other knobs, which is recorded; the
+    recordings say whether the claim holds here.
     """
-    chosen = _chosen(names or (), runs_all)
+    if not names and not runs_all:
+        for each in EXPERIMENTS:
+            say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}", "")
+        say("stepscope lab NAME runs one, stepscope lab --all runs all of them")
+        return
+    wanted = [name for name in names or () if name != "run"]  # as it was called: lab run NAME
+    chosen = _chosen(wanted, runs_all)
     with ExitStack() as stack, Progress() as progress:
         kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
         target = Path(kept)
@@ -193,22 +199,3 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": experiment.name}):  # the same file each time
         figure.savefig(path, metadata={"Date": None})
-
-
-def lab(context: typer.Context) -> None:
-    """List the experiments: what is claimed, and by whom."""
-    if context.invoked_subcommand is None:
-        for each in EXPERIMENTS:
-            say(
-                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
-            )
-        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
-
-
-commands = command_group(
-    "lab",
-    "Try what the literature claims on this machine.",
-    run,
-    alone=lab,
-    epilog=example("stepscope lab", "stepscope lab run freeze"),
-)

@@ -4,7 +4,6 @@ import codecs
 import errno
 import io
 import os
-import re
 import sys
 import traceback
 
@@ -13,11 +12,6 @@ import typer
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
-
-# What was expected, by the first word of a pydantic error type.
-_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-_CHOICES = re.compile(r"is not one of (.*)\.")  # of a Literal
 
 
 def write_what_encodings_lack() -> None:
@@ -80,15 +74,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message in the words of ours: no capital letter, no full stop."""
+    """Return typer's error message like ours: no capital letter, no full stop."""
     said = error.format_message().removesuffix(".")
-    errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
-    first = errors()[0] if errors is not None else {}
-    choices = _CHOICES.search(first.get("msg", ""))
-    expected = "one of " + choices[1].replace("'", "") if choices else None
-    if expected := expected or _EXPECTED.get(first.get("type", "").partition("_")[0]):
-        named = said.partition("'")[2].partition("'")[0]
-        return f"{named}: expected {expected}, got {first['input']!r}"
     return said[:1].lower() + said[1:]
 
 

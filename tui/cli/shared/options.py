@@ -52,7 +52,7 @@ class CliCommand:
         self._fields = [field for section in sections for field in _fields(section)]
         self._defaults, self._names = defaults or {}, names or {}
         self._takes_key = takes_key
-        self._rest = {"name": name, "epilog": example(*examples) if examples else None, **rest}
+        self._rest = {"name": name, "epilog": _example(examples), **rest}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         given = inspect.signature(self.body).bind_partial(*arguments, **named)
@@ -130,6 +130,10 @@ def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
     return [field for field in found if get_origin(base_and_meta(field)[0]) is not dict]
 
 
+def _example(lines: Sequence[str]) -> str | None:
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines) if lines else None
+
+
 def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that makes a function a `CliCommand`, which says what `rest` may be."""
     return lambda body: CliCommand(body, examples, **rest)
@@ -140,23 +144,15 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
         if words and self.get_command(context, words[0]) is None:
-            known = [name for name in self.commands if not self._is_hidden(name)]
-            path = context.command_path
-            near = known if len(known) == 1 else get_close_matches(words[0], known, 1, 0.5)
-            rest = f" {words[0]}" if len(known) == 1 else ""
-            hint = f": did you mean '{path} {near[0]}{rest}'?" if near else ""
+            path, near = context.command_path, get_close_matches(words[0], self.commands, 1, 0.5)
+            hint = f": did you mean '{path} {near[0]}'?" if near else ""
             see = f"(see '{path} --help')"
             raise WrongUsage(f"'{path}' has no command {words[0]!r}{hint} {see}")
         return super().resolve_command(context, words)
 
-    def _is_hidden(self, name: str) -> bool:
-        return isinstance(self.commands, dict) and bool(self.commands[name].hidden)
 
-
-def command_group(
-    name: str, help: str, *members: CliCommand, alone: Callable[..., Any] | None = None, **rest: Any
-) -> typer.Typer:
-    """Return a command that has others; its name alone prints its help, or calls `alone`."""
+def command_group(name: str, help: str, *members: CliCommand) -> typer.Typer:
+    """Return a command that has others; its name alone prints its help."""
     group = typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -165,7 +161,7 @@ def command_group(
         rich_markup_mode=None,
         context_settings={"max_content_width": 100},
     )
-    group.callback(invoke_without_command=True, **rest)(alone or _help_alone)
+    group.callback(invoke_without_command=True)(_help_alone)
     for each in members:
         each.add_to(group)
     return group
@@ -195,11 +191,6 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
         found.append(flag_of(name))
         found += [] if value is None else [str(value)]
     return found
-
-
-def example(*lines: str) -> str:
-    """Return the epilog of a command's help, with example command lines."""
-    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
 
 
 def argument(metavar: str, help: str, *, default: Any = None) -> Any:
