@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, RowFlag, StepRecord
-from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 
@@ -125,26 +124,6 @@ def test_explain_says_what_limited_the_steps_and_gives_advice(
     shares = f"{of_time[largest]:.0%} of the time in steps ({found['limits'][largest]:.0%} of steps"
     assert shares in limits
     assert sum(line.startswith("advice: ") for line in lines) == len(found["advice"])
-
-
-def test_a_ttft_bound_from_a_slow_median_is_reported_as_doubtful(
-    session: Path,
-    tmp_path: Path,
-    recorded_to: Callable[..., Any],
-    run: Callable[..., Any],
-    document: Callable[..., Any],
-) -> None:
-    path = tmp_path / "slow.mcap"
-    cost = CostModel(floor_ms=1500.0)
-    with recorded_to(path) as source:
-        for sequence, message in simulate(seed=3, num_steps=60, cost=cost):
-            source.take(sequence, message)
-    hint = "half of the first tokens took over 1 s: --slo-ttft 3s counts"
-    found = document(str(path), "--slo-ttft", "median")
-    assert found["ttft"]["median_ms"] > 1000
-    assert hint in run(str(path), "--slo-ttft", "median").stdout
-    assert hint not in run(str(path), "--slo-ttft", "3s").stdout
-    assert hint not in run(str(session), "--slo-ttft", "median").stdout
 
 
 def test_explain_can_be_limited_to_one_request(

@@ -12,8 +12,8 @@ import typer
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import command_tree
-from stepscope.tui.cli.simulation import schedule
 from stepscope.tui.cli.simulation.runs import EngineOptions
+from stepscope.tui.cli.simulation.simulate import print_steps
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -77,7 +77,7 @@ def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
         given = {"batching": batching}
-        schedule.print_steps(str(file), EngineOptions(), given, is_alone=True)
+        print_steps(str(file), EngineOptions(), given, is_alone=True)
         lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
         done = accumulate(line["sched"].get("1", 0) for line in lines)
         last = next(n for n, num_tokens in enumerate(done) if num_tokens >= second["prompt_len"])

@@ -37,7 +37,6 @@ from stepscope.tui.views.cause_names import CAUSE_NAMES
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
-_LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
 @command(
@@ -165,13 +164,8 @@ def _summary(found: Explanation, own: list[str], given: Mapping[str, Any]) -> li
             f"({clock_ms(found.wall_ns(longest.end_ns))})"
             + (f", which held up {held_up}" if found.request_id is None else "")
         )
-    ttft = found.ttft
-    lines.append(_measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), ttft))
-    # Beyond twice the median, by default: that does not show that the median is high.
-    if not ttft.is_given and ttft.median_ms is not None and ttft.median_ms > _LONG_TTFT_MS:
-        lines.append(
-            "  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"
-        )
+    origin = said("--slo-ttft", "slo_ttft_ms")
+    lines.append(_measured(f"first tokens{_of(found)}", origin, found.ttft))
     number, num_late, num_first = found.affected  # a thousand late tokens may be of one request
     if num_late and found.request_id is None:
         their = "its" if num_first == 1 else "their"

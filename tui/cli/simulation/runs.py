@@ -41,7 +41,6 @@ from stepscope.tui.settings.service_levels import parse_levels, said
 from stepscope.tui.settings.setting_values import convert_flags
 
 MIX = "mix"
-STDIN = "-"
 DEFAULT_MODEL = "llama-3.1-8b"
 _LONGEST = 131_072
 _KINDS = ("ttft", "itl", "e2e")
