@@ -215,7 +215,7 @@ def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -
         (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
         (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
         (["freeze", "--request", "r999"], 2, "there is no request r999 (r0 to r18)"),
-        (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
+        (["freeze", "--limit", "-1"], 2, "invalid value for '--limit': Input should be"),
     ],
 )
 def test_wrong_options_of_explain_give_a_one_line_error(

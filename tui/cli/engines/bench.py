@@ -11,7 +11,7 @@ import typer
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
-from stepscope.tui.cli.shared.options import check_at_least, command, option
+from stepscope.tui.cli.shared.options import command, option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -36,7 +36,9 @@ def bench(
     what: Annotated[
         Literal["throughput"] | None, typer.Argument(hidden=True, metavar="[throughput]")
     ] = None,
-    num_requests: int | None = option("INT", "number of requests  [default: 256, on a CPU 32]"),
+    num_requests: int | None = option(
+        "INT", "number of requests  [default: 256, on a CPU 32]", min=1
+    ),
     input_len: str = option(
         "LOW:HIGH",
         "prompt length in tokens: a range to draw from evenly, or one number",
@@ -47,8 +49,10 @@ def bench(
         "output length in tokens: a range to draw from evenly, or one number",
         default="100:1024",
     ),
-    temperature: float = option("NUMBER", "sampling temperature; 0 is greedy", default=0.0),
-    warmup: int = option("INT", "requests before the clock starts", default=2),
+    temperature: float = option(
+        "NUMBER", "sampling temperature; 0 is greedy", default=0.0, min=0, max=100
+    ),
+    warmup: int = option("INT", "requests before the clock starts", default=2, min=0),
     json_file: str | None = option(
         "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
     ),
@@ -66,10 +70,6 @@ def bench(
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
-    check_at_least("--num-requests", num_requests, 1)
-    check_at_least("--warmup", warmup, 0)
-    if not 0 <= temperature <= 100:
-        raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
     file = None if json_file is None else output_path(json_file)
     prepare_process()
     with engine_packages():

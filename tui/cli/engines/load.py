@@ -33,7 +33,6 @@ from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
-    check_at_least,
     check_seconds,
     command,
     flag,
@@ -61,9 +60,11 @@ def load(
     endpoint: EngineName = None,
     trace: Path | None = option("FILE", "replay a trace: Azure CSV or Mooncake JSONL"),
     time_scale: float | None = option(
-        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast"
+        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast", min=0
     ),
-    limit: int | None = option("INT", "number of requests to take from the start of the trace"),
+    limit: int | None = option(
+        "INT", "number of requests to take from the start of the trace", min=1
+    ),
     seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
     reset_prefix_cache: bool = flag(
         "first empty the engine's prefix cache, so that the same requests are the same work again",
@@ -168,8 +169,6 @@ def _check_usage(
                 raise WrongUsage(f"{name} belongs to --trace FILE")
     elif wrong := [flag_of(name) for name in flags if name not in _WITH_TRACE]:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    check_at_least("--time-scale", time_scale, 0)
-    check_at_least("--limit", limit, 1)
     check_seconds(seconds)
 
 

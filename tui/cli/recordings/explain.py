@@ -72,15 +72,13 @@ def explain(
         "instead: what ran on the device in each step, by a trace of torch's profiler from vLLM",
     ),
     limit: int = option(
-        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20
+        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20, min=0
     ),
     as_json: AsJson = False,
 ) -> None:
     """Say which tokens came late, and why; also who waits, or what ran."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
-    if limit < 0:
-        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     check_seconds(seconds)
     is_file = target is not None and is_recording(target)
     if profile is not None and (given or request is not None or shows_queue or not is_file):

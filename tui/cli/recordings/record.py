@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import parse_rule
@@ -27,7 +28,7 @@ from stepscope.recordings.incidents.folder import IncidentFolder
 from stepscope.recordings.incidents.keeper import DEFAULT_RULES, IncidentKeeper, KeptIncident
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
+from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
@@ -61,7 +62,11 @@ def record(
     output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
     seconds: float | None = option("NUMBER", "how long to record (default: until Ctrl-C)"),
     past: float = option(
-        "SECONDS", "begin with this much of the engine's past, as far as it keeps it", default=0.0
+        "SECONDS",
+        "begin with this much of the engine's past, as far as it keeps it",
+        default=0.0,
+        min=0,
+        max=MAX_PAST_S,
     ),
     rotate: str | None = option(
         "SIZE,AGE",
@@ -122,7 +127,6 @@ def record(
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate or --incidents")
-    check_past(past)
     levels = chosen_levels(flags)
     limits, kept = _series_limits("--rotate", rotate), _series_limits("--keep", keep)
     if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:

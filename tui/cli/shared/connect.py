@@ -20,7 +20,6 @@ from stepscope.engine.client.errors import (
     KeyRefused,
     NoEngine,
 )
-from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials
@@ -257,9 +256,3 @@ def check_metrics(address: MetricsAddress) -> None:
     except FetchError as error:
         kind = NotThere if isinstance(error, NoResponseError) else CommandFailed
         raise kind(str(error)) from error
-
-
-def check_past(past_s: float) -> None:
-    """Check the value of --past."""
-    if not 0 <= past_s <= MAX_PAST_S:
-        raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

@@ -193,13 +193,16 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def argument(metavar: str, help: str, *, default: Any = None) -> Any:
+def argument(metavar: str, help: str, *, default: Any = None, **rest: Any) -> Any:
     """Return an argument, as the default of a parameter; `...` if it must be given."""
-    return typer.Argument(default, metavar=metavar, help=help)
+    return typer.Argument(default, metavar=metavar, help=help, **rest)
 
 
 def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
-    """Return an option with a value, for a parameter's default; `...` if it must be given."""
+    """Return an option with a value, for a parameter's default; `...` if it must be given.
+
+    `rest` is what typer takes besides, such as `min` and `max`.
+    """
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 
@@ -237,8 +240,8 @@ As = Annotated[
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 _SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
 RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
-FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from")]
-LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until")]
+FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]
+LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until", min=0)]
 Target = Annotated[
     str | None,
     _argument(
@@ -268,10 +271,3 @@ def check_seconds(seconds: float | None) -> None:
     """Raise WrongUsage if `--seconds` is given and not above 0."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-
-
-def check_at_least(option: str, value: float | None, least: int) -> None:
-    """Raise WrongUsage if the value of an option is given and below `least`, or not finite."""
-    if value is not None and not least <= value < float("inf"):
-        kind = "a whole number" if isinstance(value, int) else "a number"
-        raise WrongUsage(f"{option}: expected {kind} of at least {least}, got {value}")
