@@ -103,12 +103,12 @@ def explain(
                 f"'stepscope stats {file}' has its figures"
             )
         slo = level_of(given, recording)
-        carried = levels_said(recording.info, recording.metadata)
-        own = [
-            name
-            for name, level_ms in carried.items()
-            if asked[name] is None and levels_of(slo)[name] == level_ms
-        ]
+        carried = levels_said(recording.info, recording.metadata if is_file else None)
+        brought_by = "as the recording says" if is_file else "as the engine says"
+        origins = {"slo_itl_ms": "the default", "slo_ttft_ms": "the default"}
+        for name, level_ms in carried.items():
+            if asked[name] is None and levels_of(slo)[name] == level_ms:
+                origins[name] = brought_by
         found = explain_recording(
             recording,
             None if slo_itl == _MEDIAN else slo.itl_ms,
@@ -125,7 +125,7 @@ def explain(
     of = f"; {model_text(found.info)} on {found.info.name}"
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
-        *_summary(found, own, given),
+        *_summary(found, origins, given),
         *([] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]),
         *_served(found),
         *_shares(found),
@@ -143,11 +143,11 @@ def _run(recording: Recording, found: Explanation) -> FileRun:
 # Text output
 
 
-def _summary(found: Explanation, own: list[str], given: Mapping[str, Any]) -> list[str]:
+def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str, Any]) -> list[str]:
     def said(option: str, name: str) -> str:
         if name in given:
             return option
-        return f"{'as the recording says' if name in own else 'the default'}; {option} sets another"
+        return f"{origins[name]}; {option} sets another"
 
     lines = [
         _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),

@@ -249,7 +249,7 @@ def _cases(modes: str | None, sweep: str | None) -> Cases:
     return {
         f"{name} {text}".strip(): {**case, **changes}
         for name, case in (cases or {"": {}}).items()
-        for text, changes in variants_of((), sweep)
+        for text, changes in variants_of([sweep])
     }
 
 
