@@ -153,12 +153,8 @@ def test_explaining_one_request_uses_the_lateness_bounds_of_all_requests(
         assert alone[kind]["bound_ms"] == whole[kind]["bound_ms"]
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s", "--request", "r0")
     assert done.stdout.endswith("no token of r0 was late\n")
-
-
-def test_explain_says_that_no_token_was_late(session: Path, run: Callable[..., Any]) -> None:
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
-    assert done.exit_code == 0
-    assert done.stdout.endswith("no token was late\n")
+    assert (done.exit_code, done.stdout.endswith("no token was late\n")) == (0, True)
 
 
 def test_explain_counts_requests_without_any_token(
@@ -198,12 +194,6 @@ def test_explain_counts_requests_without_any_token(
     assert table.endswith("no token that came was late\n")
     one = document(str(path), "--request", f"r{min(arrived)}")["never_served"]
     assert one["num_requests"] == 1
-
-
-def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -> None:
-    done = run("freeze", "--slo-itl", "200ms")
-    assert done.exit_code == 0, done.stderr
-    assert "prefill tokens of r" in done.stdout
 
 
 @pytest.mark.parametrize(
