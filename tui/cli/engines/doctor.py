@@ -37,12 +37,6 @@ _EXTRAS: Mapping[str | None, str] = {
     "export": "exports to Perfetto and Parquet, figures",
 }
 _REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?!.*\[)(?:.*extra == ['\"](?P<extra>[\w-]+))?")
-# What the kernels of each level do, and what those of a better CPU would do.
-_CPU_LEVELS = {
-    "baseline": "baseline: weights in bf16 are widened in vectors of 4; AVX2 has vectors of 8",
-    "avx2": "avx2: weights in bf16 are widened to fp32; AVX-512 BF16 multiplies them as they are",
-    "avx512_bf16": "avx512_bf16: bf16 is multiplied as it is, the best level there is",
-}
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
@@ -170,8 +164,7 @@ def _compute() -> Iterator[DoctorFinding]:
             )
         yield DoctorFinding("note", "gpu", text)
     try:
-        levels = library.usable_levels()
-        yield DoctorFinding("ok", "kernels", f"C++, {_CPU_LEVELS[levels[-1]]}")
+        yield DoctorFinding("ok", "kernels", f"C++ for {library.usable_levels()[-1]}")
     except library.LibraryMissingError as error:
         yield DoctorFinding("note", "kernels", str(error))
     if batch_rows.compiled is not None and sender.is_compiled():
