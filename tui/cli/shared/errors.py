@@ -75,7 +75,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 def _in_words(error: typer.TyperException) -> str:
     """Return typer's error message like ours: no capital letter, no full stop."""
-    said = error.format_message().removesuffix(".")
+    said = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
     return said[:1].lower() + said[1:]
 
 
