@@ -70,6 +70,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("verify ", 2, "expected the name of a recording, got ''"),
         ("verify dir.mcap", 1, "Is a directory"),
         ("snapshot ", 2, "'' is not ipc://PATH"),
+        ("snapshot ftp://localhost:8000", 2, "tcp://HOST:PORT"),
+        ("record tcp://127.0.0.1:1 -o no/a.mcap", 1, "no is not a folder"),
         ("snapshot tcp://host:²", 2, "a port of 1..65534"),
         ("compare ok.mcap freeze --table --json", 2, "--table, --json and --output: give one"),
         ("compare ok.mcap freeze --table --slo-itl soon", 2, "a duration such as 50ms or 0.5s"),

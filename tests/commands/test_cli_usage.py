@@ -130,17 +130,6 @@ def test_the_demos_defaults_are_those_that_its_help_names(run: Run) -> None:
     assert "[default: 150ms]" in named
 
 
-@pytest.mark.parametrize("output", ["nodir/", "nodir/session.mcap"])
-def test_record_creates_no_missing_folders(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = run("record", "tcp://127.0.0.1:1", "-o", output)
-    assert done.exit_code == 1
-    assert "nodir" in one_line(done)
-    assert not (tmp_path / "nodir").exists()
-
-
 @pytest.mark.parametrize("command", [["top"], ["snapshot"], ["set", "order=arrival"], ["load"]])
 def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: list[str]) -> None:
     done = run(*command)
@@ -154,6 +143,8 @@ def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: li
         ["top", "tcp://127.0.0.1:1"],
         ["snapshot", "tcp://127.0.0.1:1"],
         ["record", "tcp://127.0.0.1:1", "-o", "out.mcap", "--no-wait"],
+        ["watch", "never-there", "--when", "itl_p99 > 50ms", "--no-wait"],
+        ["watch", "never-there", "--when", "itl_p99 > 50ms", "--once"],
         ["load", "never-there"],
         ["set", "never-there", "order=arrival"],
         ["snapshot", "never-there"],
@@ -188,12 +179,6 @@ def test_with_several_engines_a_command_names_them_and_asks_for_one(
     assert done.exit_code == 2
     assert "2 engines run here (a, b)" in one_line(done)
     assert "'stepscope snapshot a'" in done.stderr
-
-
-def test_an_invalid_endpoint_is_refused(run: Run) -> None:
-    done = run("snapshot", "ftp://localhost:8000")
-    assert done.exit_code == 2
-    assert "tcp://HOST:PORT" in one_line(done)
 
 
 def test_a_server_that_is_no_engine_is_reported_as_such(run: Run, tmp_path: Path) -> None:
