@@ -111,7 +111,7 @@ chaos: $(INSTALLED)
 # The claims of the literature, tried on this machine: recordings, pictures and report.md in lab/;
 # the report and three of the pictures are those of the docs.
 lab: $(INSTALLED)
-	$(BIN)/stepscope lab run --all -o lab $(ARGS)
+	$(BIN)/stepscope lab --all -o lab $(ARGS)
 	cp lab/report.md docs/lab-report.md
 	for name in freeze knee modes; do cp lab/$$name.svg docs/pictures/lab-$$name.svg; done
 

@@ -520,7 +520,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     assert '"role": "viewer"' in stepscope("keys", "list", "--json")[1]
     for arguments, error in (
         (("new", "alice", "--role", "viewer"), "there is a key 'alice' already"),
-        (("new", "bob", "--role", "king"), "--role: expected one of viewer, operator"),
+        (("new", "bob", "--role", "king"), "'king' is not one of 'viewer', 'operator'"),
         (("new", "../bob", "--role", "viewer"), "cannot name a key"),
         (("new", "bob", "--role", "viewer", "-o", "no/b.key"), "no/b.key cannot be written"),
         (("revoke", "carol"), "there are: alice"),

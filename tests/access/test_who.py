@@ -60,7 +60,7 @@ def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
         "import os, sys\n"
         "from stepscope.tui.cli.__main__ import main\n"
         "print('at', os.ttyname(0), flush=True)\n"
-        f"sys.argv = ['stepscope', 'set', 'watermark={value}', '--endpoint', {endpoint!r}]\n"
+        f"sys.argv = ['stepscope', 'set', {endpoint!r}, 'watermark={value}']\n"
         "main()\n"
     )
     process = PtyProcess([sys.executable, "-c", program], cwd=folder)
@@ -97,15 +97,15 @@ def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
     config = tmp_path / "config" / "stepscope" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[client]\nname = "from the file"\n')
-    stepscope("set", "watermark=0.1", "--endpoint", address)
+    stepscope("set", address, "watermark=0.1")
     monkeypatch.setenv("STEPSCOPE_CLIENT_NAME", "from a\nvariable")
-    stepscope("set", "watermark=0.2", "--endpoint", address)
+    stepscope("set", address, "watermark=0.2")
     with monkeypatch.context() as patch:
         patch.setenv("STEPSCOPE_CLIENT_NAME", "")  # put back afterwards
-        stepscope("set", "watermark=0.3", "--endpoint", address, "--as", "key anna")
+        stepscope("set", address, "watermark=0.3", "--as", "key anna")
     monkeypatch.delenv("STEPSCOPE_CLIENT_NAME")
     config.unlink()
-    stepscope("set", "watermark=0.4", "--endpoint", address)
+    stepscope("set", address, "watermark=0.4")
     plain = who()
     assert _names(live_engine) == [
         f"from the file ({plain})",

@@ -70,7 +70,7 @@ def test_a_first_rank_named_without_a_suffix_still_belongs_to_its_group(
 def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
     ranks: list[Attachment], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_knobs(["vllm-0", f"{BUDGET}=32"], None, False)
+    set_knobs(["vllm-0", f"{BUDGET}=32"])
     assert budgets(ranks) == [32, 32]
     said = capsys.readouterr().out
     for rank in ranks:

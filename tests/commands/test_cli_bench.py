@@ -1,4 +1,4 @@
-"""`stepscope bench throughput`: its figures agree with each other, and it ends cleanly."""
+"""`stepscope bench`: its figures agree with each other, and it ends cleanly."""
 
 import json
 import os
@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.cli.__main__ import main
+from tests.support.done import Done
 
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench", "throughput")
+COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench")
 
 
 def environment(tmp_path: Path, runtime_folder: Path) -> dict[str, str]:
@@ -24,17 +23,6 @@ def environment(tmp_path: Path, runtime_folder: Path) -> dict[str, str]:
         "XDG_RUNTIME_DIR": str(runtime_folder),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
-
-
-def usage_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert said.out == ""
-    return int(ended.value.code or 0), said.err
 
 
 def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
@@ -126,71 +114,16 @@ def test_on_a_cpu_the_bench_is_scaled_down_says_so_and_ends_on_ctrl_c(
         (["--input-len", "10:5"], "--input-len: expected LOW:HIGH"),
         (["--output-len", "many"], "--output-len: expected LOW:HIGH"),
         (["--output-len", "0"], "--output-len: expected LOW:HIGH"),
-        (["--num-requests", "0"], "--num-requests: expected a whole number of at least 1"),
-        (["--warmup", "-1"], "--warmup: expected a whole number of at least 0"),
-        (["--temperature", "-1"], "--temperature: expected a number from 0 to 100"),
-        (["--order", "sideways"], "--order: expected one of"),
-        (["--block-size", "0"], "--block-size: expected a whole number"),
+        (["--num-requests", "0"], "invalid value for '--num-requests': Input should be greater"),
+        (["--temperature", "101"], "invalid value for '--temperature': Input should be less"),
+        (["throughput", "--order", "sideways"], "--order: expected one of"),
+        (["--json", "none/out.json"], "none/out.json cannot be written"),
     ],
 )
 def test_wrong_usage_of_bench_gives_a_one_line_error(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    stepscope: Callable[..., Done], arguments: list[str], message: str
 ) -> None:
-    code, said = usage_error(monkeypatch, capsys, "bench", "throughput", *arguments)
-    assert code == 2
-    assert said.count("\n") == 1
-    assert said.startswith(f"stepscope: error: {message}")
-
-
-def test_an_unwritable_result_path_is_refused_before_the_bench_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    none = tmp_path / "none"
-    for file, why in ((tmp_path, "is a folder"), (none / "out.json", "cannot be written")):
-        code, said = usage_error(monkeypatch, capsys, "bench", "throughput", "--json", str(file))
-        assert code == 1
-        assert said.startswith(f"stepscope: error: {file} {why}")
-
-
-def test_without_torch_the_bench_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    tmp_path.chmod(0o700)
-    for name in [each for each in sys.modules if each.startswith("stepscope.engine.execution.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    code, said = usage_error(monkeypatch, capsys, "bench", "throughput")
-    assert code == 1
-    assert said == (
-        "stepscope: error: torch is not installed, and an engine needs it: "
-        "pip install 'stepscope[engine]'\n"
-    )
-
-
-def test_the_help_of_bench_has_an_example_and_fits_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["stepscope", "bench", "throughput", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert "Example:\n    stepscope bench throughput\n" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    for option in ("--num-requests", "--input-len", "--model", "--max-num-batched-tokens"):
-        assert option in shown
-
-
-def test_stepscope_bench_alone_lists_its_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["stepscope", "bench"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "throughput" in capsys.readouterr().out
+    done = stepscope("bench", *arguments)
+    assert done.exit_code == (1 if "--json" in arguments else 2)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert done.stderr.startswith(f"stepscope: error: {message}")

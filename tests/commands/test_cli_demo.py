@@ -184,15 +184,6 @@ def test_ctrl_c_in_the_dashboard_of_a_demo_ends_its_engine_too(
     assert list((runtime / "stepscope").iterdir()) == []
 
 
-def test_a_demo_without_a_terminal_asks_for_headless(
-    start: Callable[..., "subprocess.Popen[str]"],
-) -> None:
-    process = start("demo")
-    _, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2
-    assert "--headless" in stderr
-
-
 def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_error(
     start: Callable[..., "subprocess.Popen[str]"], runtime: Path
 ) -> None:

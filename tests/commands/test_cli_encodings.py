@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,30 +47,6 @@ def test_every_glyph_is_written_as_itself_or_as_its_ascii_character(
         assert len(shown) == len(text)
         for glyph, drawn in zip(text, shown, strict=True):
             assert drawn in (glyph, glyph.translate(TO_ASCII) if glyph in GLYPHS else "?")
-
-
-@pytest.mark.parametrize(
-    ("locale", "is_terminal", "shown"),
-    [
-        ({"LANG": "en_US.UTF-8"}, True, "2→1 — 東京"),
-        ({"LANG": "C"}, True, "2>1 - 東京"),
-        ({"LANG": "de_DE.ISO-8859-1"}, True, "2>1 - 東京"),
-        ({}, True, "2>1 - 東京"),
-        ({}, False, "2→1 — 東京"),
-    ],
-)
-def test_a_terminal_without_a_utf8_locale_gets_no_glyph_and_keeps_names(
-    monkeypatch: pytest.MonkeyPatch, locale: dict[str, str], is_terminal: bool, shown: str
-) -> None:
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm", **locale}.items():
-        monkeypatch.setenv(name, value)
-    out: Any = _Pipe("utf-8", is_terminal)
-    monkeypatch.setattr(sys, "stdout", out)
-    write_what_encodings_lack()
-    print("2→1 — 東京", end="")
-    assert out.written().decode() == shown
 
 
 def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path: Path) -> None:

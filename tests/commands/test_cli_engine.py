@@ -22,9 +22,7 @@ from stepscope.engine.protocol.commands import Pause, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
-from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
-from stepscope.tui.cli.shared import connect as connecting
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
@@ -33,14 +31,14 @@ def test_set_prints_old_and_new_value_and_the_effective_step(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
     endpoint = live_engine.endpoint.control
-    done = stepscope("set", "max_num_batched_tokens=512", "order=arrival", "--endpoint", endpoint)
+    done = stepscope("set", endpoint, "max_num_batched_tokens=512", "order=arrival")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "max_num_batched_tokens: 2048 -> 512",
         "order: decode_first -> arrival",
         "holds from step 0 (knobs version 1)",
     ]
-    again = stepscope("set", "max-num-batched-tokens=512", "--endpoint", endpoint)
+    again = stepscope("set", endpoint, "max-num-batched-tokens=512")
     assert "nothing to change" in again.stdout
 
 
@@ -59,7 +57,7 @@ def test_set_with_an_invalid_value_changes_nothing(
 ) -> None:
     endpoint = live_engine.endpoint.control
     before = live_engine.core.scheduler.knobs
-    done = stepscope("set", "watermark=0.2", assignment, "--endpoint", endpoint)
+    done = stepscope("set", endpoint, "watermark=0.2", assignment)
     assert done.exit_code == 1
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -68,11 +66,11 @@ def test_set_with_an_invalid_value_changes_nothing(
 
 def test_a_dry_run_of_set_changes_nothing(live_engine: Any, stepscope: Callable[..., Any]) -> None:
     endpoint = live_engine.endpoint.control
-    tried = stepscope("set", "watermark=0.2", "--dry-run", "--endpoint", endpoint)
+    tried = stepscope("set", endpoint, "watermark=0.2", "--dry-run")
     assert tried.exit_code == 0
     assert "nothing was changed" in tried.stdout
     assert live_engine.core.scheduler.knobs.watermark == 0.0
-    assert stepscope("set", "watermark=0.1", "--endpoint", endpoint).exit_code == 0
+    assert stepscope("set", endpoint, "watermark=0.1").exit_code == 0
     assert live_engine.core.scheduler.knobs.watermark == 0.1
 
 
@@ -194,33 +192,6 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             yield address, process
         finally:
             process.kill()
-
-
-def test_a_key_for_an_engine_without_keys_gives_a_note(
-    keyless: tuple[str, object],
-    stepscope: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "")  # put back afterwards
-    key, endpoint = str(tmp_path / "alice.key"), keyless[0]
-    stepscope(
-        "keys", "new", "alice", "--role", "viewer", "-o", key, "--keys", str(tmp_path / "keys")
-    )
-    done = stepscope("snapshot", endpoint, "--key", key)
-    assert done.exit_code == 0
-    note = f"stepscope: note: the engine at {endpoint} asks for no key; --key is not used\n"
-    assert done.stderr == note
-    assert stepscope("snapshot", endpoint).stderr == ""
-    assert stepscope("snapshot", "--audit", endpoint, "--key", key).stderr == note
-    monkeypatch.setattr(connecting, "find_local", lambda: [Endpoint.parse(endpoint)])
-    assert stepscope("snapshot", "--audit", "freeze", "--key", key).stderr == ""
-    assert (
-        stepscope("snapshot", "--audit", str(tmp_path / "other"), "--key", key).stderr.count(
-            "note:"
-        )
-        == 0
-    )
 
 
 def test_load_does_not_wait_for_an_engine_that_was_killed(

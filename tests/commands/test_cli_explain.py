@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, RowFlag, StepRecord
-from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 
@@ -67,41 +66,38 @@ def test_the_json_of_explain_holds_every_late_token_with_cause_times_that_add_up
     assert piece["request_id"] != shared["request_id"]
 
 
-def test_the_table_of_explain_begins_with_the_longest_wait_and_counts_the_rest(
+def test_the_tables_of_explain_begin_with_the_longest_wait_and_count_the_rest(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
-    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "400ms")
-    done = run(*options, "--limit", "3")
-    assert done.exit_code == 0, done.stderr
-    late = document(*options)["late"]
-    assert "longer than 30.0 ms (--slo-itl)" in done.stdout
-    rows = done.stdout.partition("why, largest first\n")[2].splitlines()
-    assert len(rows) == 4
-    took = [float(re.search(r"([\d,.]+) ms", row)[1].replace(",", "")) for row in rows[:3]]
-    assert took[0] == max(round(each["ms"], 1) for each in late)
-    assert took == sorted(took, reverse=True)
-    shown = sum(1 + int((re.search(r"#\d+ \+(\d+)", row) or [0, 0])[1]) for row in rows[:3])
-    assert rows[3] == f"and {len(late) - shown:,} more late tokens: --limit 0 shows all"
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "100ms")
+    said = run(*options, "--limit", "3").stdout
+    assert "longer than 30.0 ms (--slo-itl)" in said
     everything = run(*options, "--limit", "0").stdout
+    for kind, title in (("ITL", "late gaps between tokens"), ("TTFT", "late first tokens")):
+        late = [each for each in document(*options)["late"] if each["kind"] == kind]
+        title = f"{title} ({kind}), the longest first\n"
+        rows = said.partition(title)[2].splitlines()[1:5]
+        took = [float(re.search(r"([\d,.]+) ms", row)[1].replace(",", "")) for row in rows[:3]]
+        assert took == sorted(took, reverse=True)
+        assert took[0] == max(round(each["ms"], 1) for each in late)
+        shown = sum(1 + int((re.search(r"#\d+ \+(\d+)", row) or [0, 0])[1]) for row in rows[:3])
+        assert rows[3] == f"and {len(late) - shown:,} more: --limit 0 shows all"
+        assert title in everything
     assert everything.count("prefill tokens of r") >= 3
-    assert "more late" not in everything
+    assert "--limit 0" not in everything
+    assert said.endswith(f"\n'stepscope tune {session}' names the bottleneck\n")
 
 
-def test_explain_names_the_step_that_stalled_streams_even_beside_longer_ttfts(
+def test_explain_names_the_step_that_stalled_streams(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:
     options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "1ms")
-    late = document(*options)["late"]
-    gaps = [each for each in late if each["kind"] == "ITL"]
-    firsts = sorted((each["ms"] for each in late if each["kind"] == "TTFT"), reverse=True)
+    gaps = [each for each in document(*options)["late"] if each["kind"] == "ITL"]
     longest = max(gaps, key=lambda each: each["ms"])
-    assert firsts[7] > longest["ms"]  # these alone would fill a table of eight
-    said = run(*options, "--limit", "8").stdout
+    said = run(*options).stdout
     streams = sum(each["step"] == longest["step"] for each in gaps)
     assert f"the longest: {longest['ms']:,.1f} ms at step {longest['step']:,} (" in said
     assert f"), which held up {streams:,} stream" in said
-    rows = said.partition("why, largest first\n")[2].splitlines()[:8]
-    assert [sum(f" {kind} " in row for row in rows) for kind in ("ITL", "TTFT")] == [4, 4]
 
 
 def test_without_service_levels_in_the_file_explain_uses_the_defaults(
@@ -128,26 +124,6 @@ def test_explain_says_what_limited_the_steps_and_gives_advice(
     shares = f"{of_time[largest]:.0%} of the time in steps ({found['limits'][largest]:.0%} of steps"
     assert shares in limits
     assert sum(line.startswith("advice: ") for line in lines) == len(found["advice"])
-
-
-def test_a_ttft_bound_from_a_slow_median_is_reported_as_doubtful(
-    session: Path,
-    tmp_path: Path,
-    recorded_to: Callable[..., Any],
-    run: Callable[..., Any],
-    document: Callable[..., Any],
-) -> None:
-    path = tmp_path / "slow.mcap"
-    cost = CostModel(floor_ms=1500.0)
-    with recorded_to(path) as source:
-        for sequence, message in simulate(seed=3, num_steps=60, cost=cost):
-            source.take(sequence, message)
-    hint = "half of the first tokens took over 1 s: --slo-ttft 3s counts"
-    found = document(str(path), "--slo-ttft", "median")
-    assert found["ttft"]["median_ms"] > 1000
-    assert hint in run(str(path), "--slo-ttft", "median").stdout
-    assert hint not in run(str(path), "--slo-ttft", "3s").stdout
-    assert hint not in run(str(session), "--slo-ttft", "median").stdout
 
 
 def test_explain_can_be_limited_to_one_request(
@@ -177,12 +153,8 @@ def test_explaining_one_request_uses_the_lateness_bounds_of_all_requests(
         assert alone[kind]["bound_ms"] == whole[kind]["bound_ms"]
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s", "--request", "r0")
     assert done.stdout.endswith("no token of r0 was late\n")
-
-
-def test_explain_says_that_no_token_was_late(session: Path, run: Callable[..., Any]) -> None:
     done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
-    assert done.exit_code == 0
-    assert done.stdout.endswith("no token was late\n")
+    assert (done.exit_code, done.stdout.endswith("no token was late\n")) == (0, True)
 
 
 def test_explain_counts_requests_without_any_token(
@@ -224,12 +196,6 @@ def test_explain_counts_requests_without_any_token(
     assert one["num_requests"] == 1
 
 
-def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -> None:
-    done = run("freeze", "--slo-itl", "200ms")
-    assert done.exit_code == 0, done.stderr
-    assert "prefill tokens of r" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -239,7 +205,7 @@ def test_explain_accepts_the_name_of_a_shipped_sample(run: Callable[..., Any]) -
         (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
         (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
         (["freeze", "--request", "r999"], 2, "there is no request r999 (r0 to r18)"),
-        (["freeze", "--limit", "-1"], 2, "--limit: expected 0 (all) or more"),
+        (["freeze", "--limit", "-1"], 2, "invalid value for '--limit': Input should be"),
     ],
 )
 def test_wrong_options_of_explain_give_a_one_line_error(

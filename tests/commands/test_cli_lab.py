@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.recordings.samples import shipped
-from stepscope.tui.cli.lab.experiment import ArmRun
+from stepscope.tui.cli.lab.arms import ArmRun
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS
 from stepscope.tui.cli.lab.lab import draw, lines, markdown
 
@@ -24,15 +24,15 @@ def test_lab_lists_every_experiment_with_its_source(stepscope: Callable[..., Any
 def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
     stepscope: Callable[..., Any],
 ) -> None:
-    for arguments in (("alchemy",), (), ("freeze", "--all")):
-        done = stepscope("lab", "run", *arguments)
+    for arguments in (("alchemy",), ("run", "alchemy"), ("freeze", "--all")):
+        done = stepscope("lab", *arguments)
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
         assert "there are: tokens, freeze" in done.stderr
 
 
 def test_the_shipped_samples_reproduce_the_freeze_experiment_of_the_lab(tmp_path: Path) -> None:
     paths = shipped()
-    runs = [ArmRun(name, paths[name], {}, []) for name in ("freeze", "chunked")]
+    runs = [ArmRun(name, paths[name], {}) for name in ("freeze", "chunked")]
     experiment = next(each for each in EXPERIMENTS if each.name == "freeze")
     finding = experiment.finding(runs)
     assert finding.verdict == "reproduced"

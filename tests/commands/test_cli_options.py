@@ -33,13 +33,9 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(
     monkeypatch.setenv("STEPSCOPE_KNOBS_MAX_NUM_BATCHED_TOKENS", "2")
     knobs = resolve(Knobs, "knobs", {"max_num_seqs": "3"})
     assert knobs == Knobs(max_num_seqs=3, max_num_batched_tokens=2, watermark=0.1)
-
-
-def test_flags_environment_and_file_win_over_a_commands_own_defaults(config_file: Path) -> None:
-    defaults = {"max_num_batched_tokens": 256, "max_num_seqs": 8}
-    config_file.write_text("[knobs]\nmax_num_seqs = 5\n")
-    knobs = resolve(Knobs, "knobs", {}, defaults)
-    assert (knobs.max_num_batched_tokens, knobs.max_num_seqs) == (256, 5)
+    own = {"max_num_seqs": 8, "long_prefill_token_threshold": 64}  # a command's own defaults
+    knobs = resolve(Knobs, "knobs", {}, own)
+    assert (knobs.max_num_seqs, knobs.long_prefill_token_threshold) == (2, 64)
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("0", False), ("1", True)])

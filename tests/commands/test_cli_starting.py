@@ -106,7 +106,7 @@ def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path
     address = f"ipc://{tmp_path}/e1"
     with (
         _starting_engine(address, tmp_path / "never") as engine,
-        _command("set", "watermark=0.2", "--endpoint", address) as process,
+        _command("set", address, "watermark=0.2") as process,
     ):
         assert "still starting" in _first_line(process)
         engine.kill()

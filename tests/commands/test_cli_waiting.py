@@ -88,32 +88,6 @@ def test_a_misspelt_name_is_waited_for_with_the_names_that_are_there(tmp_path: P
     assert not list(tmp_path.glob("*.mcap*"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["record", "e1", "-o", "a.mcap", "--no-wait"],
-        ["watch", "e1", "--when", "itl_p99 > 50ms", "--no-wait"],
-        ["watch", "e1", "--when", "itl_p99 > 50ms", "--once"],
-        ["top", "e1"],  # without a terminal
-        ["snapshot", "e1"],
-        ["set", "e1", "watermark=0.2"],
-    ],
-)
-def test_what_does_not_wait_ends_with_one_error_line(arguments: list[str]) -> None:
-    with _command(*arguments) as process:
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, stdout) == (1, "")
-    (line,) = stderr.splitlines()
-    assert line.startswith("stepscope: error: no engine at ipc://")
-
-
-def test_record_says_that_its_file_cannot_be_written_before_it_waits(tmp_path: Path) -> None:
-    with _command("record", "e1", "-o", f"{tmp_path}/none/a.mcap") as process:
-        _, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    assert "waiting" not in stderr
-
-
 def test_top_waits_attaches_and_leaves_the_terminal_as_it_was(
     terminal: Callable[..., Terminal],
 ) -> None:

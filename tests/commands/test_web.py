@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from stepscope.engine.http.settings import Address
 from stepscope.engine.transport.keys import Credentials, KeyPair, write_credentials
 from stepscope.engine.transport.sockets import KEY_VARIABLE
-from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards import browsers
 from stepscope.tui.cli.dashboards.web_server import web_app
+from tests.support.done import Done
 from tests.support.waiting import WAIT_S, until, wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
@@ -34,13 +34,6 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, runtime_folder: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     monkeypatch.setenv("STEPSCOPE_CONFIG", "none")
     monkeypatch.delenv("STEPSCOPE_WEB_KEY", raising=False)
-
-
-def stepscope(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr("sys.argv", ["stepscope", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
 
 
 def key_file(folder: Path, role: str) -> str:
@@ -56,33 +49,28 @@ def key_file(folder: Path, role: str) -> str:
     ("arguments", "words"),
     [
         (("top", "--web", "0.0.0.0:80"), "0.0.0.0:80 can be reached from other"),
-        (
-            ("demo", "--web", "gpu-7:8080"),
-            "gpu-7:8080 can be reached from other",
-        ),
+        (("demo", "--web", "gpu-7:8080"), "gpu-7:8080 can be reached from other"),
         (("top", "--web", "x"), "'x' is not HOST:PORT"),
         (("top", "--web", "80;ls"), "'80;ls' is not HOST:PORT"),
         (("demo", "--web", "0", "--headless"), "--headless already"),
     ],
 )
 def test_a_wrong_address_is_refused_in_one_line(
-    arguments: tuple[str, ...],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], words: str, stepscope: Callable[..., Done]
 ) -> None:
-    assert stepscope(monkeypatch, *arguments) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    done = stepscope(*arguments)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_the_package_a_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Done]
 ) -> None:
     monkeypatch.setattr(browsers, "find_spec", lambda name: None)
-    assert stepscope(monkeypatch, "top", "--web", "0") == 1
-    assert "--web needs textual-serve: pip install 'stepscope[web]'" in capsys.readouterr().err
+    done = stepscope("top", "--web", "0")
+    assert done.exit_code == 1
+    assert "--web needs textual-serve: pip install 'stepscope[web]'" in done.stderr
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])

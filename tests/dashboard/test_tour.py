@@ -108,4 +108,4 @@ def test_the_tour_runs_in_a_terminal_and_resumes_where_it_was_left_without_torch
 def test_a_nonexistent_tour_chapter_is_refused(stepscope: Callable[..., Any]) -> None:
     done = stepscope("tour", "11")
     assert done.exit_code == 2
-    assert "CHAPTER: expected 1 to 10, got 11" in done.stderr
+    assert "invalid value for 'CHAPTER': Input should be less than or equal to 10" in done.stderr

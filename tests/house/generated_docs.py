@@ -262,7 +262,9 @@ def _options(command: TyperCommand) -> dict[str, Option]:
 
 
 def _split_default(text: str) -> tuple[str, str]:
-    """A help text without its default, and the default."""
+    """A help text without its default and range, and the default."""
+    span = r"(?:[\d.]+<=)?x[<>]=[\d.]+"
+    text = re.sub(rf"\s*\[{span}\]$|; {span}(?=\]$)", "", text)
     for ending in (r"\s*\[(?:default: )?([^\]]*)\]$", r"\s*\(default: (.*)\)$"):
         if match := re.search(ending, text):
             default = match[1].replace("|", "\\|")

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import typer
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.tui.cli.command_line import command_tree
-from stepscope.tui.cli.simulation import schedule
-from stepscope.tui.cli.simulation.runs import EngineOptions, RunOptions
+from stepscope.tui.cli.simulation.runs import EngineOptions
+from stepscope.tui.cli.simulation.simulate import print_steps
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -56,8 +57,6 @@ def test_every_command_in_the_documents_exists_with_its_options(line: str) -> No
     num_names = 1
     while isinstance(command, typer.core.TyperGroup):
         rest = [*context._protected_args, *context.args]
-        if not rest and command.name == "lab":
-            return  # alone it lists the experiments
         _, command, arguments = command.resolve_command(context, rest)
         assert command is not None
         num_names += 1
@@ -67,17 +66,19 @@ def test_every_command_in_the_documents_exists_with_its_options(line: str) -> No
 
 
 def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     text = (DOCS / "knobs.md").read_text("utf-8")
     block = text.split("```json\n")[1].split("```")[0]
-    assert json.loads(block)["num_blocks"] > 0
+    second = json.loads(block)["requests"][1]
     said = re.search(r"`static` makes the second\s+request wait (\d+) steps.*`chunked` (\d+)", text)
     assert said is not None
     file = tmp_path / "workload.json"
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
-        capsys.readouterr()
         given = {"batching": batching}
-        schedule.dry_run(str(file), [], False, EngineOptions(), RunOptions(), given, False)
-        assert f"max {steps} steps" in capsys.readouterr().out.split("TTFT")[1].splitlines()[0]
+        print_steps(str(file), EngineOptions(), given, is_alone=True)
+        lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+        done = accumulate(line["sched"].get("1", 0) for line in lines)
+        last = next(n for n, num_tokens in enumerate(done) if num_tokens >= second["prompt_len"])
+        assert last - second["arrival_step"] + 1 == int(steps)

@@ -100,21 +100,15 @@ def test_knobs_apart_by_spaces_change_together_and_commas_try_each_value(run: Ru
         ("batching=static max_num_seqs=8", {"batching": "static", "max_num_seqs": 8}),
         ("batching=static max_num_seqs=16", {"batching": "static", "max_num_seqs": 16}),
     ]
+    assert variants_of(["batching=static", "max_num_seqs=8..16"]) == variants_of(
+        ["batching=static", "max-num-seqs=8,16"]
+    )
     found = json.loads(run("what-if", "chunked", "batching=static", "max_num_seqs=8", "--json"))
     assert [each["text"] for each in found["variants"]] == ["batching=static max_num_seqs=8"]
 
 
-def test_a_sweep_takes_a_range_or_values_beside_knobs_that_stay() -> None:
-    fixed = {"order": "arrival"}
-    for sweep in ("max_num_seqs=8..16", "max_num_seqs=8,16"):
-        assert [changes for _, changes in variants_of(["order=arrival"], sweep)] == [
-            {**fixed, "max_num_seqs": 8},
-            {**fixed, "max_num_seqs": 16},
-        ]
-
-
 def test_a_what_if_sweep_has_a_row_for_each_value(run: Run) -> None:
-    lines = run("what-if", "chunked", "--sweep", "max_num_batched_tokens=64..512").splitlines()
+    lines = run("what-if", "chunked", "max_num_batched_tokens=64..512").splitlines()
     assert [line for line in lines if line.startswith("recorded ")]
     assert [line for line in lines if line.startswith("simulated ")]
     for budget in (64, 128, 256, 512):
@@ -171,14 +165,13 @@ def test_a_recording_too_short_for_a_forecast_is_refused(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("vllm",), "give knobs, such as max_num_batched_tokens=256,1024, or --sweep"),
+        (("vllm",), "give knobs, such as max_num_batched_tokens=256,1024 or"),
         (("vllm", "batching=static,order=arrival"), "change together: batching=static order=arr"),
         (("vllm", "max_num_seqs=8", "max_num_seqs=16"), "tries both with max_num_seqs=8,16"),
-        (("vllm", "max_num_seqs=8", "--sweep", "max_num_seqs=8..64"), "is given twice"),
         (("vllm", "max_num_seqs=1,2,3,4,5,6", "block_size=1,2"), "'block_size' is no knob"),
         (("vllm", "budget=3"), "the knobs are max_num_batched_tokens, "),
         (("vllm", "max_num_seqs=none"), "expected a whole number"),
-        (("vllm", "--sweep", "max_num_seqs=8"), "expected KNOB=FIRST..LAST"),
+        (("vllm", "max_num_seqs=8.."), "expected FIRST..LAST, two whole numbers"),
         (("vllm", "max_num_seqs=8", "-o", "a.svg"), "ends in .mcap, got a.svg"),
         (
             ("freeze", "max_num_batched_tokens=64"),

@@ -47,11 +47,11 @@ serve  engines.serve  Run an engine, and publish every step of it.
 load  engines.load  Send work to an engine: a synthetic mix, or a real trace.
 chat  engines.chat  Talk to a model, and see what its tokens waited for.
 demo  dashboards.demo  Start a real engine and watch it at work, or simulate one.
-bench  engines.bench:commands  Measure an engine on this machine.
+bench  engines.bench  Measure an engine on this machine.
 
 Learn
 tour  dashboards.tour  Learn how serving works, on a live engine.
-lab  lab.lab:commands  Try what the literature claims on this machine.
+lab  lab.lab  Try what the literature claims on this machine.
 
 Care
 verify  recordings.verify:verify_file  Check a recording from its bytes to its KV accounting.

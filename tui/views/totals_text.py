@@ -64,6 +64,6 @@ def figures(record: StepRecord) -> list[Line]:
         ("tokens found in the prefix cache", fmt.count(totals.num_cached_tokens)),
         ("output tokens", fmt.count(totals.num_output_tokens)),
         ("preemptions", fmt.count(totals.num_preempted)),
-        ("requests that ended", fmt.count(totals.num_finished)),
+        ("requests that finished", fmt.count(totals.num_finished)),
     ]
     return [((f" {name:<34}", "muted"), (f"{value:>9}", "text")) for name, value in named]

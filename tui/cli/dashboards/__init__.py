@@ -5,7 +5,8 @@ May import: engine.adapters.metrics, engine.client, engine.http, engine.models.c
   engine.workload, recordings.compare, recordings.compare.side, recordings.figures,
   recordings.file, recordings.fleets, recordings.history, recordings.importing, recordings.live,
   recordings.replay, recordings.samples, recordings.state, recordings.state.series, tui.app,
-  tui.cli.engines, tui.cli.shared, tui.screens, tui.session, tui.session.control,
-  tui.session.tour, tui.settings, tui.views, tui.views.frame, tui.views.pages.
+  tui.cli.engines, tui.cli.recordings, tui.cli.shared, tui.screens, tui.session,
+  tui.session.control, tui.session.tour, tui.settings, tui.views, tui.views.frame,
+  tui.views.pages.
 One module for each command.
 """

@@ -1,6 +1,5 @@
 """`stepscope compare`: two runs side by side, on the screen, as a table or as JSON."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,21 +9,23 @@ import msgspec
 
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
-from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.comparison import compare as compare_sides
 from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.samples import SHOWS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
+from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.connect import connect, is_recording
 from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
 from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, note, say, write_json
+from stepscope.tui.cli.shared.output import note, say, write_json
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.recent import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -43,7 +44,9 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     sections=("dashboard",),
 )
 def compare(
-    a: str = argument("A", "a recording, a shipped sample, or a live engine", default=...),
+    a: str = argument(
+        "A", f"a recording, a shipped sample ({', '.join(SHOWS)}), or a live engine", default=...
+    ),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
         "MARK",
@@ -103,7 +106,12 @@ def compare(
         settings = _compared_as(settings, flags, names)
     if prints:
         both = file_origins(a, b, mark, slo_of(own_levels(settings)))
-        _print(Comparer(*(each.feed() for each in both)), as_json)
+        sides = read_side(both[0].feed()), read_side(both[1].feed())
+        found = compare_sides(*sides)
+        if as_json:
+            write_json(document(found, sides))
+        else:
+            say(*lines(found, sides))
         return
     if output is not None:
         from stepscope.tui.app.picture import screenshot  # loads Textual
@@ -162,29 +170,6 @@ def _compared_as(
                 f"those of {first} (--slo-ttft and --slo-itl set others)"
             )
     return msgspec.structs.replace(settings, **chosen)
-
-
-def _print(comparer: Comparer, as_json: bool) -> None:
-    try:
-        with Progress() as progress:
-            for feed in comparer.feeds:
-                while not feed.is_done:
-                    feed.read(time.monotonic() + 0.2)
-                    if not feed.is_done:
-                        progress(f"reading {feed.name}", feed.share)
-            if comparer.sides is not None:
-                comparer.renew()
-        for each in comparer.notes:
-            note(each)
-        found, sides = comparer.comparison, comparer.sides
-        if found is None or sides is None:
-            raise CommandFailed("there is nothing to compare: no step could be read")
-        if as_json:
-            write_json(document(found, sides))
-        else:
-            say(*lines(found, sides))
-    finally:
-        comparer.stop()
 
 
 def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:

@@ -31,7 +31,9 @@ from stepscope.tui.settings.recent import remember
 )
 def replay(
     file: RecordingFile,
-    speed: float | None = option("NUMBER", "2 is twice as fast  [default: 1]"),
+    speed: float = option(
+        "NUMBER", "2 is twice as fast", default=1.0, min=MIN_SPEED, max=MAX_SPEED
+    ),
     at: int | None = option("STEP", "open paused at this step"),
     client: str | None = option(
         "FILE", "mark where the requests of a load generator's result waited longest"
@@ -49,8 +51,6 @@ def replay(
     if Path(file).is_dir():
         list_incidents(Path(file))
         return
-    if speed is not None and not MIN_SPEED <= speed <= MAX_SPEED:
-        raise WrongUsage(f"--speed: expected {MIN_SPEED:g} to {MAX_SPEED:g}, got {speed:g}")
     with Recording(find_recording(file)) as recording:
         note(recording.message)
         first, last = recording.first_step, recording.last_step
@@ -66,7 +66,7 @@ def replay(
         need_terminal("'stepscope explain', 'screenshot' and 'export' work without one")
         settings = recording_settings(recording, flags)
         source = ReplaySource(
-            recording, new_history(settings), speed or 1.0, playing=at is None, marks=marks
+            recording, new_history(settings), speed, playing=at is None, marks=marks
         )
         source.start()
         if recording.path not in samples.shipped().values():

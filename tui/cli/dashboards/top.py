@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
+from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.shared.connect import PAST_S, check_past, choose, connect, wait_for_any
+from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.session.control.who import call_me
@@ -54,6 +55,8 @@ def top(
         "SECONDS",
         "begin with this much of the engine's past, as far as it keeps it; 0 for none",
         default=60.0,
+        min=0,
+        max=MAX_PAST_S,
     ),
     name: As = None,
     wait: Wait = True,
@@ -68,7 +71,6 @@ def top(
         return
     named = named_engines(endpoints or ())
     call_me(name)
-    check_past(past)
     settings = resolve(DashboardSettings, "dashboard", flags)
     browsers = browsers_of(web, readonly=settings.readonly)
     is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None

@@ -16,7 +16,6 @@ from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
 from stepscope.tui.session.tour.tour import Director, Tour, bookmark, keep_bookmark
-from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
@@ -41,6 +40,8 @@ def tour(
         "CHAPTER",
         "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
         "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+        min=1,
+        max=len(CHAPTERS),
     ),
     *,
     simulate: bool | None = flag(
@@ -51,8 +52,6 @@ def tour(
     flags: dict[str, Any],
 ) -> None:
     """Learn how serving works, on a live engine."""
-    if chapter is not None and not 1 <= chapter <= len(CHAPTERS):
-        raise WrongUsage(f"CHAPTER: expected 1 to {len(CHAPTERS)}, got {chapter}")
     settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
     need_terminal("the tour runs only in a terminal")
     first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1

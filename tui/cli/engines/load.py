@@ -33,7 +33,6 @@ from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
-    check_at_least,
     check_seconds,
     command,
     flag,
@@ -61,16 +60,12 @@ def load(
     endpoint: EngineName = None,
     trace: Path | None = option("FILE", "replay a trace: Azure CSV or Mooncake JSONL"),
     time_scale: float | None = option(
-        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast"
+        "NUMBER", "multiply the trace's times: 0.1 is ten times as fast", min=0
     ),
-    limit: int | None = option("INT", "number of requests to take from the start of the trace"),
+    limit: int | None = option(
+        "INT", "number of requests to take from the start of the trace", min=1
+    ),
     seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
-    patience: float = option(
-        "NUMBER",
-        "seconds to wait for an engine that does not answer (stopped or cut off); a "
-        "killed engine ends the command at once",
-        default=PATIENCE_S,
-    ),
     reset_prefix_cache: bool = flag(
         "first empty the engine's prefix cache, so that the same requests are the same work again",
         "--reset-prefix-cache",
@@ -81,7 +76,7 @@ def load(
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
-    _check_usage(trace, time_scale, limit, seconds, patience, flags)
+    _check_usage(trace, time_scale, limit, seconds, flags)
     call_me(name)
     levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
@@ -120,7 +115,7 @@ def load(
                 if seconds is not None:
                     shares.append(report.duration_s / seconds)
                 share = min(1.0, max(shares)) if shares else None
-                progress(what, share, _so_far(report, number, patience))
+                progress(what, share, _so_far(report, number))
 
             generator = LoadGenerator(
                 client,
@@ -129,7 +124,6 @@ def load(
                 seconds=seconds,
                 on_progress=on_progress,
                 wants_stop=lambda: bool(interrupted),
-                patience_s=patience,
             )
             failure: EngineUnreachable | None = None
             with interrupted:
@@ -167,7 +161,6 @@ def _check_usage(
     time_scale: float | None,
     limit: int | None,
     seconds: float | None,
-    patience: float,
     flags: Mapping[str, Any],
 ) -> None:
     if trace is None:
@@ -176,18 +169,15 @@ def _check_usage(
                 raise WrongUsage(f"{name} belongs to --trace FILE")
     elif wrong := [flag_of(name) for name in flags if name not in _WITH_TRACE]:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    check_at_least("--time-scale", time_scale, 0)
-    check_at_least("--patience", patience, 0)
-    check_at_least("--limit", limit, 1)
     check_seconds(seconds)
 
 
-def _so_far(report: LoadReport, number: int | None, patience_s: float) -> str:
+def _so_far(report: LoadReport, number: int | None) -> str:
     sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
     refused = f", {report.num_errors} refused" if report.num_errors else ""
     silent = ""
     if report.silent_s:
-        silent = f", no answer from it for {report.silent_s:.0f} s of {patience_s:g}"
+        silent = f", no answer from it for {report.silent_s:.0f} s of {PATIENCE_S:g}"
     counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
     return f"{counts}{refused}{silent}"
 

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -39,12 +37,11 @@ from stepscope.tui.cli.engines.engine import (
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts
 
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
-_EXTRAS = {"starlette", "uvicorn", "prometheus_client"}
 
 
 @command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
@@ -74,25 +71,10 @@ def serve_http_for(
 
 
 def _open_listener(bind: str) -> tuple[socket.socket, str]:
-    with _server_packages():
+    with engine_packages(needs_torch=False):
         from stepscope.engine.http.server.server import bound_address, listen
     listener = listen(parse_address(bind))
     return listener, bound_address(listener).text
-
-
-@contextmanager
-def _server_packages() -> Iterator[None]:
-    """A context for imports: CommandFailed if a package that the server needs is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
-            raise
-        raise CommandFailed(
-            f"{missing} is not installed, and the HTTP server needs it: "
-            "pip install 'stepscope[http]'"
-        ) from error
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
@@ -113,7 +95,7 @@ def _run(
     listener: socket.socket,
     parent_gone: threading.Event | None,
 ) -> None:
-    with _server_packages():
+    with engine_packages(needs_torch=False):
         from stepscope.engine.http.server.server import serve_http
     from stepscope.tui.cli.engines.watch import judged_rules
 

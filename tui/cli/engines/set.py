@@ -6,13 +6,12 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.replies import Ack
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-from stepscope.engine.transport.endpoints import Endpoint, find_local, ranks_of
+from stepscope.engine.transport.endpoints import Endpoint, ranks_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.knob_words import knob_texts
-from stepscope.tui.cli.shared.options import As, argument, command, flag, option
+from stepscope.tui.cli.shared.options import As, argument, command, flag
 from stepscope.tui.cli.shared.output import say
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import WrongUsage
@@ -32,17 +31,12 @@ def set_knobs(
         "one change of one or more knobs; put the engine first if there are several",
         default=...,
     ),
-    endpoint: str | None = option("ENDPOINT", "the engine, if it is not the first argument"),
     dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
     name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
     call_me(name)
-    named, assignments = _engine_in(assignments)
-    if named is not None and endpoint is not None:
-        raise WrongUsage(f"one engine at a time: got {named!r} and --endpoint {endpoint!r}")
-    texts = _texts(assignments)
-    target = named or endpoint
+    target, texts = _split(assignments)
     if target is not None and len(ranks := ranks_of(target)) > 1:
         _set_group(ranks, texts, dry_run)
         return
@@ -93,44 +87,23 @@ def _apply(
     raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
 
 
-def _engine_in(words: list[str]) -> tuple[str | None, list[str]]:
-    """Split the words into the engine's name, which may come first, and KNOB=VALUE."""
+def _split(words: list[str]) -> tuple[str | None, dict[str, str]]:
+    """Return the engine, which may come first, and the text of each knob."""
     first, *rest = words
-    is_knob = "=" in first and "://" not in first
-    if is_knob or _as_knob(first) is not None or not rest or any("=" not in each for each in rest):
-        return None, words
-    return first, rest
-
-
-def _texts(assignments: list[str]) -> dict[str, str]:
-    for place, assignment in enumerate(assignments):
-        if "=" not in assignment:
-            hint = _hint(assignment, assignments[:place] + assignments[place + 1 :])
-            raise WrongUsage(f"expected KNOB=VALUE, got {assignment!r}{hint}; {_EXAMPLE}")
-    texts = knob_texts(assignments, _EXAMPLE)
+    has_engine = bool(rest) and ("=" not in first or "://" in first)
+    for word in rest if has_engine else words:
+        if "=" not in word:
+            raise WrongUsage(
+                f"expected KNOB=VALUE, got {word!r}; an engine comes first; {_EXAMPLE}"
+            )
+    texts = knob_texts(rest if has_engine else words, _EXAMPLE)
     for name, text in texts.items():
         if "," in text:
             raise WrongUsage(
                 f"{name}={text}: an engine holds one value at a time; 'stepscope what-if' tries "
                 "several on a recording"
             )
-    return texts
-
-
-def _hint(word: str, others: list[str]) -> str:
-    """Return a hint for a word that is not KNOB=VALUE; empty if its meaning is unclear."""
-    if (name := _as_knob(word)) is not None:
-        value = next((each for each in others if "=" not in each), "VALUE")
-        return f"; write {name}={value}"
-    is_address = "/" in word or any(each.name == word for each in find_local())
-    if is_address or any("=" in each for each in others):
-        return f"; the engine comes first: stepscope set {word} KNOB=VALUE"
-    return ""
-
-
-def _as_knob(word: str) -> str | None:
-    name = word.replace("-", "_")
-    return name if name in Knobs.__struct_fields__ else None
+    return first if has_engine else None, texts
 
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:

@@ -33,7 +33,7 @@ def snapshot(
     target: str | None = argument(
         "ENDPOINT|FILE",
         "name of a local engine, ipc://PATH, tcp://HOST:PORT or http://HOST:PORT; with "
-        "--audit also a recording or sample (default: the only local engine)",
+        "--audit also a recording or a shipped sample (default: the only local engine)",
     ),
     shows_audit: bool = flag(
         "who changed the engine, and which changes it refused, oldest first", "--audit"

@@ -1,24 +1,55 @@
 """The experiments of the lab: claims, the arms that try them, the figures of each arm."""
 
-from collections.abc import Callable, Sequence
-from typing import get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, get_args
 
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.cli.lab import judges
-from stepscope.tui.cli.lab.experiment import (
-    Arm,
-    ArmChange,
-    ArmFigure,
-    ArmRun,
-    Experiment,
-    Work,
-    seconds,
-)
+from stepscope.tui.cli.lab.arms import Arm, ArmChange, ArmRun, Work, seconds
+from stepscope.tui.cli.lab.judges import LabFinding
 
 Values = Sequence[float]
 _SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"
 _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
+
+
+class ArmFigure(NamedTuple):
+    """A column in the table of the report; `of` returns a value for each row."""
+
+    name: str
+    of: Callable[[Sequence[ArmRun]], Sequence[float]]
+    form: str = ",.0f"
+    is_drawn: bool = False  # the picture of the experiment shows it too
+
+
+class Experiment(NamedTuple):
+    """A claim, and how to try it."""
+
+    name: str
+    claim: str
+    source: str
+    differ: str  # what the arms differ in, such as "budget": heading of the table's first column
+    arms: tuple[Arm, ...]
+    columns: tuple[ArmFigure, ...]
+    # Gets the runs of all arms in their order, and the values of each column by its name.
+    judge: Callable[[Sequence[ArmRun], Mapping[str, Sequence[float]]], LabFinding]
+    rows: tuple[str, ...] = ()  # names of the table's rows, if they are not the arms
+
+    def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
+        """Return what the runs of all arms say of the claim."""
+        columns = {each.name: each.of(runs) for each in self.columns}
+        found = self.judge(runs, columns)
+        rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)
+        return found._replace(why="" if found.holds else found.why, rows=tuple(rows))
+
+    def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return the table of arms as text: (heading, rows)."""
+        rows = [
+            (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
+            for name, *values in finding.rows
+        ]
+        return (self.differ, *(each.name for each in self.columns)), rows
 
 
 def _works(
@@ -85,8 +116,9 @@ def _num_equal(runs: Sequence[ArmRun]) -> Values:
 def _empty_shares(runs: Sequence[ArmRun]) -> Values:
     """Share of the cache that is empty: in blocks, and with rows for whole requests reserved."""
     info = runs[0].side.info
-    if info is None or info.block_size is None or info.max_model_len is None:
-        return []
+    assert info is not None
+    assert info.block_size is not None
+    assert info.max_model_len is not None
     rows = [row for step in runs[0].steps for row in step.batch or ()]
     used = sum(row.start + row.num_tokens for row in rows)
     paged = sum(row.num_blocks for row in rows) * info.block_size
@@ -121,17 +153,10 @@ _MODES = (
     *(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8)),
     *_works("document", 2, (0.5, 0.5), 1024, 8, 99),
 )
-_ORDER = (
-    *_works("chat", 10, (0.0, 0.02), 96, 60, 1),
-    *_works("document", 2, (0.2, 0.0), 1024, 8, 99),
-    *(each._replace(priority=-1) for each in _works("urgent", 2, (0.6, 0.0), 32, 8, 70)),
-)
 _APART = (
     *_works("chat", 12, (0.0, 0.15), 64, 160, 1, grow=16),
     *_works("document", 5, (0.4, 0.6), 1500, 32, 99),
 )
-_SEATS = {"max_num_batched_tokens": 128, "max_num_seqs": 16}
-_FEW = {"max_num_batched_tokens": 128, "max_num_seqs": 4}
 
 
 def _shared(seed: int) -> tuple[Work, ...]:
@@ -304,25 +329,6 @@ EXPERIMENTS = (
             _each("padded tokens", lambda run: run.side.sums().num_padded_tokens),
         ),
         judges.modes,
-    ),
-    Experiment(
-        "order",
-        "priority brings urgent requests forward, and fewer seats cost throughput",
-        "vLLM's scheduler (policy, max_num_seqs); Sarathi-Serve (Agrawal et al., OSDI 2024)",
-        "arm",
-        (
-            Arm("decodes first", _SEATS, _ORDER),
-            Arm("by arrival", {**_SEATS, "order": "arrival"}, _ORDER),
-            Arm("4 seats, fcfs", _FEW, _ORDER),
-            Arm("4 seats, priority", {**_FEW, "policy": "priority"}, _ORDER),
-        ),
-        (
-            _figure("ITL p99, ms", "itl_p99"),
-            _ttft("urgent requests", "urgent"),
-            _ttft("all", "", is_drawn=False),
-            _OUTPUT,
-        ),
-        judges.order,
     ),
     Experiment(
         "apart",

@@ -1,16 +1,34 @@
-"""The judges of the experiments: each says whether a claim holds, by the runs of all arms.
+"""`LabFinding`, and the judges of the experiments: whether a claim holds, by the runs of all arms.
 
 A judge gets the runs, and the values of each column of its experiment by the column's name; both
 in the order of the arms.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from stepscope.tui.cli.lab.experiment import ArmRun, LabFinding
+from stepscope.tui.cli.lab.arms import ArmRun
 
 Runs: TypeAlias = Sequence[ArmRun]
 Columns: TypeAlias = Mapping[str, Sequence[float]]
+
+
+class LabFinding(NamedTuple):
+    """The result of an experiment. A judge leaves out the rows."""
+
+    holds: bool  # whether the claim was reproduced
+    measured: str  # in one sentence
+    why: str  # it was not reproduced; else empty
+    marked: tuple[str, str] | None = None  # an arm to mark in the picture, and the text there
+    rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()  # an arm, and a value for each column
+
+    @property
+    def verdict(self) -> str:
+        return "reproduced" if self.holds else "not here"
+
+    @property
+    def text(self) -> str:
+        return self.verdict + (f": {self.why}" if self.why else "")
 
 
 def tokens(runs: Runs, of: Columns) -> LabFinding:
@@ -117,8 +135,7 @@ def prefix(runs: Runs, of: Columns) -> LabFinding:
 def paged(runs: Runs, of: Columns) -> LabFinding:
     [empty] = of.values()
     info = runs[0].side.info
-    if info is None or not empty:
-        return LabFinding(None, "", "the engine does not publish its block size")
+    assert info is not None
     rows = [row for step in runs[0].steps for row in step.batch or ()]
     mean = sum(row.start + row.num_tokens for row in rows) / max(1, len(rows))
     return LabFinding(
@@ -141,17 +158,6 @@ def modes(runs: Runs, of: Columns) -> LabFinding:
         f"{longest[first]:,.0f} and {longest[last]:,.0f} ms",
         f"fewer tokens a second than the mode before: {', '.join(behind) or 'none'}; "
         f"{runs[last].main_cause()}",
-    )
-
-
-def order(runs: Runs, of: Columns) -> LabFinding:
-    urgent, output = of["TTFT of urgent requests, ms"], of["output tokens/s"]
-    return LabFinding(
-        urgent[3] < urgent[2] and output[2] < output[0],
-        f"with 4 seats urgent requests wait {urgent[2]:,.0f} ms by arrival and {urgent[3]:,.0f} ms "
-        f"by priority; 4 seats in place of 16 take output from {output[0]:,.0f} to "
-        f"{output[2]:,.0f} tokens/s",
-        runs[3].main_cause(),
     )
 
 

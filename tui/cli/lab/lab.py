@@ -1,26 +1,24 @@
-"""`stepscope lab`: lists the experiments, runs them, and reports what was found."""
+"""`stepscope lab`: lists the experiments, or runs them and reports what was found."""
 
-import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import typer
-
-from stepscope.engine.client.client import ControlClient
+from stepscope.engine.execution.machine.environment import num_threads
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import missing
 from stepscope.tui.cli.engines.engine import model_on_text
-from stepscope.tui.cli.lab.bench import LabBench
-from stepscope.tui.cli.lab.experiment import Arm, ArmRun, Experiment, LabFinding
-from stepscope.tui.cli.lab.experiments import EXPERIMENTS
+from stepscope.tui.cli.lab.arms import ArmRun, run_arm
+from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment
+from stepscope.tui.cli.lab.judges import LabFinding
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.options import argument, command, command_group, example, flag, option
+from stepscope.tui.cli.shared.options import argument, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -32,18 +30,15 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
 
 
 @command(
-    "stepscope lab run freeze",
-    "stepscope lab run prefix freeze --model smollm2",
-    "stepscope lab run knee --engine engine-0",
-    "stepscope lab run --all -o lab/",
+    "stepscope lab",
+    "stepscope lab freeze",
+    "stepscope lab prefix freeze --model smollm2",
+    "stepscope lab --all -o lab/",
 )
-def run(
-    names: list[str] | None = argument("NAME...", "the experiments"),
+def lab(
+    names: list[str] | None = argument("NAME...", "the experiments (default: list them)"),
     runs_all: bool = flag("run all of them", "--all"),
     model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
-    engine: str | None = option(
-        "ENDPOINT", "use an engine that runs and has nothing else to do, in place of one of its own"
-    ),
     folder: str = option(
         "FOLDER",
         "keep the recordings, a report (Markdown) and a picture of each claim",
@@ -52,27 +47,39 @@ def run(
         default="",
     ),
 ) -> None:
-    """Run experiments: record each arm, and say whether the claim holds here.
+    """Try what the literature claims on this machine.
 
-    Each arm is a run of the same engine with other knobs. Figures come from the recordings.
+    Each arm of an experiment is a run of the same engine with other knobs, which is recorded; the
+    recordings say whether the claim holds here.
     """
-    chosen = _chosen(names or (), runs_all)
+    if not names and not runs_all:
+        for each in EXPERIMENTS:
+            say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}", "")
+        say("stepscope lab NAME runs one, stepscope lab --all runs all of them")
+        return
+    wanted = [name for name in names or () if name != "run"]  # as it was called: lab run NAME
+    chosen = _chosen(wanted, runs_all)
     with ExitStack() as stack, Progress() as progress:
         kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
         target = Path(kept)
         target.mkdir(parents=True, exist_ok=True)
-        endpoint, info = stack.enter_context(_engine(model, engine, progress))
-        pair = None if engine is not None else partial(_pair, model, progress)
-        bench = stack.enter_context(LabBench(endpoint, target, pair))
+        engine = stack.enter_context(EngineProcess(_options(model), progress))
         found = []
         for place, experiment in enumerate(chosen):
-            finding = _try(experiment, bench, progress, (place, len(chosen)))
+
+            def on_arm(name: str, share: float, place: int = place) -> None:
+                progress(f"{chosen[place].name}: {name}", (place + share) / len(chosen))
+
+            pair = partial(_pair, model, progress)
+            runs = _runs(experiment, engine.endpoint, pair, target, on_arm)
+            progress.close()  # what reads the recordings has its own
+            finding = experiment.finding(runs)
             found.append((experiment, finding))
+            say(*lines(experiment, finding, runs), "")
             if folder:
                 draw(experiment, finding, target / f"{experiment.name}.svg")
-        progress.close()
         if folder:
-            (target / "report.md").write_text(markdown(found, _machine(info)), "utf-8")
+            (target / "report.md").write_text(markdown(found, _machine(engine.info)), "utf-8")
             say(f"{target}: report.md, a picture of each claim, and the recordings")
         else:
             say("the recordings are gone; -o FOLDER keeps them")
@@ -87,48 +94,31 @@ def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _try(
-    experiment: Experiment, bench: LabBench, progress: Progress, place: tuple[int, int]
-) -> LabFinding:
-    if not bench.can_try(experiment.arms):
-        why = "it starts engines of its own: leave out --engine"
-        finding = LabFinding(None, "nothing", why)
-        say(*lines(experiment, finding, []), "")
-        return finding
+def _runs(
+    experiment: Experiment,
+    endpoint: Endpoint,
+    pair: Callable[[], AbstractContextManager[Sequence[Endpoint]]],
+    folder: Path,
+    on_arm: Callable[[str, float], None],
+) -> list[ArmRun]:
+    found = []
+    for number, arm in enumerate(experiment.arms):
 
-    def run(number: int, arm: Arm) -> ArmRun:
-        def on_share(share: float) -> None:
-            done = place[0] + (number + share) / len(experiment.arms)
-            progress(f"{experiment.name}: {arm.name}", done / place[1])
+        def on_share(share: float, name: str = arm.name, number: int = number) -> None:
+            on_arm(name, (number + share) / len(experiment.arms))
 
         on_share(0.0)
-        return bench.run(experiment.name, arm, on_share)
-
-    runs = [run(number, arm) for number, arm in enumerate(experiment.arms)]
-    finding = experiment.finding(runs)
-    progress.close()
-    say(*lines(experiment, finding, runs), "")
-    return finding
+        path = folder / f"{experiment.name}-{arm.name}.mcap".replace(" ", "-")
+        with pair() if arm.is_apart else nullcontext([endpoint]) as endpoints:
+            found.append(run_arm(endpoints, path, arm, on_share))
+    return found
 
 
 @contextmanager
-def _engine(
-    model: str, engine: str | None, progress: Progress
-) -> Iterator[tuple[Endpoint, EngineInfo]]:
-    if engine is not None:
-        endpoint = Endpoint.parse(engine)
-        with ControlClient(endpoint) as client:
-            info = client.info()
-        yield endpoint, info
-        return
-    with EngineProcess(_options(model), progress) as process:
-        yield process.endpoint, process.info
-
-
-@contextmanager
-def _pair(model: str, progress: Progress) -> Iterator[tuple[Endpoint, Endpoint]]:
+def _pair(model: str, progress: Progress) -> Iterator[Sequence[Endpoint]]:
     """Start a prefill and a decode engine, with half of the cores each."""
-    half: Mapping[str, KnobValue] = {**_options(model), "threads": max(1, _num_cores() // 2)}
+    num_cores = num_threads(EngineConfig())
+    half: Mapping[str, KnobValue] = {**_options(model), "threads": max(1, num_cores // 2)}
     with EngineProcess({**half, "role": "decode"}, progress, name="decode") as decode:
         roles = {"role": "prefill", "decode_to": decode.endpoint.control}
         with EngineProcess({**half, **roles}, progress, name="prefill") as prefill:
@@ -139,14 +129,10 @@ def _options(model: str) -> Mapping[str, KnobValue]:
     return {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
 
 
-def _num_cores() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-
-
 def _machine(info: EngineInfo) -> str:
     day = datetime.now(UTC).date()
-    return f"Measured on {day}: {model_on_text(info)}; {platform.machine()}, {_num_cores()} cores."
+    cores = f"{platform.machine()}, {num_threads(EngineConfig())} cores"
+    return f"Measured on {day}: {model_on_text(info)}; {cores}."
 
 
 # The report
@@ -213,22 +199,3 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": experiment.name}):  # the same file each time
         figure.savefig(path, metadata={"Date": None})
-
-
-def lab(context: typer.Context) -> None:
-    """List the experiments: what is claimed, and by whom."""
-    if context.invoked_subcommand is None:
-        for each in EXPERIMENTS:
-            say(
-                f"{each.name:<12} {each.claim}", f"{'':12} {each.source}; {len(each.arms)} arms", ""
-            )
-        say("stepscope lab run NAME runs one, stepscope lab run --all runs all of them")
-
-
-commands = command_group(
-    "lab",
-    "Try what the literature claims on this machine.",
-    run,
-    alone=lab,
-    epilog=example("stepscope lab", "stepscope lab run freeze"),
-)

@@ -201,11 +201,9 @@ def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
     listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
     rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
     num_alike = len(checks) - len(listed)
-    return [
-        found.text,
-        *text_table(["", "figure", "is", "asked", ""], rows, "<<>><"),
-        *([f"{num_alike} other figures are no worse than in the baseline"] if num_alike else []),
-    ]
+    table = text_table(["", "figure", "is", "asked", ""], rows, "<<>><") if rows else []
+    alike = f"{num_alike} {'other ' * bool(rows)}figures are no worse than in the baseline"
+    return [found.text, *table, *([alike] if num_alike else [])]
 
 
 def _bound(option: str, text: str) -> FigureBound:

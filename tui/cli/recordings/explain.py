@@ -14,12 +14,21 @@ from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
-from stepscope.tui.cli.recordings.measured import recorded
+from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
 from stepscope.tui.cli.recordings.profiled import print_profile
 from stepscope.tui.cli.shared.connect import is_recording
 from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
-from stepscope.tui.cli.shared.output import clock_ms, in_ms, ms, note, say, text_table, write_json
+from stepscope.tui.cli.shared.output import (
+    clock_ms,
+    in_ms,
+    ms,
+    note,
+    say,
+    session_text,
+    text_table,
+    write_json,
+)
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
@@ -27,7 +36,6 @@ from stepscope.tui.views import misses_text
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
-_LONG_TTFT_MS = 1000.0  # a median above this means that first tokens were late in general
 
 
 @command(
@@ -63,15 +71,13 @@ def explain(
         "instead: what ran on the device in each step, by a trace of torch's profiler from vLLM",
     ),
     limit: int = option(
-        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20
+        "INT", "number of rows of each table, the longest waits first; 0 for all", default=20, min=0
     ),
     as_json: AsJson = False,
 ) -> None:
     """Say which tokens came late, and why; also who waits, or what ran."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
     given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
-    if limit < 0:
-        raise WrongUsage(f"--limit: expected 0 (all) or more, got {limit}")
     check_seconds(seconds)
     is_file = target is not None and is_recording(target)
     if profile is not None and (given or request is not None or shows_queue or not is_file):
@@ -82,12 +88,13 @@ def explain(
         raise WrongUsage("--seconds: of a recording only with --queue")
     wanted = None if request is None else request_number(request)
     usage = "stepscope explain {}" + " --queue" * shows_queue
+    last_s = seconds if is_file else seconds or LIVE_S
     with recorded(target, seconds, given, usage) as (file, recording):
         if profile is not None:
             print_profile(file, recording, profile, limit, as_json)
             return
         if shows_queue:
-            print_ledger(file, recording, seconds if is_file else None, limit, as_json)
+            print_ledger(file, recording, last_s, not is_file, limit, as_json)
             return
         if recording.info.totals_every_s is not None:
             raise CommandFailed(
@@ -95,12 +102,12 @@ def explain(
                 f"'stepscope stats {file}' has its figures"
             )
         slo = level_of(given, recording)
-        carried = levels_said(recording.info, recording.metadata)
-        own = [
-            name
-            for name, level_ms in carried.items()
-            if asked[name] is None and levels_of(slo)[name] == level_ms
-        ]
+        carried = levels_said(recording.info, recording.metadata if is_file else None)
+        brought_by = "as the recording says" if is_file else "as the engine says"
+        origins = {"slo_itl_ms": "the default", "slo_ttft_ms": "the default"}
+        for name, level_ms in carried.items():
+            if asked[name] is None and levels_of(slo)[name] == level_ms:
+                origins[name] = brought_by
         found = explain_recording(
             recording,
             None if slo_itl == _MEDIAN else slo.itl_ms,
@@ -113,13 +120,16 @@ def explain(
         limits = {} if side is None else limits_document(side)
         write_json({**_document(file, found), **limits})
         return
-    said = [] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]
+    span_s = None if side is None else side.figures()["seconds"]
+    of = f"; {model_text(found.info)} on {found.info.name}"
     say(
-        *_summary(file, found, own, given),
-        *said,
+        session_text(file, found.num_steps, span_s, last_s) + of,
+        *_summary(found, origins, given),
+        *([] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]),
         *_served(found),
         *_shares(found),
-        *_table(found, limit),
+        *_tables(found, limit),
+        *(["", f"'stepscope tune {file}' names the bottleneck"] if side and found.late else []),
     )
 
 
@@ -132,14 +142,13 @@ def _run(recording: Recording, found: Explanation) -> FileRun:
 # Text output
 
 
-def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, Any]) -> list[str]:
+def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str, Any]) -> list[str]:
     def said(option: str, name: str) -> str:
         if name in given:
             return option
-        return f"{'as the recording says' if name in own else 'the default'}; {option} sets another"
+        return f"{origins[name]}; {option} sets another"
 
     lines = [
-        f"{file}: {found.num_steps:,} steps of {model_text(found.info)} on {found.info.name}",
         _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),
     ]
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
@@ -152,13 +161,8 @@ def _summary(file: str, found: Explanation, own: list[str], given: Mapping[str, 
             f"({clock_ms(found.wall_ns(longest.end_ns))})"
             + (f", which held up {held_up}" if found.request_id is None else "")
         )
-    ttft = found.ttft
-    lines.append(_measured(f"first tokens{_of(found)}", said("--slo-ttft", "slo_ttft_ms"), ttft))
-    # Beyond twice the median, by default: that does not show that the median is high.
-    if not ttft.is_given and ttft.median_ms is not None and ttft.median_ms > _LONG_TTFT_MS:
-        lines.append(
-            "  half of the first tokens took over 1 s: --slo-ttft 3s counts those above a level"
-        )
+    origin = said("--slo-ttft", "slo_ttft_ms")
+    lines.append(_measured(f"first tokens{_of(found)}", origin, found.ttft))
     number, num_late, num_first = found.affected  # a thousand late tokens may be of one request
     if num_late and found.request_id is None:
         their = "its" if num_first == 1 else "their"
@@ -236,53 +240,46 @@ def _shares(found: Explanation) -> list[str]:
     return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows)]
 
 
-def _table(found: Explanation, limit: int) -> list[str]:
-    """Return a table of late tokens, the longest wait first.
+def _tables(found: Explanation, limit: int) -> list[str]:
+    """Return a table of late gaps and one of late first tokens, the longest wait first.
 
-    Half of its rows are of first tokens. Otherwise these would hide the step that stalled all
-    streams, when prompts queue.
+    In one table, first tokens would hide the step that stalled all streams, when prompts queue.
     """
-    late = found.late
     if not found.num_steps:
         return ["", "it holds no step, so nothing is known about late tokens"]
-    if not late:
+    if not found.late:
         came = " that came" if found.never_served.num_requests else ""
         return ["", f"no token{_of(found)}{came} was late"]
-    alike: dict[tuple[int, int, bool, str], list[Late]] = {}
+    gaps = [each for each in found.late if each.token_idx > 0]
+    firsts = [each for each in found.late if each.token_idx == 0]
+    return [
+        *_table(found, "late gaps between tokens (ITL)", gaps, limit),
+        *_table(found, "late first tokens (TTFT)", firsts, limit),
+    ]
+
+
+def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list[str]:
+    if not late:
+        return []
+    alike: dict[tuple[int, int, str], list[Late]] = {}
     for each in late:
-        key = each.start_ns - each.end_ns, each.step, each.token_idx > 0, each.explanation
-        alike.setdefault(key, []).append(each)
-    groups = [alike[key] for key in sorted(alike)]
-    shown = _shown(groups, limit or len(groups))
+        alike.setdefault((-each.gap_ns, each.step, each.explanation), []).append(each)
+    shown = [alike[key] for key in sorted(alike)[: limit or None]]
     rows = [
         [
             f"{group[0].step:,}",
             clock_ms(found.wall_ns(group[0].end_ns)),
             f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
             + (f" +{len(group) - 1}" if len(group) > 1 else ""),
-            ms(group[0].gap_ns),
-            group[0].kind + (" (paused)" if group[0].is_excused else ""),
+            ms(group[0].gap_ns) + (" (paused)" if group[0].is_excused else ""),
             group[0].explanation,
         ]
         for group in shown
     ]
     rest = len(late) - sum(map(len, shown))
-    more = [f"and {rest:,} more late tokens: --limit 0 shows all"] if rest else []
-    heading = ["step", "at", "token (+ alike)", "took", "of", "why, largest first"]
-    return ["", *text_table(heading, rows, "><<><<"), *more]
-
-
-def _shown(groups: list[list[Late]], limit: int) -> list[list[Late]]:
-    """Return so many groups in their order, half of them first tokens, if there are as many."""
-    gaps = [group[0].token_idx > 0 for group in groups]
-    num_gaps = min(sum(gaps), max(limit - limit // 2, limit - gaps.count(False)))
-    left = {True: num_gaps, False: limit - num_gaps}
-    shown = []
-    for group, is_gap in zip(groups, gaps, strict=True):
-        left[is_gap] -= 1
-        if left[is_gap] >= 0:
-            shown.append(group)
-    return shown
+    more = [f"and {rest:,} more: --limit 0 shows all"] if rest else []
+    heading = ["step", "at", "token (+ alike)", "took", "why, largest first"]
+    return ["", f"{title}, the longest first", *text_table(heading, rows, "><<><"), *more]
 
 
 # JSON output

@@ -21,6 +21,7 @@ from stepscope.tui.cli.shared.output import (
     ms,
     note,
     say,
+    session_text,
     text_table,
     write_json,
 )
@@ -30,12 +31,15 @@ _NAMED = 3  # requests to name behind another one in the queue
 
 
 def print_ledger(
-    name: str, recording: Recording, seconds: float | None, limit: int, as_json: bool
+    name: str, recording: Recording, last_s: float | None, is_cut: bool, limit: int, as_json: bool
 ) -> None:
-    """Print the waits and preemptions of a recording, or of its last seconds."""
+    """Print the waits and preemptions of a recording, or of its last seconds.
+
+    `is_cut`: it holds nothing else than those.
+    """
     begin = Position(0, 0)
-    if seconds is not None:
-        begin = recording.find_time(recording.end_ns - round(seconds * 1e9))
+    if last_s is not None and not is_cut:
+        begin = recording.find_time(recording.end_ns - round(last_s * 1e9))
     state, sequence = state_at(recording, begin)
     baseline = Baseline()
     for _, index in indexes(recording):
@@ -54,26 +58,24 @@ def print_ledger(
     if as_json:
         write_json(_document(name, found))
     else:
-        say(*_lines(name, found, limit))
+        span_s = (found.now_ns - (found.first_ns or 0)) / 1e9
+        say(session_text(name, found.num_steps, span_s, last_s), *_lines(found, limit))
 
 
 # Text output
 
 
-def _lines(name: str, found: Ledger, limit: int) -> list[str]:
+def _lines(found: Ledger, limit: int) -> list[str]:
     tax = found.tax()
-    span_s = (found.now_ns - (found.first_ns or 0)) / 1e9
-    lines = [f"{name}: {found.num_steps:,} steps in {span_s:,.1f} s"]
+    lines = [f"preemptions: {'none' if found.publishes_requests else 'unknown'}"]
     if found.preemptions:
-        lines += [
+        lines = [
             f"preemptions: {tax.num_preemptions:,}, which threw away {fmt.count(tax.num_lost)} "
             "tokens",
             f"recompute tax: {fmt.count(tax.num_recomputed)} of {tax.num_tokens:,} tokens "
             f"({_share(tax.token_share)}), {ms(tax.recompute_ns)} of the {ms(tax.step_ns)} in "
             f"steps ({_share(tax.time_share)})",
         ]
-    else:
-        lines.append(f"preemptions: {'none' if found.publishes_requests else 'unknown'}")
     if not found.publishes_requests:
         return [*lines, "the engine does not publish the requests of a step: nothing else is known"]
     return [*lines, *_waiting(found, limit), *_admitted(found, limit), *_preemptions(found, limit)]

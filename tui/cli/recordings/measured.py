@@ -15,6 +15,7 @@ from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said
 from stepscope.recordings.file.step_range import StepRange
@@ -25,7 +26,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.options import check_seconds
-from stepscope.tui.cli.shared.output import Progress, note
+from stepscope.tui.cli.shared.output import Progress, note, session_text
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
@@ -45,12 +46,12 @@ class MeasuredSession(NamedTuple):
     slo: SLO
     figures: Mapping[str, float | None]
     run: Run
+    last_s: float | None = None  # only so much of it was measured; None: all of it
 
     @property
     def text(self) -> str:
         steps, seconds = self.figures["steps"], self.figures["seconds"] or 0.0
-        what = "records of unknown steps" if steps is None else f"{steps:,.0f} steps"
-        return f"{self.name}: {what} in {seconds:,.1f} s"
+        return session_text(self.name, steps, seconds, self.last_s)
 
     def document(self) -> dict[str, Any]:
         return {"name": self.name, "slo": self.slo._asdict(), "figures": dict(self.figures)}
@@ -91,18 +92,19 @@ def measure(
             before = recording.step_before(start)
             first = None if before is None else before + 1
         if not for_comparison:
-            return _of_file(recording, target or "", slo, first)
+            run = _file_run(recording, target or "", slo, first)
+            return MeasuredSession(target or "", slo, run.figures(), run, seconds)
     side = side_of(chosen, target or "", slo, StepRange(first))
-    return MeasuredSession(target or "", slo, side.figures(), side)
+    return MeasuredSession(target or "", slo, side.figures(), side, seconds)
 
 
-def _of_file(recording: Recording, name: str, slo: SLO, first: int | None) -> MeasuredSession:
+def _file_run(recording: Recording, name: str, slo: SLO, first: int | None) -> FileRun:
     with Progress() as progress:
         run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
     note(recording.message)
     if not run.num_steps:
         raise NothingMeasured(f"{name}: there is no step to measure")
-    return MeasuredSession(name, slo, run.figures(), run)
+    return run
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:
@@ -142,8 +144,11 @@ def recorded(
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         path = Path(folder) / f"{chosen.name}.mcap"
         write_memory(history, path, lambda share: None, first=_first_of(history, seconds))
-        with Recording(path) as recording:
-            yield chosen.name, recording
+        try:
+            with Recording(path) as recording:
+                yield chosen.name, recording
+        except RecordingError as error:  # name the engine: its temporary file is gone soon
+            raise type(error)(str(error).replace(str(path), chosen.name)) from error
 
 
 def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
@@ -203,4 +208,4 @@ def _of_history(history: History, name: str, seconds: float | None = None) -> Me
     """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
-    return MeasuredSession(name, history.slo, history.figures(None, seconds), side)
+    return MeasuredSession(name, history.slo, history.figures(None, seconds), side, seconds)

@@ -1,19 +1,39 @@
-"""`stepscope record`: records a session to a file or a series of files, without a screen."""
+"""`stepscope record`: records a session to files, or only the time around rules that fire."""
 
+import json
+import shlex
+import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.recordings.file.writing.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries
+from stepscope.recordings.file.writing.rotation import (
+    MIN_ROTATE_BYTES,
+    MIN_ROTATE_S,
+    FileSeries,
+    SeriesLimits,
+)
+from stepscope.recordings.history.history import History
 from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.incidents.keeper import (
+    DEFAULT_RULES,
+    IncidentFolder,
+    IncidentKeeper,
+    KeptIncident,
+)
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.tui.cli.recordings.incidents import IncidentOptions, keep_incidents, series_limits
-from stepscope.tui.cli.shared.connect import check_past, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.levels import chosen_levels
+from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
+from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
@@ -21,10 +41,15 @@ from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.recent import remember
-from stepscope.tui.views.format import file_size
+from stepscope.tui.settings.setting_values import milliseconds
+from stepscope.tui.views.format import file_size, plural
 
 _TICK_S = 0.2
 _GONE_S = 10.0  # an engine that is silent for longer counts as gone
+_LOOK_S = 0.25  # how often the rules of incidents are judged
+_COMMAND_S = 60.0  # time limit of --on-incident
+_MAX_STEPS = 500_000  # in memory, for incidents
+_MAX_BYTES = 256 * 1024 * 1024
 
 
 @command(
@@ -41,7 +66,11 @@ def record(
     output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
     seconds: float | None = option("NUMBER", "how long to record (default: until Ctrl-C)"),
     past: float = option(
-        "SECONDS", "begin with this much of the engine's past, as far as it keeps it", default=0.0
+        "SECONDS",
+        "begin with this much of the engine's past, as far as it keeps it",
+        default=0.0,
+        min=0,
+        max=MAX_PAST_S,
     ),
     rotate: str | None = option(
         "SIZE,AGE",
@@ -87,16 +116,23 @@ def record(
         _engines(endpoint, wait)
         chosen = choose(endpoint, "stepscope record {} --incidents DIR")
         connect(chosen).close()
-        options = IncidentOptions(incidents, before, after, keep, when or (), on_incident)
-        keep_incidents(chosen, options, chosen_levels(flags), seconds)
+        kept = _series_limits("--keep", keep)
+        if kept is not None and kept.num_bytes is None:
+            raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {keep}")
+        past_s, after_s = _seconds("--before", before), _seconds("--after", after)
+        rules = chosen_rules(when or ()) or tuple(parse_rule(text) for text in DEFAULT_RULES)
+        folder = IncidentFolder(Path(incidents), kept and kept.num_bytes)
+        history = History(chosen_levels(flags), _MAX_STEPS, _MAX_BYTES)
+        engine = Subscriber(chosen, history, past_s=past_s)
+        keeper = IncidentKeeper(engine, rules, folder, past_s, after_s)
+        _keep_incidents(engine, keeper, folder.path, _Reporter(on_incident), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
     if keep is not None and rotate is None:
         raise WrongUsage("--keep: only with --rotate or --incidents")
-    check_past(past)
     levels = chosen_levels(flags)
-    limits, kept = series_limits("--rotate", rotate), series_limits("--keep", keep)
+    limits, kept = _series_limits("--rotate", rotate), _series_limits("--keep", keep)
     if limits is not None and (limits.num_bytes or MIN_ROTATE_BYTES) < MIN_ROTATE_BYTES:
         raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")
     if limits is not None and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
@@ -234,3 +270,96 @@ def watch_recordings(
     elapsed_s = time.monotonic() - start_s
     if seconds is not None and elapsed_s < seconds:
         sessions[0].problem = Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
+
+
+# Incidents
+
+
+def _keep_incidents(
+    source: Subscriber,
+    keeper: IncidentKeeper,
+    folder: Path,
+    reporter: "_Reporter",
+    seconds: float | None,
+) -> None:
+    """Watch an engine, also if it restarts, and keep a file of each incident, for `seconds`."""
+    start_s = time.monotonic()
+    with StopSignals() as stop, Progress() as progress:
+        source.start()
+        try:
+            while not stop.wait(_LOOK_S):
+                reporter.report(keeper.look())
+                state = "an incident goes on" if keeper.is_open else "no incident now"
+                progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
+                if seconds is not None and time.monotonic() - start_s >= seconds:
+                    break
+            reporter.report(keeper.close())
+        finally:
+            source.stop()
+            reporter.close()
+    left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
+    say(f"{reporter.text} in {folder}{left_out}")
+    if reporter.error is not None:
+        raise CommandFailed(reporter.error)
+
+
+def _seconds(option: str, text: str) -> float:
+    seconds = milliseconds(option, text) / 1e3
+    if seconds < 1:
+        raise WrongUsage(f"{option}: expected 1s or more, got {text!r}")
+    return seconds
+
+
+def _series_limits(option: str, text: str | None) -> SeriesLimits | None:
+    """Return the size and the age that an option sets."""
+    try:
+        return None if text is None else SeriesLimits.parse(text)
+    except ValueError as error:
+        raise WrongUsage(f"{option}: {error}") from error
+
+
+class _Reporter:
+    """Prints a line for each incident kept, and starts the operator's command for it."""
+
+    def __init__(self, command: str | None) -> None:
+        self.error: str | None = None
+        self._command = None if command is None else shlex.split(command)
+        self._num_kept = 0
+        self._running: list[threading.Thread] = []
+
+    @property
+    def text(self) -> str:
+        return f"{plural(self._num_kept, 'incident')} kept"
+
+    def report(self, kept: KeptIncident | None) -> None:
+        if kept is None:
+            return
+        self.error = kept.error
+        incident = kept.incident
+        where = kept.error if kept.path is None else str(kept.path)
+        say(f"{time.strftime('%H:%M:%S')} {where}: {incident.text}")
+        if incident.explanation:
+            say(f"         {incident.explanation}")
+        if kept.path is not None:
+            self._num_kept += 1
+            remember(kept.path)
+        if self._command is not None:
+            document = {"path": None if kept.path is None else str(kept.path), "error": kept.error}
+            document |= msgspec.to_builtins(incident)
+            thread = threading.Thread(
+                target=_run, args=([*self._command, str(kept.path or "")], json.dumps(document))
+            )
+            thread.start()
+            self._running = [each for each in self._running if each.is_alive()] + [thread]
+
+    def close(self) -> None:
+        """Wait until the operator's commands have ended."""
+        for each in self._running:
+            each.join()
+
+
+def _run(command: Sequence[str], text: str) -> None:
+    try:
+        subprocess.run(command, input=text, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"--on-incident failed: {error}")

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -20,11 +20,10 @@ from stepscope.engine.client.errors import (
     KeyRefused,
     NoEngine,
 )
-from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials
-from stepscope.engine.transport.local_engines import called, local_credentials
+from stepscope.engine.transport.local_engines import called
 from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
 from stepscope.tui.cli.shared.errors import expected
 from stepscope.tui.cli.shared.output import Progress
@@ -48,20 +47,6 @@ def use_key(flags: Mapping[str, Any]) -> None:
     os.environ[KEY_VARIABLE] = str(path)
     if settings.server_key:
         os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
-
-
-def note_unused_key(endpoints: Iterable[str]) -> None:
-    """Say which of the engines named (none: of this machine) ask for no key."""
-    try:
-        named = [Endpoint.parse(each) for each in endpoints] or find_local()
-        keyless = [each for each in named if local_credentials(each) == (True, None)]
-    except (ConfigError, OSError):
-        return  # the command itself says what is wrong
-    for each in keyless:
-        print(
-            f"stepscope: note: the engine at {each.control} asks for no key; --key is not used",
-            file=sys.stderr,
-        )
 
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts
@@ -271,9 +256,3 @@ def check_metrics(address: MetricsAddress) -> None:
     except FetchError as error:
         kind = NotThere if isinstance(error, NoResponseError) else CommandFailed
         raise kind(str(error)) from error
-
-
-def check_past(past_s: float) -> None:
-    """Check the value of --past."""
-    if not 0 <= past_s <= MAX_PAST_S:
-        raise WrongUsage(f"--past: expected 0 to {MAX_PAST_S:.0f} seconds, got {past_s:g}")

@@ -4,47 +4,30 @@ import codecs
 import errno
 import io
 import os
-import re
 import sys
 import traceback
-from functools import partial
 
 import typer
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
-from stepscope.tui.settings.terminal import only_ascii, said_environment
-
-# What was expected, by the first word of a pydantic error type.
-_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-_CHOICES = re.compile(r"is not one of (.*)\.")  # of a Literal
 
 
 def write_what_encodings_lack() -> None:
-    """Let output have an ASCII character for each glyph that its encoding lacks, `?` for others.
-
-    On a terminal without a UTF-8 locale, where Python may write UTF-8 all the same, no glyph is
-    written, as in the dashboard; other text, such as names and answers, is written as it is.
-    """
-    codecs.register_error("glyphs", partial(_in_ascii, "ascii"))
-    codecs.register_error("glyphs_alone", partial(_in_ascii, "utf-8"))
+    """Let output have an ASCII character for each glyph that its encoding lacks, `?` for others."""
+    codecs.register_error("glyphs", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="glyphs")
-            is_utf8 = stream is sys.stdout and stream.encoding == "utf-8" and stream.isatty()
-            if is_utf8 and only_ascii(said_environment()) is not None:
-                stream.reconfigure(encoding="ascii", errors="glyphs_alone")
 
 
-def _in_ascii(others: str, error: UnicodeError) -> tuple[bytes | str, int]:
-    """Handle an error of an encoder: write glyphs in ASCII, and other characters in `others`."""
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     from stepscope.tui.views.theme import TO_ASCII  # takes long to import
 
-    encoded = error.object[error.start : error.end].translate(TO_ASCII).encode(others, "replace")
-    return encoded.decode() if others == "ascii" else encoded, error.end
+    text = error.object[error.start : error.end].translate(TO_ASCII)
+    return text.encode("ascii", "replace").decode(), error.end
 
 
 def report(error: BaseException) -> int:
@@ -91,15 +74,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
 
 
 def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message in the words of ours: no capital letter, no full stop."""
-    said = error.format_message().removesuffix(".")
-    errors = getattr(error.__cause__, "errors", None)  # from pydantic, which parses for typer
-    first = errors()[0] if errors is not None else {}
-    choices = _CHOICES.search(first.get("msg", ""))
-    expected = "one of " + choices[1].replace("'", "") if choices else None
-    if expected := expected or _EXPECTED.get(first.get("type", "").partition("_")[0]):
-        named = said.partition("'")[2].partition("'")[0]
-        return f"{named}: expected {expected}, got {first['input']!r}"
+    """Return typer's error message like ours: no capital letter, no full stop."""
+    said = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
     return said[:1].lower() + said[1:]
 
 

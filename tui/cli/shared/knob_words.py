@@ -1,7 +1,7 @@
 """Changes of knobs, as the user types them: `KNOB=VALUE` words.
 
-Words are one change together. Commas in a value make variants of that knob, where a command takes
-variants.
+Words are one change together. Commas or a range in a value make variants of that knob, where a
+command takes variants.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from stepscope.tui.settings.setting_values import convert_flags
 Variant: TypeAlias = tuple[str, dict[str, KnobValue]]
 """A text for people, and the values of the knobs that differ."""
 
-_MAX_SWEEP = 8
+_MAX_RANGE = 8
 _MAX_VARIANTS = 32
 
 
@@ -43,20 +43,15 @@ def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
     return texts
 
 
-def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]:
-    """Return the changes to try: each value of each knob, and of the sweep, with each other."""
+def variants_of(words: Sequence[str]) -> list[Variant]:
+    """Return the changes to try: each value of each knob with each other."""
     texts = knob_texts(words, "for example max_num_batched_tokens=256,512")
-    if sweep is not None:
-        name, values = _swept(sweep)
-        if name in texts:
-            raise WrongUsage(f"--sweep: {name} is given twice: {texts[name]!r} and {sweep!r}")
-        texts[name] = ",".join(values)  # the last: it varies fastest
     if unknown := [name for name in texts if name not in Knobs.__struct_fields__]:
         raise WrongUsage(
             f"{unknown[0]!r} is no knob; the knobs are {', '.join(Knobs.__struct_fields__)}"
         )
     found = []
-    for chosen in itertools.product(*(text.split(",") for text in texts.values())):
+    for chosen in itertools.product(*map(_values, texts.values())):
         flags = dict(zip(texts, chosen, strict=True))
         said = " ".join(f"{name}={value}" for name, value in flags.items())
         found.append((said, convert_flags(Knobs, flags)))
@@ -65,19 +60,14 @@ def variants_of(words: Sequence[str], sweep: str | None = None) -> list[Variant]
     return found if texts else []
 
 
-def _swept(text: str) -> tuple[str, list[str]]:
-    """Return the knob and values of a sweep; FIRST..LAST gives each doubling, at most eight."""
-    name, _, bounds = text.partition("=")
-    name = name.replace("-", "_")
-    if name and "," in bounds and "=" not in bounds:
-        return name, bounds.split(",")
-    first, dots, last = bounds.partition("..")
-    if not (dots and first.isdigit() and last.isdigit() and 0 < int(first) < int(last)):
-        raise WrongUsage(
-            f"--sweep: expected KNOB=FIRST..LAST, whole numbers, or KNOB=VALUE,VALUE, got {text!r}"
-        )
+def _values(text: str) -> list[str]:
+    """Return values with commas between them, or of FIRST..LAST each doubling, at most eight."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return text.split(",")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) < int(last)):
+        raise WrongUsage(f"expected FIRST..LAST, two whole numbers, got {text!r}")
     low, high = int(first), int(last)
-    num_points = min(_MAX_SWEEP, (high // low).bit_length() if high >= 2 * low else 2)
-    num_points = max(num_points, 2)
+    num_points = max(2, min(_MAX_RANGE, (high // low).bit_length()))
     values = {round(low * (high / low) ** (at / (num_points - 1))) for at in range(num_points)}
-    return name, [str(value) for value in sorted(values)]
+    return [str(value) for value in sorted(values)]

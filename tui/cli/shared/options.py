@@ -17,6 +17,7 @@ from msgspec.structs import FieldInfo
 from typer.core import TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
+from stepscope.recordings.samples import SHOWS
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
@@ -51,7 +52,7 @@ class CliCommand:
         self._fields = [field for section in sections for field in _fields(section)]
         self._defaults, self._names = defaults or {}, names or {}
         self._takes_key = takes_key
-        self._rest = {"name": name, "epilog": example(*examples) if examples else None, **rest}
+        self._rest = {"name": name, "epilog": _example(examples), **rest}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         given = inspect.signature(self.body).bind_partial(*arguments, **named)
@@ -87,13 +88,10 @@ class CliCommand:
     def run(self, named: dict[str, Any]) -> Any:
         """Call the function with the options by name, as the command line gave them."""
         if self._takes_key:
-            from stepscope.tui.cli.shared.connect import note_unused_key, use_key
+            from stepscope.tui.cli.shared.connect import use_key  # loads sockets
 
             given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
             use_key({name: value for name, value in given.items() if value is not None})
-            if given["key"] is not None:
-                one = named.get("http_for") or named.get("endpoint") or named.get("target")
-                note_unused_key([each for each in named.get("endpoints") or [one] if each])
         if self._fields:
             values = {field.name: named.pop(field.name, None) for field in self._fields}
             named["flags"] = {name: value for name, value in values.items() if value is not None}
@@ -132,6 +130,10 @@ def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
     return [field for field in found if get_origin(base_and_meta(field)[0]) is not dict]
 
 
+def _example(lines: Sequence[str]) -> str | None:
+    return "\b\nExample:\n" + "\n".join("  " + line for line in lines) if lines else None
+
+
 def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that makes a function a `CliCommand`, which says what `rest` may be."""
     return lambda body: CliCommand(body, examples, **rest)
@@ -142,23 +144,15 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, context: Any, words: list[str]) -> Any:
         if words and self.get_command(context, words[0]) is None:
-            known = [name for name in self.commands if not self._is_hidden(name)]
-            path = context.command_path
-            near = known if len(known) == 1 else get_close_matches(words[0], known, 1, 0.5)
-            rest = f" {words[0]}" if len(known) == 1 else ""
-            hint = f": did you mean '{path} {near[0]}{rest}'?" if near else ""
+            path, near = context.command_path, get_close_matches(words[0], self.commands, 1, 0.5)
+            hint = f": did you mean '{path} {near[0]}'?" if near else ""
             see = f"(see '{path} --help')"
             raise WrongUsage(f"'{path}' has no command {words[0]!r}{hint} {see}")
         return super().resolve_command(context, words)
 
-    def _is_hidden(self, name: str) -> bool:
-        return isinstance(self.commands, dict) and bool(self.commands[name].hidden)
 
-
-def command_group(
-    name: str, help: str, *members: CliCommand, alone: Callable[..., Any] | None = None, **rest: Any
-) -> typer.Typer:
-    """Return a command that has others; its name alone prints its help, or calls `alone`."""
+def command_group(name: str, help: str, *members: CliCommand) -> typer.Typer:
+    """Return a command that has others; its name alone prints its help."""
     group = typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -167,7 +161,7 @@ def command_group(
         rich_markup_mode=None,
         context_settings={"max_content_width": 100},
     )
-    group.callback(invoke_without_command=True, **rest)(alone or _help_alone)
+    group.callback(invoke_without_command=True)(_help_alone)
     for each in members:
         each.add_to(group)
     return group
@@ -199,18 +193,16 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def example(*lines: str) -> str:
-    """Return the epilog of a command's help, with example command lines."""
-    return "\b\nExample:\n" + "\n".join("  " + line for line in lines)
-
-
-def argument(metavar: str, help: str, *, default: Any = None) -> Any:
+def argument(metavar: str, help: str, *, default: Any = None, **rest: Any) -> Any:
     """Return an argument, as the default of a parameter; `...` if it must be given."""
-    return typer.Argument(default, metavar=metavar, help=help)
+    return typer.Argument(default, metavar=metavar, help=help, **rest)
 
 
 def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
-    """Return an option with a value, for a parameter's default; `...` if it must be given."""
+    """Return an option with a value, for a parameter's default; `...` if it must be given.
+
+    `rest` is what typer takes besides, such as `min` and `max`.
+    """
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 
@@ -246,13 +238,15 @@ As = Annotated[
     ),
 ]
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
-RecordingFile = Annotated[str, _argument("FILE", "a recording, or the name of a shipped sample")]
-FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from")]
-LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until")]
+_SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
+RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
+FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]
+LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until", min=0)]
 Target = Annotated[
     str | None,
     _argument(
-        "FILE|ENDPOINT", "a recording, a sample or an engine (default: the only local engine)"
+        "FILE|ENDPOINT",
+        f"a recording, {_SAMPLES} or an engine (default: the only local engine)",
     ),
 ]
 LastSeconds = Annotated[
@@ -277,10 +271,3 @@ def check_seconds(seconds: float | None) -> None:
     """Raise WrongUsage if `--seconds` is given and not above 0."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")
-
-
-def check_at_least(option: str, value: float | None, least: int) -> None:
-    """Raise WrongUsage if the value of an option is given and below `least`, or not finite."""
-    if value is not None and not least <= value < float("inf"):
-        kind = "a whole number" if isinstance(value, int) else "a number"
-        raise WrongUsage(f"{option}: expected {kind} of at least {least}, got {value}")

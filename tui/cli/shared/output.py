@@ -93,6 +93,15 @@ def text_table(
     ]
 
 
+def session_text(
+    name: str, num_steps: float | None, seconds: float | None, last_s: float | None = None
+) -> str:
+    """Return the name of a session, the part that is meant (its last seconds), and its steps."""
+    part = "" if last_s is None else f", last {last_s:g} s"
+    steps = "records of unknown steps" if num_steps is None else f"{num_steps:,.0f} steps"
+    return f"{name}{part}: {steps}" + ("" if seconds is None else f" in {seconds:,.1f} s")
+
+
 def ms(ns: float | None) -> str:
     """Return 1,234.5 ms; a dash if it is unknown."""
     return "—" if ns is None else f"{ns / 1e6:,.1f} ms"

@@ -57,9 +57,6 @@ def sample_named(name: str) -> Path | None:
 
 def step_range(first: int | None, last: int | None) -> StepRange:
     """Return the range of --from and --until."""
-    for option, step in (("--from", first), ("--until", last)):
-        if step is not None and step < 0:
-            raise WrongUsage(f"{option}: expected a step of at least 0, got {step}")
     if first is not None and last is not None and first > last:
         raise WrongUsage(f"--from {first} is after --until {last}")
     return StepRange(first, last)

@@ -1,24 +1,38 @@
-"""`stepscope simulate`: runs a workload through the real scheduler, with modelled step times."""
+"""`stepscope simulate`: runs a workload through the real scheduler, with modelled step times.
 
+A case is a batching mode with values of knobs.
+"""
+
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
+
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.engine.scheduling.presets import defaults_like
+from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
 from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession
 from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, write_json
-from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json, writing_output
+from stepscope.tui.cli.shared.paths import output_path, sample_named
 from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
     EngineOptions,
+    Interval,
     RunOptions,
     figure_lines,
     intervals,
@@ -27,13 +41,22 @@ from stepscope.tui.cli.simulation.runs import (
     open_work,
     run_once,
 )
-from stepscope.tui.cli.simulation.schedule import STDIN, cases_of, compare_cases, dry_run
-from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
-from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.views.format import file_size
 
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
+_STDIN = "-"
 _TICK_S = 0.1
+_SHOWN = {
+    "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms",
+    "itl_p99_ms": "p99", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "p99",
+    "output_tokens_per_s": "out tok/s", "num_steps": "steps", "num_preemptions": "preempted",
+}  # fmt: skip
+
+
+Cases: TypeAlias = Mapping[str, Mapping[str, KnobValue]]
+"""The name of each case, and the knobs that differ from those of the options."""
 
 
 @command(
@@ -50,9 +73,8 @@ _TICK_S = 0.1
 def simulate(
     source: str | None = argument(
         "TRACE|FILE|mix",
-        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, a workload that "
-        "counts in steps (.json, or - for stdin), or 'mix': the load of the options below  "
-        "[default: mix]",
+        "a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the load of the "
+        "options below; with --steps a workload (.json, or - for stdin)  [default: mix]",
     ),
     gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
     model: str | None = option(
@@ -85,7 +107,7 @@ def simulate(
         "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
     ),
     prints_steps: bool = flag(
-        "of a workload that counts in steps: one JSON line a step, no summary", "--steps/--summary"
+        "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"
     ),
     modes: str | None = option("all|MODE,...", "a table of these batching modes"),
     sweep: str | None = option(
@@ -105,51 +127,34 @@ def simulate(
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
 
-    A workload that counts in steps needs no step times: it is a JSON object with num_blocks,
-    requests (arrival_step, prompt_len, output_len each) and any knob by its name. Options override
-    it, but its budget changes in mid-run still happen.
+    --steps dry-runs the scheduler on a workload that counts in steps, without step times: a JSON
+    object with num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its
+    name. Options override it, but its budget changes in mid-run still happen.
     """
     engine = EngineOptions(
         gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
         None if overlap is None else overlap == "on",
     )  # fmt: skip
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    counts_steps = prints_steps or source == STDIN or (source or "").endswith(".json")
-    cases = cases_of(modes, sweep)
-    if output is not None and (counts_steps or cases):
-        raise WrongUsage("--output: not with --modes, --sweep or a workload that counts in steps")
-    if counts_steps and source is None:
-        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
-    if counts_steps and source is not None:
-        dry_run(source, cases, prints_steps, engine, options, flags, as_json)
+    cases = _cases(modes, sweep)
+    if prints_steps:
+        is_alone = not cases and output is None and runs == 1 and not as_json
+        print_steps(source, engine, flags, is_alone=is_alone)
         return
-    is_alone = engine.gpu is None and engine.step_time is None
-    if source is not None and is_alone and is_recording_name(source):
+    if source is not None and (source == _STDIN or source.endswith(".json")):
+        raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
+    if output is not None and (cases or replicas > 1):
+        raise WrongUsage(
+            "--output: a recording is of one engine; leave out --modes, --sweep and --replicas"
+        )
+    if source is not None and gpu is None and step_time is None and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     levels = levels_of_options(slo or ()) or [SLO()]
-    if cases:
-        compare_cases(source or MIX, cases, engine, options, spec, levels, flags, as_json)
-    else:
-        _run(source, engine, options, output, spec, levels, as_json, flags)
-
-
-def _run(
-    source: str | None,
-    engine: EngineOptions,
-    options: RunOptions,
-    output: str | None,
-    spec: WorkloadSpec,
-    levels: Sequence[SLO],
-    as_json: bool,
-    flags: Mapping[str, Any],
-) -> None:
     path = None if output is None else output_path(output)
-    if path is not None and options.num_replicas > 1:
-        raise WrongUsage("--output: a recording is of one engine; leave out --replicas")
     work, setup = open_work(source or MIX, engine, options, spec, flags)
-    seeds = [spec.seed + number for number in range(options.num_runs)]
-    runs = []
+    seeds = range(spec.seed, spec.seed + runs)
+    found: dict[str, list[RunFigures]] = {}
     num_extrapolated = 0
     written = ""
     stop = StopSignals()
@@ -158,24 +163,29 @@ def _run(
         def watch(what: str) -> Callable[[int], bool]:
             return _shown(progress, what, work.num_requests, stop)
 
-        for seed in seeds:
-            model = DrawnStepTimes(setup.model, seed)
-            on_request = watch(f"simulating, seed {seed}")
-            run = run_once(setup, model, work.requests(seed), levels, options, on_request)
-            if stop:
-                break
-            runs.append(run)
-            num_extrapolated += model.num_extrapolated
+        for name, changes in (cases or {"": {}}).items():
+            knobs = setup.knobs.changed(changes, setup.limits) if changes else setup.knobs
+            case = msgspec.structs.replace(setup, knobs=knobs)
+            for seed in seeds:
+                times = DrawnStepTimes(case.model, seed)
+                on_request = watch(f"simulating {name}" if name else f"simulating, seed {seed}")
+                run = run_once(case, times, work.requests(seed), levels, options, on_request)
+                if stop:
+                    break
+                found.setdefault(name, []).append(run)
+                num_extrapolated += times.num_extrapolated
         if path is not None and not stop:
             with RecordingSink(path, levels_of(levels[0])) as sink:
-                session = SimulatedSession(setup, seeds[0], sink)
+                session = SimulatedSession(setup, spec.seed, sink)
                 sink.begin(session.snapshot())
-                on_request = watch(f"recording seed {seeds[0]}")
-                run_cluster([session], work.requests(seeds[0]), on_request=on_request)
+                on_request = watch(f"recording seed {spec.seed}")
+                run_cluster([session], work.requests(spec.seed), on_request=on_request)
             written = f"{path} ({sink.num_steps:,} steps, {file_size(sink.num_bytes)})"
-    if not runs:
+    if not found:
         raise Interrupted("interrupted before a run was done")
-    if as_json:
+    if cases:
+        _print_cases(found, as_json)
+    elif as_json:
         document = {
             "simulated": setup.simulated,
             "model": setup.model_name,
@@ -185,16 +195,16 @@ def _run(
             "block_size": setup.block_size,
             "overlap": setup.overlap,
             "levels": [each._asdict() for each in levels],
-            "seeds": seeds[: len(runs)],
-            "runs": runs,
-            "figures": {name: each._asdict() for name, each in intervals(runs).items()},
+            "seeds": list(seeds[: len(found[""])]),
+            "runs": found[""],
+            "figures": {name: each._asdict() for name, each in intervals(found[""]).items()},
         }
         write_json(document)
     else:
-        engines = "" if options.num_replicas == 1 else f", {options.num_replicas} engines"
-        say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(runs, levels))
+        engines = "" if replicas == 1 else f", {replicas} engines"
+        say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(found[""], levels))
         if source is None:
-            has_model = engine.gpu is None or engine.model is not None
+            has_model = gpu is None or model is not None
             default = "" if has_model else f", model {DEFAULT_MODEL} (--model)"
             say(
                 f"chosen     a mix of {work.num_requests:,} requests (--num-requests, --rate; or a "
@@ -205,7 +215,8 @@ def _run(
         if written:
             say(f"recording  {written}")
     if stop:
-        raise Interrupted(f"interrupted after {len(runs)} of {len(seeds)} runs")
+        num_done = sum(map(len, found.values()))
+        raise Interrupted(f"interrupted after {num_done} of {max(1, len(cases)) * runs} runs")
 
 
 def _shown(
@@ -223,3 +234,78 @@ def _shown(
         return bool(stop)
 
     return on_request
+
+
+def _cases(modes: str | None, sweep: str | None) -> Cases:
+    """Return every mode of `--modes` with every value of `--sweep`; empty if neither is given."""
+    known = get_args(Batching)
+    names = [] if modes is None else list(known) if modes == "all" else modes.split(",")
+    for name in names:
+        if name not in known:
+            raise WrongUsage(f"--modes: expected all, or some of {', '.join(known)}, got {name!r}")
+    cases: Cases = {name: {"batching": name} for name in names}
+    if sweep is None:
+        return cases
+    return {
+        f"{name} {text}".strip(): {**case, **changes}
+        for name, case in (cases or {"": {}}).items()
+        for text, changes in variants_of([sweep])
+    }
+
+
+def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> None:
+    figures = {name: intervals(runs) for name, runs in found.items()}
+    if as_json:
+        is_one = all(len(runs) == 1 for runs in found.values())
+        write_json(
+            {
+                name: {key: each.median if is_one else each._asdict() for key, each in of.items()}
+                for name, of in figures.items()
+            }
+        )
+        return
+    rows = [[mode, *(_text(each[name]) for name in _SHOWN)] for mode, each in figures.items()]
+    say(*text_table(["mode", *_SHOWN.values()], rows))
+
+
+def _text(value: Interval) -> str:
+    is_whole = all(each is not None and each == int(each) for each in value)
+    return value.text(",.0f" if is_whole else ",.1f")
+
+
+def print_steps(
+    file: str | None, engine: EngineOptions, flags: Mapping[str, Any], *, is_alone: bool
+) -> None:
+    """Run the scheduler alone on a workload that counts in steps; print a JSON line a step."""
+    if file is None:
+        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
+    if not is_alone or engine.gpu is not None or engine.step_time is not None:
+        raise WrongUsage(
+            "--steps: prints a line of JSON a step, which needs no step times; leave out --json, "
+            "--modes, --sweep, --runs, --output, --gpu and --step-time"
+        )
+    if Path(file).suffix != ".json" and (file == MIX or sample_named(file) is not None):
+        raise WrongUsage(
+            f"--steps: {file} counts in seconds, not in steps: -o FILE.mcap writes its steps"
+        )
+    source = "standard input" if file == _STDIN else file
+    workload = parse_workload(_read(file), source, _overrides(engine, flags))
+    encoder = msgspec.json.Encoder()
+    with writing_output():
+        for line in ScheduleReplay(workload).lines():
+            sys.stdout.buffer.write(encoder.encode(line) + b"\n")
+
+
+def _overrides(engine: EngineOptions, flags: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
+    given = {name: value for name, value in settings.items() if value is not None}
+    like = {} if engine.like is None else defaults_like(engine.like).knobs
+    return {**like, **convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
+
+
+def _read(file: str) -> bytes:
+    if file != _STDIN:
+        return Path(file).read_bytes()
+    if sys.stdin is None:
+        raise CommandFailed("standard input is closed: give a file")
+    return sys.stdin.buffer.read()

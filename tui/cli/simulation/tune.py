@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
-from stepscope.recordings.simulation.diagnosis import Diagnosis, Finding, Trial, diagnose
-from stepscope.recordings.simulation.suspects import Seen
+from stepscope.recordings.simulation.diagnosis import Diagnosis, Trial, diagnose
+from stepscope.recordings.simulation.suspects import Seen, seen_of
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
     MAX_UNLIKE,
@@ -15,15 +15,17 @@ from stepscope.recordings.simulation.tuning import (
     Tuning,
     changes_text,
 )
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
+from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import is_recorded
+from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
-from stepscope.tui.cli.shared.output import say, text_table, write_json
+from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json
+from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.autopilot import hold
-from stepscope.tui.cli.simulation.studied import studied
-from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
+from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
 from stepscope.tui.settings.service_levels import said
 
 _SHOWN = (
@@ -45,7 +47,9 @@ def tune(
     target: Target = None,
     *,
     seconds: float | None = option(
-        "NUMBER", "how long to watch an engine (default: 60), or to hold (default: until Ctrl-C)"
+        "NUMBER",
+        "of an engine: how much of its past to take, as far as it keeps it (default: 60); with "
+        "--hold how long (default: until Ctrl-C)",
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     held: str | None = option(
@@ -55,7 +59,7 @@ def tune(
         "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
-    name: As = None,
+    operator: As = None,
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
     flags: dict[str, Any],
 ) -> int:
@@ -78,13 +82,29 @@ def tune(
         if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
         itl = level_text or flags.get("slo_itl_ms")
-        return hold(target, itl, seconds, name, is_shadow=shadow, as_json=as_json)
-    if shadow or name is not None:
+        return hold(target, itl, seconds, operator, is_shadow=shadow, as_json=as_json)
+    if shadow or operator is not None:
         raise WrongUsage("--shadow and --as: only with --hold")
-    with studied(target, seconds, "tune", flags) as work:
-        level, basis, seen = work.level, work.basis, work.seen()
-        diagnosis = diagnose(seen, level, work.on_run)
-        found = None if bottleneck else Tuning(basis, level, work.on_run).run()
+    if seconds is not None and target is not None and is_recorded(target):
+        raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
+    with (
+        recorded(target, seconds, flags, "stepscope tune {}") as (name, recording),
+        StopSignals() as stop,
+        Progress() as progress,
+    ):
+        level = level_of(flags, recording)
+        basis = basis_of(recording, [level], lambda share: progress(f"reading {name}", share))
+        seen = seen_of(side_of(recording.path, name, level), basis)
+
+        def on_run(what: str, share: float) -> bool:
+            progress(what, share)
+            return bool(stop)
+
+        try:
+            diagnosis = diagnose(seen, level, on_run)
+            found = None if bottleneck else Tuning(basis, level, on_run).run()
+        except ForecastStopped as error:
+            raise Interrupted("interrupted before the runs were done") from error
     fit = basis.model.in_words()[0]
     if found is None:
         if as_json:
@@ -180,13 +200,7 @@ def _late(each: Candidate, level: SLO) -> str:
 
 def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
     def candidate(each: Candidate) -> dict[str, Any]:
-        return {
-            "changes": each.changes,
-            "kept_share": each.kept_share,
-            "keeps": each.keeps,
-            "share_extrapolated": each.forecast.share_extrapolated,
-            "figures": _figures_document(each.forecast),
-        }
+        return {"changes": each.changes, "keeps": each.keeps, **_case(each)}
 
     best = found.candidates[0]
     loads = found.load_share * found.load_per_s if found.at_load.keeps else None
@@ -272,36 +286,39 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
 
 def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
     def trial(each: Trial | None) -> dict[str, Any] | None:
-        return each and {
-            "remedy": each.remedy.text,
-            "changes": each.remedy.changes,
-            "is_live": each.remedy.is_live,
-            "helps": each.helps,
-            "kept_share": each.kept_share,
-            "gain": each.gain,
-            "num_better": each.num_better,
-            "share_extrapolated": each.forecast.share_extrapolated,
-            "figures": _figures_document(each.forecast),
-        }
-
-    def finding(each: Finding) -> dict[str, Any]:
-        return {
-            "suspect": each.suspect.name,
-            "is_likely": each.evidence.is_likely,
-            "evidence": each.evidence.text,
-            "trial": trial(each.trial),
-        }
+        if each is None:
+            return None
+        remedy = each.remedy
+        told = {"remedy": remedy.text, "changes": remedy.changes, "is_live": remedy.is_live}
+        told |= {"helps": each.helps, "gain": each.gain, "num_better": each.num_better}
+        return told | _case(each)
 
     return {
         "levels": level._asdict(),
         "num_runs": NUM_TRIALS,
         "kept_share": found.kept_share,
         "figures": _figures_document(found.again),
-        "findings": [finding(each) for each in found.findings],
+        "findings": [
+            {
+                "suspect": each.suspect.name,
+                "is_likely": each.evidence.is_likely,
+                "evidence": each.evidence.text,
+                "trial": trial(each.trial),
+            }
+            for each in found.findings
+        ],
         "bottlenecks": [
             {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
         ],
         "verdict": " ".join(_bottlenecks(found)),
+    }
+
+
+def _case(each: Trial | Candidate) -> dict[str, Any]:
+    return {
+        "kept_share": each.kept_share,
+        "share_extrapolated": each.forecast.share_extrapolated,
+        "figures": _figures_document(each.forecast),
     }
 
 

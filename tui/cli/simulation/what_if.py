@@ -37,15 +37,16 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
 @command(
     "stepscope what-if session.mcap max_num_batched_tokens=1024",
     "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
-    "stepscope what-if s.mcap --sweep max_num_batched_tokens=64..8192",
+    "stepscope what-if s.mcap max_num_batched_tokens=64..8192",
     "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
 )
 def what_if(
     file: RecordingFile,
     words: list[str] | None = argument(
-        "KNOB=VALUE,...", "the knobs of one change; commas try several values of a knob"
+        "KNOB=VALUE,...",
+        "the knobs of one change; commas try several values of a knob, FIRST..LAST a range, evenly "
+        "in ratio",
     ),
-    sweep: str | None = option("KNOB=FIRST..LAST", "try a range of values, evenly in ratio"),
     slo: list[str] | None = option(
         "LEVELS",
         "service levels to count goodput by ('ttft=500 itl=50'; default: those of the recording)",
@@ -64,13 +65,13 @@ def what_if(
     it. Beside each forecast stand what was recorded and the same knobs simulated.
     """
     path = find_recording(file)
-    variants = variants_of(words or (), sweep)
+    variants = variants_of(words or ())
     if not variants:
-        raise WrongUsage("give knobs, such as max_num_batched_tokens=256,1024, or --sweep")
+        raise WrongUsage("give knobs, such as max_num_batched_tokens=256,1024 or =64..8192")
     session = None if output is None else output_path(output)
     if session is not None and session.suffix != ".mcap":
         raise WrongUsage(f"--output: expected a name that ends in .mcap, got {output}")
-    if session is not None and (sweep is not None or len(variants) != 1):
+    if session is not None and len(variants) != 1:
         raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
     stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
@@ -125,6 +126,7 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
         lines.append("a wider terminal, or a pipe, has the brackets too")
     yield from lines
     yield ""
+    yield f"recorded: of the {basis.work.figures.num_requests:,} requests that finished"
     yield f"goodput: requests a second that keep {said(levels[0])}"
     yield from _notes(found, basis)
 
