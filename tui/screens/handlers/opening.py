@@ -9,17 +9,21 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
 from stepscope.recordings.history.source import NO_ENGINE, add_mark
-from stepscope.recordings.state.audit_text import known_changes
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.overlay import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.palette import palette
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.session.control.asked_workload import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
+from stepscope.tui.session.control.workload_text import (
+    EXAMPLE,
+    OFF,
+    parse_workload,
+    published_workload,
+    workload_note,
+)
 from stepscope.tui.session.file_jobs import ExportOrder, RangeChoice
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import recorded_extent
@@ -181,20 +185,6 @@ class Opening:
         self._notices.say("no engine answers, so nothing can be changed", "caution")
         return False
 
-    def _engine_watch(self) -> EngineWatch:
-        def now() -> EngineNow:
-            session = self._session
-            state = session.history.state
-            if state.info is None:
-                return EngineNow(None, False)
-            # A new engine publishes the specs of its knobs before their values.
-            has_knobs = bool(state.knobs) or not state.info.knobs
-            return EngineNow(
-                state.info.engine_id, session.source.status not in NO_ENGINE and has_knobs
-            )
-
-        return EngineWatch(now)
-
     def budget(self) -> None:
         if self._operator.spec(BUDGET) is not None:
             self.edit_knob(BUDGET, is_alone=True)
@@ -213,35 +203,29 @@ class Opening:
         def apply(change: KnobChange) -> None:
             self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
-        overtaken = self._operator.take_overtaken(name)
         forecast = KnobForecast(self._session.history)
-        skin, watch = self._screen.skin, self._engine_watch()
-        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast, is_alone)
+        editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
         self._screen.open_overlay(editor, apply)
 
     def _knobs_now(self) -> KnobsNow:
-        history = self._session.history
-        now = history.state
-        changes = known_changes(history.knob_changes, now.audit)
-        return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
+        now = self._session.history.state
+        return KnobsNow(now.knobs_version, now.knobs, now.info.knobs if now.info else ())
 
     def workload(self) -> None:
         """Ask for the engine's own synthetic workload; fields not typed keep their values."""
         if not self._has_engine():
             return
 
+        history = self._session.history
+
         def parsed(text: str) -> WorkloadSpec | None:
-            return parse_workload(text, self._operator.workload.now(self._session.history.state))
+            return parse_workload(text, published_workload(history.state.workload_spec))
 
         def use(text: str) -> None:
             self._operator.set_workload(parsed(text))
 
-        def note() -> str:
-            return self._operator.workload.note(self._session.history.state)
-
-        question, check = f"{OFF} or {EXAMPLE}:", _checked(parsed)
-        watch = self._engine_watch()
-        prompt = Prompt(self._screen.skin, question, check=check, note=note, watch=watch)
+        question, note = f"{OFF} or {EXAMPLE}:", workload_note(history.state)
+        prompt = Prompt(self._screen.skin, question, check=_checked(parsed), note=note)
         self._screen.open_overlay(prompt, use)
 
     def service_levels(self) -> None:
