@@ -18,7 +18,7 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.session.time import navigator
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.views.cause_names import CAUSE_NAMES, SHORT_CAUSE_NAMES
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS, CAUSE_NAMES, SHORT_CAUSE_NAMES
 from stepscope.tui.views.charts import latency_charts
 from stepscope.tui.views.format import clock
 from stepscope.tui.views.frame import latency_windows
@@ -27,7 +27,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page, latency_page, request_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.panels import kv_figures
-from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
+from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard

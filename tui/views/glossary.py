@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
-from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS, SHORT_CAUSE_NAMES
+from stepscope.tui.views.theme import KV_LEGEND, LEGEND
 
 
 class Term(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 
 from rich.style import Style
 
-from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.limits import Limit
 
@@ -42,31 +41,6 @@ KV_LEGEND = (
     ("░", "kv_cached", "cached and free"),
     ("·", "kv_empty", "empty"),
 )
-
-# Causes of a request's time. If a cell has several, the one that is last here is shown.
-CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {
-    "idle": ("–", "muted"),
-    "between": ("┊", "muted"),
-    "step": ("━", "decode"),
-    "prompt": ("▓", "prefill"),
-    "prefill": ("▚", "caution"),
-    "recompute": ("▒", "prefill"),
-    "budget": ("╌", "caution"),
-    "left_out": ("┄", "caution"),
-    "transfer": ("→", "prefill"),
-    "front_end": ("‹", "muted"),
-    "delivery": ("›", "muted"),
-    "queued": ("·", "idle"),
-    "unknown": ("?", "muted"),
-    "held_up": ("≠", "caution"),
-    "descheduled": ("¦", "caution"),
-    "gc": ("◊", "caution"),
-    "jit": ("ƒ", "caution"),
-    "stopped": ("■", "caution"),
-    "rank": ("≡", "caution"),
-    "paused": ("‖", "mark"),
-    "preempted": ("✗", "preempted"),
-}
 
 # What limited a step: letters for the row below the budget chart. Where a limit held for many
 # steps, the row shows its name instead.

@@ -9,11 +9,11 @@ from textual.geometry import Region
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.action_table import GROUPS, Page, Place
 from stepscope.tui.settings.actions import Abilities
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS, SHORT_CAUSE_NAMES
 from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.theme import CAUSE_GLYPHS, KV_LEGEND, LEGEND, Skin
+from stepscope.tui.views.theme import KV_LEGEND, LEGEND, Skin
 
 _KEY_WIDTH = 8
 _WORD_WIDTH = 15

@@ -12,11 +12,10 @@ from stepscope.recordings.attribution.causes import Cause, Piece
 from stepscope.recordings.attribution.front import served_life
 from stepscope.recordings.history.lives import Life
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.cause_names import SHORT_CAUSE_NAMES
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS, SHORT_CAUSE_NAMES
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
 from stepscope.tui.views.lines import Line, Run, joined
-from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 GUTTER = 9  # cells before the line
 

@@ -3,8 +3,8 @@
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import late_text
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS
 from stepscope.tui.views.lines import Line, clean, framed
-from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 20, 5
 _NARROW = 100

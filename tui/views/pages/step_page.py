@@ -5,6 +5,7 @@ from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text, totals_text
+from stepscope.tui.views.cause_names import CAUSE_GLYPHS
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import (
     Cell,
@@ -27,7 +28,6 @@ from stepscope.tui.views.lines import (
 )
 from stepscope.tui.views.pages import step_changes
 from stepscope.tui.views.panels import inspector, rank_line, waiting_list
-from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 NARROW = 100  # below this width one column
 _HEAD_HEIGHT = 11
