@@ -515,7 +515,7 @@ async def test_recordings_started_in_one_second_are_separate_files(
             await press(app, "R")
             await until(lambda: "● REC" not in main_text(app), "it is still shown")
     app.close()
-    assert app.recordings()
+    assert app.last_words()
     names = sorted(path.name for path in tmp_path.glob("*.mcap"))
     assert names == [name.replace(".mcap", "-2.mcap"), name]
     for each in names:
@@ -550,7 +550,7 @@ async def test_leaving_the_dashboard_finishes_its_recording(
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
     app.close()
-    (told,) = app.recordings()  # printed to the terminal after leaving; the file is complete then
+    (told,) = app.last_words()  # printed to the terminal after leaving; the file is complete then
     (path,) = tmp_path.glob("*.mcap")
     assert re.fullmatch(rf"recording  {path} \(\d+ steps, 00:\d\d\.\d, [\d.]+kB\)", told)
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:

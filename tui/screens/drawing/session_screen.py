@@ -206,7 +206,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         seen = status.seen(session, self.operator, self.view)
         self.operator.receive_answers()
         pilot = None if session.autopilot is None else session.autopilot.news()
-        for news in (session.preferences.news(), session.exports.news(), pilot):
+        for news in (session.exports.news(), pilot):
             if news is not None:
                 self.notices.say(*news)
         if (fetched := self.navigator.news()) is not None:
