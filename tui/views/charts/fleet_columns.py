@@ -128,6 +128,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
                 is_right=False),
     FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
 )  # fmt: skip
+FIGURES = {column.key: column.draw for column in COLUMNS if column.draw is not None}
 _LEAST_SPARK = 5
 # Left out in this order.
 _WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "ranks", "hit", "out", "steps")

@@ -1,6 +1,6 @@
 """The footer: the most useful keys of the action table, as many as fit; above it, the screens."""
 
-from stepscope.tui.settings.action_table import Page
+from stepscope.tui.settings.action_table import Page, Place
 from stepscope.tui.settings.actions import Abilities, footer_entries
 from stepscope.tui.views.lines import Line, Run
 
@@ -19,13 +19,13 @@ _TABS: dict[Page, str] = {
 _FIRST = 4  # the palette is left out if fewer other entries than this would fit
 
 
-def draw(abilities: Abilities, live: bool, width: int, page: Page = "live") -> list[Line]:
+def draw(abilities: Abilities, live: bool, width: int, page: Place = "live") -> list[Line]:
     placed = _placed(abilities, live, width, page)
     return [tuple(run for _, runs in placed for run in runs)]
 
 
 def action_at(
-    abilities: Abilities, live: bool, width: int, x: int, page: Page = "live"
+    abilities: Abilities, live: bool, width: int, x: int, page: Place = "live"
 ) -> str | None:
     """Return the action whose key is shown at cell `x`; None if there is none."""
     begin = 0
@@ -69,7 +69,7 @@ def _tabs(abilities: Abilities) -> dict[Page, tuple[str, str]]:
 
 
 def _placed(
-    abilities: Abilities, live: bool, width: int, page: Page
+    abilities: Abilities, live: bool, width: int, page: Place
 ) -> list[tuple[str, tuple[Run, Run]]]:
     entries = [
         (each[0], ((f" {each[1]} ", "key"), (f"{_label(abilities, each, live, page)} ", "muted")))
@@ -97,11 +97,11 @@ def _fitting(
     return shown
 
 
-def _label(abilities: Abilities, entry: tuple[str, str, str], live: bool, page: Page) -> str:
+def _label(abilities: Abilities, entry: tuple[str, str, str], live: bool, page: Place) -> str:
     action_id, _, label = entry
-    if page == "fleet":
+    if page in ("fleet", "start"):
         label = {"step_back": "Order by", "inspect": "Open"}.get(action_id, label)
-    if action_id == "live" and (page == "compare" or "replay" in abilities.has):
+    if action_id == "live" and (page in ("compare", "start") or "replay" in abilities.has):
         return "End"
     return "Go on" if action_id == "pause" and not live else label
 
