@@ -52,7 +52,7 @@ def replay() -> Iterator[ReplaySource]:
 
 
 def notice(app: Dashboard) -> str:
-    is_empty = app.main.canvas.shows_tabs
+    is_empty = "1 Live" in app.main.canvas.text_of("notice")[0]
     return "" if is_empty else app.main.canvas.text_of("notice")[0].strip()
 
 

@@ -265,14 +265,11 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.call_later(self.draw)  # the application notes its new size after this handler
 
     def on_click(self, event: events.Click) -> None:
-        if event.y == self.size.height - 1:
-            pressed = footer.action_at(self.abilities, True, self.size.width, event.x, "start")
-            if pressed is not None:
-                self.action_do(pressed)
-            return
         kind, value = self._list.spot_at(event.x, event.y) or ("", "")
         entries = start_page.entries_of(self.sections())
-        if kind == "row" and int(value) < len(entries):
+        if kind == "do":
+            self.action_do(value)
+        elif kind == "row" and int(value) < len(entries):
             self.choose(entries[int(value)].choice)
 
     def on_mouse_scroll_up(self) -> None:

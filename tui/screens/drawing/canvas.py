@@ -74,7 +74,6 @@ class Canvas(Lines):
         self.places: dict[str, Region] = {}
         self.page: Page = "live"  # the page that `places` is for
         self.area = Size(0, 0)  # of the screen
-        self.shows_tabs = False  # in the row of the notice
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
         self._is_changed = True  # since the last `write`
         self._session = session
@@ -230,7 +229,6 @@ class Canvas(Lines):
 
     def notice(self, line: Line) -> None:
         """Show the notice line on a screen of any size; without a notice, the screens' names."""
-        self.shows_tabs = not line
         if self.is_too_small:
             self._keep("too_small", [*self._small, line])
         else:

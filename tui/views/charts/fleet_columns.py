@@ -14,7 +14,7 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
-from stepscope.tui.views.lines import Line, Run, clean
+from stepscope.tui.views.lines import Line, Run, clean, spot
 from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
@@ -243,6 +243,7 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
             name = name[: place.width - 1] + arrow
         text = name[: place.width]
         text = text.rjust(place.width) if place.column.is_right else text.ljust(place.width)
+        runs.append(spot("sort", place.column.key))
         runs.append((text, "key" if is_sorted else "muted"))
         runs.append((" ", "muted"))
     return tuple(runs[:-1])
@@ -256,7 +257,8 @@ def row(
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]
     top = max((each for other in page.lines for each in other.load if each is not None), default=0)
-    runs: list[Run] = [("▶" if is_selected else " ", f"text{mark}")]
+    selected = ("▶" if is_selected else " ", f"text{mark}")
+    runs: list[Run] = [spot("engine", line.figures.name), selected]
     for place in places:
         column = place.column
         if column.key == "load":

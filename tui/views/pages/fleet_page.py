@@ -14,7 +14,7 @@ from stepscope.recordings.fleets.imbalance import Imbalance
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import whole_life_lanes
 from stepscope.tui.views.charts.fleet_columns import heading, placed, row, state_text
-from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
+from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target, first_shown
 from stepscope.tui.views.lines import (
@@ -92,23 +92,6 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
         return []
     first = whole(_fields(((" ", "text"), *_up(page)), page), width)
     return [first, *_notes(page, width)][:height]
-
-
-def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """Return what was clicked: an engine's name, the key of a column heading, or None."""
-    page = frame.fleet
-    if page is None:
-        return None
-    table_height = _table_height(page, height, len(_notes(page, width - 2)))
-    if y == 1:
-        for place in placed(page, width - 2):
-            if place.x <= x - 1 <= place.x + place.width:
-                return place.column.key
-    room = table_height - 3
-    number = first_shown(len(page.lines), room, page.selected) + y - 2
-    if 0 <= y - 2 < room and number < len(page.lines):
-        return page.lines[number].figures.name
-    return None
 
 
 # Pieces

@@ -9,7 +9,7 @@ from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
+from stepscope.tui.views.lines import Line, Run, clean, click, length_of, spread
 from stepscope.tui.views.panels.latency_panel import sparkline
 
 
@@ -85,7 +85,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     info = frame.state.info
     parts: list[tuple[int, Line]] = [
         (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
-        (0, (badge(frame, connection),)),
+        (0, click("pause", badge(frame, connection))),
     ]
     if not frame.is_replay:
         parts += _when(frame, connection)
