@@ -209,15 +209,8 @@ class Canvas(Lines):
             title = f"tour  {page.title}"
         keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
         text = page.text.format_map(names)
-        return tour_strip.draw(
-            title,
-            page.part,
-            text,
-            keys,
-            self.area.width,
-            is_tried=page.is_tried,
-            is_held=page.is_held,
-        )
+        width = self.area.width
+        return tour_strip.draw(title, page.part, text, keys, width, is_held=page.is_held)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities
