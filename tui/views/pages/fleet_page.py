@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import FleetPicture
 from stepscope.recordings.fleets.imbalance import Imbalance
+from stepscope.recordings.fleets.whole_lives import WholeLife
+from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import whole_life_lanes
 from stepscope.tui.views.charts.fleet_columns import heading, placed, row, state_text
 from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
@@ -24,6 +25,7 @@ from stepscope.tui.views.lines import (
     clean,
     fitted,
     framed,
+    joined,
     length_of,
     spread,
     whole,
@@ -174,10 +176,10 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
     """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
-    body = whole_life_lanes.draw(picture.lives, picture.lives_ns, inside, height - 2)
-    seconds = whole_life_lanes.seconds(inside)
+    body = life_lanes(picture.lives, picture.lives_ns, inside, height - 2)
+    seconds = _lane_seconds(inside)
     title: Line = (("from prefill to decode", "title"), (f"  last {seconds:.0f} s", "muted"))
-    return framed(body, width, height, title, whole_life_lanes.LEGEND)
+    return framed(body, width, height, title, _LIVES_KEY)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:
@@ -268,3 +270,68 @@ def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
         break_on_hyphens=False,
     )
     return [(*begin, (first[used:], style)), *(((each, style),) for each in rest)]
+
+
+_CELL_NS = 100_000_000
+_LIFE_LABEL = 24
+
+_PREFILL: Run = ("▓", "prefill")
+_WAIT: Run = ("·", "idle")
+_WAY: Run = ("→", "caution")
+_DECODE: Run = ("━", "decode")
+_END: Run = ("●", "finished")
+_NOTHING: Run = (" ", "text")
+_LIVES_KEY: Line = (
+    _PREFILL, (" prefill  ", "muted"), _WAIT, (" waits  ", "muted"),
+    _WAY, (" handed over  ", "muted"), _DECODE, (" decode", "muted"),
+)  # fmt: skip
+
+
+def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
+    """Return one line for each of the newest requests that fit, the oldest of these on top."""
+    cells = max(0, width - _LIFE_LABEL - 1)
+    begin_ns = now_ns - cells * _CELL_NS
+    shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
+    return [
+        fitted((*_life_label(life), *_life_lane(life, begin_ns, now_ns, cells)), width)
+        for life in shown
+    ]
+
+
+def _lane_seconds(width: int) -> float:
+    """Return how many _lane_seconds lanes of this width show."""
+    return max(0, width - _LIFE_LABEL - 1) * _CELL_NS / 1e9
+
+
+def _life_label(life: WholeLife) -> Line:
+    names = request_name(life.request_id)
+    if life.decode_id is not None:
+        names += f"→{request_name(life.decode_id)}"
+    room = _LIFE_LABEL - len(names) - 3
+    return ((f" {names} ", "text"), (f"{clean(life.client_id, room):<{room}}  ", "muted"))
+
+
+def _life_lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
+    return joined(_life_cell(life, begin_ns + place * _CELL_NS, now_ns) for place in range(cells))
+
+
+def _life_cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
+    """Return what the request did from `start_ns` on; a transfer gets a cell, however short."""
+    end_ns = start_ns + _CELL_NS
+    gone_ns = now_ns if life.end_ns is None else life.end_ns
+    if end_ns <= life.arrival_ns or start_ns >= gone_ns:
+        return _NOTHING
+    if life.end_ns is not None and end_ns >= life.end_ns:
+        return _END
+    if start_ns < life.waited_until_ns:
+        return _WAIT
+    if life.first_token_ns is None or start_ns < life.first_token_ns - _CELL_NS:
+        return _PREFILL
+    if life.received_ns is not None and life.sent_ns is not None:
+        if start_ns <= life.received_ns and life.sent_ns < end_ns:
+            return _WAY
+        if start_ns > life.received_ns:
+            return _WAIT if start_ns < life.loaded_after_ns else _DECODE
+    if start_ns < life.first_token_ns:
+        return _PREFILL
+    return _DECODE if life.decodes_here else _WAIT
