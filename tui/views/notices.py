@@ -37,7 +37,7 @@ class Notices:
     def say(self, text: str, tone: Tone = "text") -> None:
         """Show a notice now, in place of the current one.
 
-        Where it does not fit, what stands in brackets is left out, then what follows the last `;`.
+        Where it does not fit, what stands in brackets is left out, then its end.
         """
         self._text, self._tone = text, tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
@@ -97,7 +97,7 @@ class Notices:
         shares: list[int] = []
         if new:
             most = max(_LEAST, room - sum(min(length, _LEAST) for length in lengths))
-            text = fmt.first_fitting((*_forms(self._text), self._text), most)
+            text = fmt.first_fitting((self._text, _BRACKETS.sub("", self._text)), most)
             parts[0] = text, self._tone
             shares = [min(len(text), most)]
         shares += _shares(lengths, room - sum(shares))
@@ -116,14 +116,6 @@ class Notices:
             return False
         self.say(*self._later.popleft())
         return True
-
-
-def _forms(text: str) -> list[str]:
-    """Return a notice in forms from long to short."""
-    forms = [text, _BRACKETS.sub("", text)]
-    while "; " in forms[-1]:
-        forms.append(forms[-1].rpartition("; ")[0])
-    return forms
 
 
 def _with_short_paths(text: str, width: int) -> str:
