@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
@@ -176,7 +177,7 @@ class Opening:
         def apply(change: KnobChange) -> None:
             self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
-        forecast = KnobForecast(self._session.history)
+        forecast = partial(KnobForecast, self._session.history)
         editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
         self._screen.open_overlay(editor, apply)
 

@@ -32,7 +32,7 @@ class KnobEditor(Overlay[KnobChange]):
     Args:
         look: returns the current knobs.
         name: the knob to select first.
-        forecast: tells what a typed value would have done; None if forecasts are not available.
+        forecast: starts to find out what a value would have done; None if nothing can.
         is_alone: show only that knob, ready to be edited, above the footer.
     """
 
@@ -41,12 +41,13 @@ class KnobEditor(Overlay[KnobChange]):
         skin: Skin,
         look: Callable[[], KnobsNow],
         name: str | None = None,
-        forecast: KnobForecast | None = None,
+        forecast: Callable[[str, KnobValue], KnobForecast] | None = None,
         is_alone: bool = False,
     ) -> None:
         super().__init__(skin)
         self._look = look
         self._forecast = forecast
+        self._asked: KnobForecast | None = None
         self._only = name if is_alone else None
         self._now = look()
         self._specs = [spec for spec in self._now.specs if self._only in (None, spec.name)]
@@ -74,11 +75,10 @@ class KnobEditor(Overlay[KnobChange]):
         spec = self._specs[self._at]
         wrong = self._wrong()
         about, style = f" {spec.help} (default {value_text(spec.default)})", "muted"
-        forecast = None if self._forecast is None else self._forecast.text
         if wrong is not None:
             about, style = wrong, "caution"
-        elif forecast is not None:
-            about, style = f" {forecast}", "text"
+        elif self._asked is not None:
+            about, style = f" {self._asked.text}", "text"
         body.append(((clean(about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
@@ -129,12 +129,9 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        if self._forecast is not None:
-            self._forecast.drop()
-
-    def _ask_forecast(self, spec: KnobSpec, draft: str) -> None:
-        if self._forecast is not None and draft and self._wrong() is None:
-            self._forecast.ask(spec.name, parse_value(spec, draft))
+        if self._asked is not None:
+            self._asked.drop()
+            self._asked = None
 
     def _look_again(self) -> None:
         self._now = self._look()
@@ -153,7 +150,9 @@ class KnobEditor(Overlay[KnobChange]):
                 self.dismiss(None)
             return
         if key == "w":
-            self._ask_forecast(spec, self._draft)
+            if self._forecast is not None and self._draft and self._wrong() is None:
+                self._drop_forecast()
+                self._asked = self._forecast(spec.name, parse_value(spec, self._draft))
             return
         if key != "enter":
             self._drop_forecast()
