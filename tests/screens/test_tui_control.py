@@ -181,15 +181,6 @@ async def test_undo_ends_a_running_autopilot_and_knows_what_one_gave_back(
     app.close()
 
 
-async def test_cancelling_the_budget_editor_changes_nothing(source: Subscriber) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "B", "right", "escape")
-        assert app.screen is app.main
-        assert app.main.operator.pending == ""
-    assert source.history.knob_changes == []
-
-
 async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_the_engine(
     source: Subscriber,
 ) -> None:
