@@ -45,10 +45,26 @@ async def test_a_value_typed_before_another_clients_change_is_refused_and_can_be
         said = "not changed: anna set max_num_seqs to 8 meanwhile; K again"
         refused = "max_num_seqs 64→8"  # said by the engine, where telemetry is not there yet
         await until(lambda: said in main_text(app) or refused in main_text(app), "the refusal")
-        await until(lambda: source.history.state.knobs["max_num_seqs"] == 8, "what anna did")
+        state = source.history.state
+        await until(lambda: any("anna" in each.who for each in state.audit), "what anna did")
+        await until(lambda: source.history.state.knobs["max_num_seqs"] == 8, "the value")
         await press(app, "K", "down", "enter", *"16", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
         assert [each.who for each in source.history.knob_changes][:1] == ["anna"]
+    app.close()
+
+
+async def test_a_value_typed_for_an_engine_is_refused_by_the_one_that_replaced_it(
+    source: Subscriber, live_engine: Any
+) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(160, 40)):
+        await press(app, "B", *"512")
+        live_engine.becomes(engine_id="another")
+        await press(app, "enter")
+        said = "the engine was restarted meanwhile; nothing was changed"
+        await until(lambda: said in main_text(app), "the refusal")
+        assert not source.history.knob_changes
     app.close()
 
 

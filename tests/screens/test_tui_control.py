@@ -567,7 +567,7 @@ def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
     keys: list[str], value: int | None
 ) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    now = KnobsNow(0, {spec.name: 1000}, (spec,))
+    now = KnobsNow("", 0, {spec.name: 1000}, (spec,))
     editor = KnobEditor(Skin("none"), lambda: now, spec.name, is_alone=True)
     for key in keys:
         editor.pressed(key, key if len(key) == 1 else None)

@@ -183,7 +183,8 @@ class Opening:
 
     def _knobs_now(self) -> KnobsNow:
         now = self._session.history.state
-        return KnobsNow(now.knobs_version, now.knobs, now.info.knobs if now.info else ())
+        engine_id, specs = ("", ()) if now.info is None else (now.info.engine_id, now.info.knobs)
+        return KnobsNow(engine_id, now.knobs_version, now.knobs, specs)
 
     def workload(self) -> None:
         """Ask for the engine's own synthetic workload; fields not typed keep their values."""

@@ -1,7 +1,8 @@
 """The knob editor: the knobs of the engine with their bounds, or one of them; Enter changes one.
 
 The list shows the engine's current values. A change names the version of the knobs at which the
-operator began to type: if another client was quicker, the engine refuses it.
+operator began to type: if another client was quicker, the engine refuses it. So does another engine
+that answers by then.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class KnobEditor(Overlay[KnobChange]):
         self._specs = [spec for spec in self._now.specs if self._only in (None, spec.name)]
         names = [spec.name for spec in self._specs]
         self._at = names.index(name) if name in names else 0
-        self._version = self._now.version  # when the operator began to type
+        self._begun = self._now  # the knobs when the operator began to type
         # The text typed for the knob that is being edited; None if none is.
         self._draft: str | None = None
         if is_alone:
@@ -164,7 +165,8 @@ class KnobEditor(Overlay[KnobChange]):
             if _goes_round(spec) and self._draft == self._value_of(spec):
                 self._end_edit()
                 return
-            self.dismiss(KnobChange(spec.name, parse_value(spec, self._draft), self._version))
+            value, begun = parse_value(spec, self._draft), self._begun
+            self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
         elif _goes_round(spec):
             if key in ("left", "right", "up", "down", "space"):
                 self._turn(-1 if key in ("left", "up") else 1)
@@ -178,7 +180,7 @@ class KnobEditor(Overlay[KnobChange]):
     def _begin(self) -> None:
         spec = self._specs[self._at]
         self._draft = self._value_of(spec) if _goes_round(spec) else ""
-        self._version = self._now.version
+        self._begun = self._now
 
     def _end_edit(self) -> None:
         self._draft = None

@@ -22,17 +22,19 @@ from stepscope.tui.settings.log_file import see_log
 class KnobsNow(NamedTuple):
     """The knobs of an engine."""
 
+    engine_id: str
     version: int
     values: Mapping[str, KnobValue]
     specs: tuple[KnobSpec, ...]
 
 
 class KnobChange(NamedTuple):
-    """A new value for a knob; the engine refuses it if its knobs have a later `version`."""
+    """A new value for a knob; refused at another `version` of the knobs, and by another engine."""
 
     name: str
     value: KnobValue
     version: int
+    engine_id: str = ""
 
 
 log = logging.getLogger("stepscope.tui")

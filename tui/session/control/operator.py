@@ -66,12 +66,12 @@ class Operator:
 
     def set_knob(self, change: KnobChange, action: str) -> None:
         """Ask the engine for a change, which it refuses if another was made since its version."""
-        name, value, version = change
+        name, value, version, engine_id = change
         before = self._history.state.knobs.get(name)
         if before == value:
             self._notices.say(f"{name} is {value_text(value)} already")
             return
-        command = SetKnobs(changes={name: value}, expected_version=version)
+        command = SetKnobs(changes={name: value}, expected_version=version, engine_id=engine_id)
         self._ask(changes_text(self._history.state.knobs, command.changes), command, action)
 
     def undo(self) -> None:
