@@ -154,26 +154,30 @@ def column_chart(
         full: the glyph of a full cell.
     """
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
+    heights = [_eighths(value, top, height) for value in values]
     rows: list[Line] = []
     for y in range(height):
         blank = ("·", "idle") if y == at else (" ", "text")
         cells: list[Run] = []
-        for value, style in zip(values, styles, strict=True):
-            glyph = " " if value is None else _level(value, top, height, y, is_down, full)
-            cells.append(blank if glyph == " " else (glyph, style))
+        for eighths, style in zip(heights, styles, strict=True):
+            left = eighths - y * 8
+            if left <= 0:
+                cells.append(blank)
+            elif left >= 8 or (is_down and left >= 7):
+                cells.append((full, style))
+            elif is_down:
+                cells.append(("▔" if left < 3 else "▀", style))
+            else:
+                cells.append((LEVELS[left - 1], style))
         rows.append(joined(cells))
     return rows if is_down else rows[::-1]
 
 
-def _level(value: float, top: float, height: int, y: int, is_down: bool, full: str) -> str:
-    """Return the glyph of a bar `y` cells from where it begins."""
-    eighths = 0 if top <= 0 else round(min(1.0, value / top) * height * 8)
-    eighths = max(eighths, 1 if value > 0 else 0) - y * 8
-    if eighths <= 0:
-        return " "
-    if is_down and eighths < 7:
-        return "▔" if eighths < 3 else "▀"
-    return full if is_down or eighths >= 8 else LEVELS[eighths - 1]
+def _eighths(value: float | None, top: float, height: int) -> int:
+    """Return how high the bar of a value is, in eighths of a cell."""
+    if value is None or value <= 0:
+        return 0
+    return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1
 
 
 def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
