@@ -194,7 +194,7 @@ def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> N
         line[2:150] for line in body[1 : next(i for i, each in enumerate(body) if "small:" in each)]
     ]
     cells = "".join(rows)
-    assert [cells.count(letter) for letter in "ABC"] == [4 * each.used for each in counts]
-    assert [cells.count(letter) for letter in "abc"] == [4 * each.cached for each in counts]
+    assert [cells.count(letter) for letter in "ABC"] == [each.used for each in counts]
+    assert [cells.count(letter) for letter in "abc"] == [each.cached for each in counts]
     assert "fragmentation" in "\n".join(body)  # of blocks of several groups it is unknown
     assert re.search(r"fragmentation +—", "\n".join(body))

@@ -52,7 +52,7 @@ def replay() -> Iterator[ReplaySource]:
 
 
 def notice(app: Dashboard) -> str:
-    is_empty = app.main.canvas.shows_tabs
+    is_empty = "1 Live" in app.main.canvas.text_of("notice")[0]
     return "" if is_empty else app.main.canvas.text_of("notice")[0].strip()
 
 
@@ -84,7 +84,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
         worst = stalls[0]
         when = clock(history.wall_ns(worst.time_ns))
         assert notice(app) == (
-            f"worst of {len(steps)} seconds with a stall: {with_ms(worst.ns / 1e6)} at {when}, "
+            f"worst of {len(steps)} seconds with a stall: {with_ms(worst.ns / 1e6)} at {when}; "
             f"held up {worst.num_tokens} streams (w: the next)"
         )
         for rank, step in ((2, steps[1]), (3, steps[2])):
@@ -117,7 +117,7 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
         )
         await pilot.press("w")
         assert app.main.view.cursor == worst.step
-        assert re.search(rf"a late first token: .+, r{worst.max_ttft_request_id} \(w", notice(app))
+        assert re.search(rf"a late first token: .+; r{worst.max_ttft_request_id} \(w", notice(app))
         await pilot.press("L")
         history.set_slo(SLO(60_000.0, 60_000.0))
         await pilot.press("w")
@@ -143,7 +143,7 @@ async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_s
     async with app.run_test(size=(120, 40)) as pilot:
         await worst(app, replay)
         assert app.main.frame.cursor == 302
-        said = r"worst of 7 seconds with a stall: 837 ms at .+, held up 12 streams"
+        said = r"worst of 7 seconds with a stall: 837 ms at .+; held up 12 streams"
         assert re.match(said, notice(app))
         await worst(app, replay)
         assert app.main.frame.cursor == 123
@@ -152,13 +152,13 @@ async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_s
         await pilot.press("1")
         await worst(app, replay)
         assert app.main.frame.cursor == 123
-        where = "in memory (the file is still searched)"
+        where = "in memory, the file is still searched"
         assert notice(app).startswith(f"worst of 3 seconds with a stall {where}: 832 ms")
         replay.file_index = searched
         assert searched.wait(30)
         app.main.navigator.go(150)
         await worst(app, replay)
-        said = r"worst of 7 seconds with a stall: 837 ms at .+, 12 streams waited so long \(w: "
+        said = r"worst of 7 seconds with a stall: 837 ms at .+; 12 streams waited so long \(w: "
         assert re.match(said, notice(app))
         assert replay.wait()
         assert replay.history.last_step == 302

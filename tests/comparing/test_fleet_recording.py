@@ -69,7 +69,7 @@ async def test_an_engine_that_was_never_opened_can_be_recorded(
         await until(lambda: "busy: recording ended: " in main_text(app), "its end")
         await until(lambda: "● REC" not in main_text(app), "that none is recorded")
     app.close()
-    (told,) = app.recordings()
+    (told,) = app.last_words()
     (path,) = tmp_path.glob("stepscope-busy-*.mcap")
     assert str(path) in told
     with Recording(path) as recording:
@@ -84,7 +84,7 @@ async def test_leaving_the_dashboard_ends_the_recordings_of_all_engines(
         await press(app, "R", "up", "R")
         await until(lambda: "● REC 2" in main_text(app), "that both are recorded")
     app.close()
-    told = app.recordings()
+    told = app.last_words()
     assert len(told) == 2
     assert not list(tmp_path.glob("*.part"))
     assert len(list(tmp_path.glob("*.mcap"))) == 2
@@ -110,4 +110,4 @@ async def test_an_engine_that_cannot_be_recorded_is_named(
         assert "engine-0: cannot record: cannot write " in main_text(app)
         assert "● REC" not in main_text(app)
     app.close()
-    assert app.recordings() == []
+    assert app.last_words() == []

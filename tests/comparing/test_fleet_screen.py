@@ -13,7 +13,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.fleet_view import SORTS, natural
-from stepscope.tui.views.pages import fleet_page
+from stepscope.tui.views.lines import spot_of
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
@@ -215,10 +215,8 @@ async def test_more_engines_than_rows_scroll_with_the_selection(
         await pilot.press(*["down"] * 39)
         assert "▶e39" in screen_text(app)
         assert "40/40 up" in screen_text(app)
-        page = app.main.canvas.places["page"]
         y = next(n for n, line in enumerate(screen_text(app).splitlines()) if "▶e39" in line)
-        hit = fleet_page.hit(app.main.frame, page.width, page.height, 4, y - 1)
-        assert hit == "e39"
+        assert spot_of(app.main.canvas.content("page", y - 1), 4) == ("engine", "e39")
 
 
 async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(

@@ -7,7 +7,7 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.imbalance import findings
 from stepscope.recordings.fleets.whole_lives import KEPT_NS, WholeLife, WholeLives
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.views.charts import whole_life_lanes
+from stepscope.tui.views.pages import fleet_page
 
 S = 1_000_000_000
 
@@ -46,7 +46,7 @@ ORIGIN = RequestOrigin("p", 3, 1, 12 * S, 12 * S, 13 * S, 14 * S)
 
 def text_of(life: WholeLife, now_s: float) -> str:
     """The lane over the last ten seconds, one character a second."""
-    [line] = whole_life_lanes.draw([life], round(now_s * S), 125, 1)
+    [line] = fleet_page.life_lanes([life], round(now_s * S), 125, 1)
     return "".join(text for text, _ in line)[-100:][9::10]
 
 

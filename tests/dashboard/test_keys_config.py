@@ -17,7 +17,6 @@ from textual.keys import _character_to_key
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
-from stepscope.tui.settings import preferences as preferences_module
 from stepscope.tui.settings.actions import (
     ACTIONS,
     BY_ID,
@@ -285,24 +284,17 @@ def test_an_unwritable_config_path_is_named(config_file: Path, tmp_path: Path) -
         changed(Path("/proc/stepscope/config.toml"), "dashboard", {"theme": "light"})
 
 
-def test_only_changed_settings_are_written_and_only_once(
-    config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preferences_module, "_QUIET_S", 60.0)
+def test_only_changed_settings_are_written(config_file: Path) -> None:
     began: dict[str, Any] = {"theme": "dark", "ascii": None, "fps": None, "sort": "arrival"}
     preferences = Preferences(config_file, began)
     preferences.set("theme", "light")
     preferences.set("theme", "dark")
-    preferences.flush()
+    assert preferences.save() is None
     assert not config_file.exists()  # the file is unchanged
     preferences.set("theme", "light")
     preferences.set("ascii", True)
-    preferences.flush()
+    assert preferences.save() is None
     assert tomllib.loads(config_file.read_text())["dashboard"] == {"theme": "light", "ascii": True}
-    news = preferences.news()
-    assert news is not None
-    assert news[0] == f"saved for next time: theme light, ascii on ({config_file})"
-    assert preferences.news() is None
 
 
 async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
@@ -343,7 +335,6 @@ async def test_in_readonly_mode_no_settings_are_written_but_pictures_are(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
     monkeypatch.chdir(tmp_path)
     source = still_source()
     options = dashboard_options(DashboardSettings(readonly=True))
@@ -366,28 +357,18 @@ async def test_in_readonly_mode_no_settings_are_written_but_pictures_are(
     assert not config_file.exists()
 
 
-async def test_settings_that_cannot_be_saved_are_reported_and_still_apply(
-    still_source: Callable[..., Any], config_file: Path, monkeypatch: pytest.MonkeyPatch
+async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the_end(
+    still_source: Callable[..., Any], config_file: Path
 ) -> None:
-    monkeypatch.setattr(preferences_module, "_QUIET_S", 0.0)
     source = still_source()
     write(config_file, "[dashboard\n")
-    for preferences, said in (
-        (Preferences(None, {"theme": "dark"}, "--readonly"), "for this session only: --readonly"),
-        (Preferences(config_file, {"theme": "dark"}), "not kept: "),
-    ):
-        app = Dashboard(
-            source, source.history, any_terminal=True, fps=20.0, preferences=preferences
-        )
-        async with app.run_test(size=(160, 40)) as pilot:
-            await pilot.press("T")
-            for _ in range(100):
-                await pilot.pause(0.02)
-                if said in screen_text(app):
-                    break
-            assert said in screen_text(app)
-            assert app.main.skin.mode == "light"
-        app.close()
+    preferences = Preferences(config_file, {"theme": "dark"})
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0, preferences=preferences)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await pilot.press("T")
+        assert app.main.skin.mode == "light"
+    app.close()
+    assert app.last_words()[0].startswith(f"settings are not kept: {config_file} is not TOML")
     assert config_file.read_text() == "[dashboard\n"
 
 

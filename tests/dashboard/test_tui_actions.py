@@ -10,6 +10,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.settings.action_table import GROUPS, PAGES, Need, Page, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries
+from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.panels import footer
 from tests.house.generated_docs import key_table
 from tests.support.screens.palette import offered_in_palette
@@ -83,14 +84,15 @@ def test_the_documentation_lists_every_key() -> None:
 @pytest.mark.parametrize("is_ascii", [False, True])
 def test_the_footer_fits_and_always_offers_help_and_quit(width: int, is_ascii: bool) -> None:
     abilities = EVERYTHING.written(is_ascii)
-    line = "".join(text for text, _ in footer.draw(abilities, True, width)[0])
+    (runs,) = footer.draw(abilities, True, width)
+    line = "".join(text for text, _ in runs)
     if width >= 80:
         assert len(line) <= width
         assert "? Help" in line
         assert "q Quit" in line
         assert "B Budget" in line
-        assert footer.action_at(abilities, True, width, line.index("Help")) == "help"
-        assert footer.action_at(abilities, True, width, line.index("Quit")) == "quit"
+        assert spot_of(runs, line.index("Help")) == ("do", "help")
+        assert spot_of(runs, line.index("Quit")) == ("do", "quit")
 
 
 async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_disabled(

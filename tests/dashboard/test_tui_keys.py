@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.app.run import shown_thread_errors
-from stepscope.tui.session.control.asked_workload import EXAMPLE
+from stepscope.tui.session.control.workload_text import EXAMPLE
 from stepscope.tui.settings.log_file import logged_to_file, see_log
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
@@ -262,17 +260,6 @@ async def test_the_step_inspector_opens_and_follows_the_cursor(source: Any) -> N
         assert app.screen is app.main
 
 
-async def test_the_help_overlay_opens_scrolls_and_closes(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("question_mark")
-        assert "one column back in time" in screen_text(app)
-        await pilot.press("pagedown", "pagedown")
-        assert "Glyphs" in screen_text(app)
-        await pilot.press("q")
-        assert app.screen is app.main
-
-
 async def test_keys_change_the_frame_rate(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -432,13 +419,3 @@ def test_errors_go_to_the_log_file_and_not_to_the_terminal(
     with logged_to_file(tmp_path / "log" / "dashboard.log" / "no folder"):
         logger.error("nobody hears it")
     assert capfd.readouterr().err == ""
-
-
-async def test_a_dead_thread_is_reported_in_a_line_on_the_screen(source: Any) -> None:
-    app = dashboard(source)
-    with shown_thread_errors(app):
-        thread = threading.Thread(target=lambda: 1 / 0, name="subscriber")
-        thread.start()
-        thread.join()
-    async with app.run_test(size=(120, 40)):
-        assert "subscriber died, see the log: ZeroDivisionError" in screen_text(app)

@@ -9,7 +9,7 @@ from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, StepRecord
 from stepscope.recordings.history.history import History
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
-from stepscope.tui.views.panels.knob_effect import effect_of
+from stepscope.tui.views.pages.audit_rows import effect_of
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 

@@ -31,16 +31,12 @@ def test_a_forecast_names_current_and_predicted_figures() -> None:
     history = History()
     for sequence, message in simulate(3, 600):
         history.append(sequence, wire.encode(message))
-    forecast = KnobForecast(history)
-    assert forecast.text is None
-    forecast.ask(BUDGET, 512)
-    wait_for(lambda: "simulating" not in str(forecast.text), "the forecast")
+    forecast = KnobForecast(history, BUDGET, 512)
+    wait_for(lambda: "simulating" not in forecast.text, "the forecast")
     figure = r"[\d,]+ → [\d,]+ ms \([\d,]+ to [\d,]+\)"
     assert re.fullmatch(
-        rf"what if {BUDGET}=512: TTFT p99 {figure}   ITL p99 {figure}", str(forecast.text)
+        rf"what if {BUDGET}=512: TTFT p99 {figure}   ITL p99 {figure}", forecast.text
     )
-    forecast.drop()
-    assert forecast.text is None
 
 
 async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber) -> None:

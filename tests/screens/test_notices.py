@@ -89,11 +89,11 @@ async def test_demo_hints_do_not_replace_the_answer_to_a_knob_change(
     app.close()
 
 
-def test_a_notice_with_a_short_form_leaves_room_for_a_standing_problem() -> None:
+def test_a_long_notice_loses_what_stands_in_brackets_then_its_end() -> None:
     notices = Notices(Clock())
-    notices.say("a" * 95, shorter=["b" * 50, "c" * 30])
-    assert text(notices.line([], 120)) == " " + "a" * 95
-    assert text(notices.line([], 80)) == " " + "b" * 50
-    assert text(notices.line([("d" * 60, "caution")], 120)) == f" {'b' * 50}  │  {'d' * 60}"
+    notices.say(f"{'a' * 50} (hint); {'b' * 40}")
+    assert text(notices.line([], 120)) == f" {'a' * 50} (hint); {'b' * 40}"
+    assert text(notices.line([], 95)) == f" {'a' * 50}; {'b' * 40}"
+    assert text(notices.line([], 80)).startswith(f" {'a' * 50}; bbb")
     notices.say("e" * 90)
     assert text(notices.line([], 80)).startswith(" eee")

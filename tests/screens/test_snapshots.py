@@ -38,7 +38,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_choices import Origin
-from stepscope.tui.views.pages.start_list import File
+from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import Cells, cells

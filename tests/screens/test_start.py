@@ -24,8 +24,8 @@ from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
 from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
-from stepscope.tui.views.pages import start_list
-from stepscope.tui.views.pages.start_list import File, StartChoice
+from stepscope.tui.views.pages import start_page
+from stepscope.tui.views.pages.start_page import File, StartChoice
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 
@@ -86,7 +86,7 @@ def test_a_recordings_overview_says_what_it_holds_or_what_is_wrong_with_it(tmp_p
 
 def test_an_engine_without_published_figures_is_listed_with_dashes() -> None:
     line = EngineLine(EngineFigures("e", "live"), (), 0.0, None, None)
-    section = start_list.engines_section([("ipc:///e", line)], (), False)
+    section = start_page.engines_section([("ipc:///e", line)], (), False)
     assert [text for text, _ in section.entries[0].cells] == ["LIVE", "-", "-", "-", "-"]
 
 
@@ -95,7 +95,7 @@ def test_all_local_engines_and_the_configured_fleet_are_offered() -> None:
         (f"ipc:///{name}", EngineLine(EngineFigures(name, "live"), (), 0.0, None, None))
         for name in "ab"
     ]
-    section = start_list.engines_section(lines, ("x", "y"), False)
+    section = start_page.engines_section(lines, ("x", "y"), False)
     assert [entry.choice.names for entry in section.entries] == [
         ("ipc:///a",),
         ("ipc:///b",),
@@ -105,13 +105,13 @@ def test_all_local_engines_and_the_configured_fleet_are_offered() -> None:
 
 
 def test_times_and_durations_are_written_short() -> None:
-    assert start_list.length_text(3.84) == "3.8s"
-    assert start_list.length_text(761) == "12m41s"
-    assert start_list.length_text(11_100) == "3h05m"
+    assert start_page.length_text(3.84) == "3.8s"
+    assert start_page.length_text(761) == "12m41s"
+    assert start_page.length_text(11_100) == "3h05m"
     day = 24 * 3600
-    assert start_list.when_text(NOW_S, NOW_S).startswith("today ")
-    assert start_list.when_text(NOW_S - 400 * day, NOW_S).count("-") == 2
-    assert all(len(start_list.when_text(NOW_S - n * day, NOW_S)) <= 12 for n in range(500))
+    assert start_page.when_text(NOW_S, NOW_S).startswith("today ")
+    assert start_page.when_text(NOW_S - 400 * day, NOW_S).count("-") == 2
+    assert all(len(start_page.when_text(NOW_S - n * day, NOW_S)) <= 12 for n in range(500))
 
 
 # The screen
@@ -204,7 +204,6 @@ async def test_the_start_screen_lists_engines_recordings_and_samples(tmp_path: P
     [
         (["enter"], StartChoice("engines", ("ipc:///run/engine-0",))),
         (["j", "j", "j", "k", "enter"], StartChoice("file", ("/data/bad.mcap",))),
-        (["1"], StartChoice("file", ("freeze",))),
         (["end", "up", "enter"], StartChoice("demo")),
         (["end", "up", "up", "enter"], StartChoice("tour")),
         (["e", *"tcp://h:5555 b", "enter"], StartChoice("engines", ("tcp://h:5555", "b"))),
@@ -231,29 +230,21 @@ async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> Non
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
         footer = screen_text(app).splitlines()[-1]
-        for entry in (
-            "↑/n Choose",
-            "F5 Open",
-            "1-9 Open at once",
-            "9 Address",
-            "F2 Help",
-            "Q Quit",
-        ):
+        for entry in ("F5 Open", "9 Address", "L End", "F2 Help", "^p Palette", "Q Quit"):
             assert f" {entry} " in footer
-        assert "Theme" not in footer
         assert "9  address or file" in screen_text(app)
         await pilot.press("j", "enter", "T", "q")  # these do nothing any more
         assert (app.skin.mode, app.is_running) == ("dark", True)
         await pilot.press("n", "f5")
         await settled(app, pilot, lambda: "damaged" in screen_text(app))
-        await pilot.press("9")  # an action's before a line's
+        await pilot.press("9")
         assert isinstance(app.screen, Prompt)
         await pilot.press("escape", "f2")
         assert isinstance(app.screen, HelpPage)
         assert "This is the start screen" in screen_text(app)
         told = help_lines(app.abilities, "start")
         text = "\n".join(line_texts(told))
-        assert "F5 or a click opens the selected line" in text
+        assert "F5 opens the selected line, a click any" in text
         assert "type an engine's address" in text
         assert "token budget" not in text
         await pilot.press("escape", "ctrl+p", *"dark or")
@@ -264,7 +255,6 @@ async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> Non
         await pilot.click("#start", offset=(footer.index("Address"), 39))
         assert isinstance(app.screen, Prompt)
         await pilot.press("escape")
-        await pilot.click("#start", offset=(footer.index("at once"), 39))  # that is none
         await pilot.click("#start", offset=(117, 39))
         assert app.return_value is None
         assert not isinstance(app.screen, Overlay)
@@ -319,7 +309,7 @@ async def test_the_start_screen_fills_every_terminal_size(ascii_only: bool) -> N
                 assert screen_text(app).isascii()
             if size[1] >= 15:
                 assert "the engine is gone" in screen_text(app)
-                assert (">" if ascii_only else "▶") + "  e  address" in screen_text(app)
+                assert (">" if ascii_only else "▶") + "e  address" in screen_text(app)
 
 
 async def test_a_failing_search_is_reported_in_a_line_and_tried_again(
@@ -390,6 +380,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def open_line(screen: Any, name: str) -> None:
+    """Go from the selected line to one of the same section, and open it."""
+    lines = screen.text().splitlines()
+    at, wanted = (next(n for n, line in enumerate(lines) if part in line) for part in ("▶", name))
+    screen.send("j" * (wanted - at) + "k" * (at - wanted) + "\r")
+
+
 @pytest.mark.slow
 def test_quitting_a_recording_leads_back_to_the_start_screen(
     terminal: Callable[..., Any], folder: Path, runtime_folder: Path
@@ -402,15 +399,16 @@ def test_quitting_a_recording_leads_back_to_the_start_screen(
         XDG_STATE_HOME=str(folder / "state"),
     )
     screen.wait_for("none runs here; 'stepscope serve --model demo' starts one")
-    number = screen.wait_for(r"(\d) broken.mcap .*not readable")[1]
-    screen.send(number)
+    screen.wait_for("broken.mcap .*not readable")
+    screen.wait_for("mine.mcap .* 454 ")
+    open_line(screen, "broken.mcap")
     screen.wait_for("broken.mcap is not a stepscope recording")
-    number = screen.wait_for(r"(\d) mine.mcap .* 454 ")[1]
-    screen.send(number)
+    open_line(screen, "mine.mcap")
+    screen.wait_for("▐REPLAY")
     screen.wait_for("▐REPLAY")
     screen.wait_for("454 steps in memory")
     screen.send("q")
-    screen.wait_for(r"▶\d mine.mcap .*today")
+    screen.wait_for(r"▶mine.mcap .*today")
     assert "mine.mcap" in (folder / "state" / "stepscope" / "recent.json").read_text()
     screen.send("e")
     screen.wait_for("endpoint .*_")
@@ -436,7 +434,7 @@ def test_the_start_screen_opens_a_simulated_demo_where_torch_is_missing(
     assert asked == [None if has_torch else "h100"]
     (entry,) = (
         entry
-        for entry in start_list.samples_section([], has_torch=has_torch).entries
+        for entry in start_page.samples_section([], has_torch=has_torch).entries
         if entry.choice.kind == "demo"
     )
     assert ("simulated" in entry.about) == (not has_torch)

@@ -25,15 +25,14 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor, parse_value
-from stepscope.tui.screens.overlays.overlay import EngineNow, EngineWatch
 from stepscope.tui.session.control import engine_link
-from stepscope.tui.session.control.asked_workload import (
-    AskedWorkload,
+from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
+from stepscope.tui.session.control.workload_text import (
     parse_workload,
     published_workload,
+    workload_note,
     workload_text,
 )
-from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
 from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.views.theme import Skin
 from tests.support.screens.live_dashboard import press
@@ -96,39 +95,6 @@ async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step
         await press(app, "U")
         await until(lambda: len(source.history.knob_changes) == 2, "no undo came back")
         assert source.history.knob_changes[-1].new == {"max_num_batched_tokens": 2048}
-    app.close()
-
-
-async def test_an_undo_waits_for_the_answer_to_the_previous_change(
-    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = dashboard(source)
-    changes = source.history
-    async with app.run_test(size=(160, 40)):
-        await press(app, "B", *"512", "enter")
-        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
-        # Else the first U waits for it and is sent at any time, which ends the notice.
-        await until(lambda: len(changes.knob_changes) == 1, "the change is not published")
-        gone_on = threading.Event()
-        take = live_engine.core._take
-
-        def slow(item: Any) -> None:
-            assert gone_on.wait(20)
-            take(item)
-
-        monkeypatch.setattr(live_engine.core, "_take", slow)
-        await press(app, "U", "U")
-        await until(lambda: "one moment" in main_text(app), "nothing is said")
-        gone_on.set()
-        said = "redo: max_num_batched_tokens 2048→512 applied at step"
-        await until(lambda: said in main_text(app), "the second is not done")
-        await press(app, "U")
-        said = "undo: max_num_batched_tokens 512→2048 applied at step"
-        await until(lambda: said in main_text(app), "the third is not done")
-        await until(lambda: len(changes.knob_changes) == 4, "the last change is not published")
-        budgets = [change.new["max_num_batched_tokens"] for change in changes.knob_changes]
-        assert budgets == [512, 2048, 512, 2048]
-        assert not [entry for entry in changes.state.audit if entry.code]
     app.close()
 
 
@@ -212,32 +178,6 @@ async def test_undo_ends_a_running_autopilot_and_knows_what_one_gave_back(
         said = "nothing to undo: the autopilot of this dashboard has given the knobs back"
         await until(lambda: said in main_text(app), "nothing is said")
     assert len(changes.knob_changes) == 2
-    app.close()
-
-
-async def test_cancelling_the_budget_editor_changes_nothing(source: Subscriber) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "B", "right", "escape")
-        assert app.screen is app.main
-        assert app.main.operator.pending == ""
-    assert source.history.knob_changes == []
-
-
-async def test_the_open_budget_editor_says_that_another_client_changed_the_budget(
-    source: Subscriber,
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "B", "shift+left")
-        with ControlClient(source.endpoint) as other:
-            other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-        said = "changed meanwhile: max_num_batched_tokens 2048→1024 by anna"
-        await until(lambda: said in screen_text(app), "the editor does not say it")
-        await press(app, "enter")
-        assert source.history.state.knobs["max_num_batched_tokens"] == 1024
-        await press(app, "enter")
-        await until(lambda: "1024→1536 applied at step" in main_text(app), "no answer is shown")
     app.close()
 
 
@@ -349,13 +289,15 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
         ):
             await until(lambda said=said: said in " ".join(screen_text(app).split()), said)
         await press(app, *"rate=2", "enter")
-        # At once: telemetry need not have reported the change.
+        faster = msgspec.structs.replace(mix, rate=2.0)
+        told = source.history
+        await until(
+            lambda: published_workload(told.state.workload_spec) == faster, "it is not published"
+        )
         await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
         await until(lambda: len(given) == 3, "no workload came")
-        faster = msgspec.structs.replace(mix, rate=2.0)
         smaller = msgspec.structs.replace(faster, output_tokens=9, max_concurrency=None)
         assert given[1:] == [faster, smaller]
-        told = source.history
         await until(
             lambda: published_workload(told.state.workload_spec) == smaller, "it is not published"
         )
@@ -370,35 +312,22 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
     app.close()
 
 
-async def test_unknown_fields_of_a_workload_become_defaults_with_a_notice(
-    source: Subscriber, live_engine: Any
-) -> None:
-    app = dashboard(source)
+def test_unknown_fields_of_a_workload_become_defaults_with_a_notice() -> None:
     state = SessionState(workload="2 requests/s: of an earlier version")
-    note = app.main.operator.workload.note
     for told in (None, {"rate": 2.0, "of_a_later_version": 7}):
         state.workload_spec = told
         assert published_workload(told) is None
-        said = note(state)
+        said = workload_note(state)
         assert "now 2 requests/s: of an earlier version; its other fields are unknown here" in said
         assert "fields you leave out become rate=1 document_share=0.1 " in said
-    assert "now none; fields you leave out are rate=1 " in note(SessionState())
+    assert "now none; fields you leave out are rate=1 " in workload_note(SessionState())
     assert parse_workload("rate=3") == WorkloadSpec(rate=3.0)
-    app.close()
 
 
 def test_a_workload_survives_publishing_and_the_text_form_of_the_editor() -> None:
     for spec in (WorkloadSpec(), WorkloadSpec(rate=0.25, num_requests=7, max_concurrency=2)):
         assert published_workload(fields_of(spec)) == spec
         assert parse_workload(workload_text(spec), WorkloadSpec(rate=8.0, temperature=1.0)) == spec
-
-
-def test_the_next_workload_change_does_not_start_from_a_refused_one() -> None:
-    asked, state = AskedWorkload(), SessionState(workload_spec=fields_of(WorkloadSpec(rate=5.0)))
-    asked.ask(WorkloadSpec(rate=7.0), state)
-    assert asked.now(state) == WorkloadSpec(rate=7.0)
-    asked.forget()
-    assert asked.now(state) == WorkloadSpec(rate=5.0)
 
 
 def test_a_refused_workload_value_is_named_as_it_was_typed() -> None:
@@ -430,43 +359,6 @@ async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
         assert os.listdir(tmp_path) == []
         await press(app, "left")
         assert "PAUSED" in main_text(app)
-    app.close()
-
-
-async def test_a_knob_change_answered_late_is_reported_and_can_be_undone(
-    source: Subscriber, live_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine is blocked for longer than the dashboard waits, then continues."""
-    app = dashboard(source)
-    history, operator = source.history, app.main.operator
-    async with app.run_test(size=(120, 40)):
-        await press(app, "B", *"512", "enter")
-        await until(lambda: "→512 applied at step" in main_text(app), "no first answer")
-        # Until then the next change is based on the version before, and refused at once.
-        await until(lambda: len(history.knob_changes) == 1, "the change is not in the telemetry")
-        gone_on = threading.Event()
-        take = live_engine.core._take
-
-        def held_up(item: Any) -> None:
-            assert gone_on.wait(20)
-            take(item)
-
-        monkeypatch.setattr(live_engine.core, "_take", held_up)
-        ask = ControlClient.ask
-        monkeypatch.setattr(
-            ControlClient, "ask", lambda self, command, *_: ask(self, command, timeout_s=0.3)
-        )
-        await press(app, "B", *"256", "enter")
-        said = "no answer yet; it may still take effect: max_num_batched_tokens 512→256"
-        await until(lambda: said in main_text(app), "it is called a failure")
-        monkeypatch.undo()
-        gone_on.set()
-        await until(lambda: "512→256 applied at step" in main_text(app), "nothing is told")
-        assert "no answer yet" not in main_text(app)
-        assert operator.pending == ""
-        await press(app, "U")
-        await until(lambda: len(history.knob_changes) == 3, "no undo came back")
-        assert history.knob_changes[-1].new == {"max_num_batched_tokens": 512}
     app.close()
 
 
@@ -614,7 +506,7 @@ async def test_recordings_started_in_one_second_are_separate_files(
             await press(app, "R")
             await until(lambda: "● REC" not in main_text(app), "it is still shown")
     app.close()
-    assert app.recordings()
+    assert app.last_words()
     names = sorted(path.name for path in tmp_path.glob("*.mcap"))
     assert names == [name.replace(".mcap", "-2.mcap"), name]
     for each in names:
@@ -649,7 +541,7 @@ async def test_leaving_the_dashboard_finishes_its_recording(
         first = source.history.last_step or 0
         await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
     app.close()
-    (told,) = app.recordings()  # printed to the terminal after leaving; the file is complete then
+    (told,) = app.last_words()  # printed to the terminal after leaving; the file is complete then
     (path,) = tmp_path.glob("*.mcap")
     assert re.fullmatch(rf"recording  {path} \(\d+ steps, 00:\d\d\.\d, [\d.]+kB\)", told)
     with Recording(next(tmp_path.glob("*.mcap"))) as recording:
@@ -675,9 +567,8 @@ def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
     keys: list[str], value: int | None
 ) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
-    now = KnobsNow(0, {spec.name: 1000}, (), (spec,))
-    watch = EngineWatch(lambda: EngineNow("engine", True))
-    editor = KnobEditor(Skin("none"), lambda: now, watch, spec.name, is_alone=True)
+    now = KnobsNow("", 0, {spec.name: 1000}, (spec,))
+    editor = KnobEditor(Skin("none"), lambda: now, spec.name, is_alone=True)
     for key in keys:
         editor.pressed(key, key if len(key) == 1 else None)
     lines = ["".join(text for text, _ in line) for line in editor.lines(110, 5)]

@@ -13,6 +13,7 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.recordings.export.export import FORMATS
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
@@ -20,8 +21,13 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.opening import folder_for
-from stepscope.tui.screens.overlays.export_chooser import ExportChooser
-from stepscope.tui.session.file_jobs import FORMAT_CHOICES, ExportOrder, FileJobs, RangeChoice
+from stepscope.tui.session.file_jobs import (
+    SUFFIXES,
+    ExportOrder,
+    FileJobs,
+    file_name,
+    typed_order,
+)
 from stepscope.tui.settings.actions import with_keys
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text
@@ -62,14 +68,42 @@ def steps_of(path: Path) -> list[int]:
         return [int(row["step"]) for row in csv.DictReader(stream)]
 
 
-def order(path: Path, steps: RangeChoice, engine_id: str | None) -> ExportOrder:
-    found = next(each for each in FORMAT_CHOICES if each.name == "csv")
-    return ExportOrder(path, found, "steps", steps, path.parent, engine_id)
+def test_every_export_format_has_a_suffix_of_its_own() -> None:
+    assert tuple(SUFFIXES) == FORMATS
+    assert len(set(SUFFIXES.values())) == len(FORMATS)
 
 
-def test_every_export_format_is_offered_under_its_own_name() -> None:
-    assert tuple(each.name for each in FORMAT_CHOICES) == FORMATS
-    assert len({each.suffix for each in FORMAT_CHOICES}) == len(FORMATS)
+ALL = ExportOrder(Path("a.mcap.part"), Path(), "perfetto")
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("perfetto", "a.pftrace"),
+        (" csv ", "a-steps.csv"),
+        ("requests parquet", "a-requests.parquet"),
+        ("csv screen rows", "a-5-9-rows.csv"),
+        ("jsonl 100-200", "a-100-200.jsonl"),
+        ("mooncake", "a.mooncake.jsonl"),
+    ],
+)
+def test_a_typed_export_names_format_table_and_steps(typed: str, name: str) -> None:
+    assert file_name(typed_order(typed, ALL, StepRange(5, 9))) == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", "name one of perfetto, parquet, csv, jsonl, mooncake"),
+        ("csv jsonl", "name one of"),
+        ("xlsx", "name one of"),
+        ("jsonl rows", "'rows': after jsonl may stand 100-200 or screen"),
+        ("csv 100", "'100': after csv may stand steps, rows, requests, 100-200 or screen"),
+    ],
+)
+def test_an_export_that_means_nothing_is_explained(typed: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        typed_order(typed, ALL, StepRange())
 
 
 async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_steps(
@@ -78,35 +112,32 @@ async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_s
     folder = replay.recording.path.parent
     app = dashboard(replay, readonly=True)
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("left", "left", "left", "M", *"odd", "enter", "right", "right", "E")
-        text = screen_text(app)
-        assert "export session.mcap" in text
-        assert all(each.opens in text for each in FORMAT_CHOICES)
-        assert "the whole recording, steps 0 to 453" in text
-        await pilot.press("j", "j", "tab", "tab")
-        assert "session-requests.csv  in " in screen_text(app)
-        await pilot.press("enter")
+        await pilot.press("E")
+        shown = screen_text(app)
+        assert "export as: perfetto" in shown
+        assert all(each in shown for each in FORMATS)
+        await pilot.press(*"xlsx", "enter")
+        assert "name one of perfetto, " in screen_text(app)
+        await pilot.press("ctrl+u", *"csv requests", "enter")
         assert app.screen is app.main
         path = folder / "session-requests.csv"
         await told(app, "exported session-requests.csv, ")
         size = path.stat().st_size
         assert f", {size / 1000:.0f}kB, " in notice(app)
 
-        # The last choice is offered again; here for the visible steps, and from the mark.
+        # What was typed last is offered again; here twice, for the visible steps.
         columns = [each for each in app.main.frame.columns if each is not None]
         first, last = columns[0].first, columns[-1].last
-        await pilot.press("E", "shift+tab", "shift+tab", "right")
-        assert f"what is on the screen, steps {first} to {last}" in screen_text(app)
-        await pilot.press("enter")
+        await pilot.press("E")
+        assert "export as: csv requests" in screen_text(app)
+        await pilot.press(*"csv screen", "enter")
         await told(app, f"exported session-{first}-{last}-steps.csv")
         assert steps_of(folder / f"session-{first}-{last}-steps.csv") == [*range(first, last + 1)]
-        await pilot.press("E", "h")
-        assert "from mark 'odd' to the cursor, steps 297 to 299" in screen_text(app)
-        await pilot.press("enter")
-        await told(app, "exported session-297-299-steps.csv, ")
-        await pilot.press("E", "h", "enter")
-        await told(app, "exported session-297-299-steps-2.csv, ")
-        assert steps_of(folder / "session-297-299-steps-2.csv") == [297, 298, 299]
+        await pilot.press("E", "enter")
+        await told(app, f"exported session-{first}-{last}-steps-2.csv")
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        await pilot.press("E", *"parquet", "enter")
+        await told(app, "no export: parquet needs the package pyarrow: pip install")
     app.close()
 
     monkeypatch.setattr(sys, "argv", ["stepscope", *_same_by_command(folder)])
@@ -119,57 +150,6 @@ async def test_a_replayed_file_is_exported_beside_it_whole_or_only_the_visible_s
 def _same_by_command(folder: Path) -> list[str]:
     arguments = ["export", f"{folder}/session.mcap", "--format", "csv", "--table", "requests"]
     return [*arguments, "-o", f"{folder}/command.csv"]
-
-
-async def test_the_export_chooser_works_by_mouse_and_names_a_missing_package(
-    replay: ReplaySource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    app = dashboard(replay, ascii_only=True)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("E")
-        chooser = app.screen
-        assert isinstance(chooser, ExportChooser)
-        assert screen_text(app).isascii()
-
-        async def click(kind: str, value: object = "") -> None:
-            box = chooser._box
-            width, height = box.outer_size
-            cells = ((x, y) for y in range(height) for x in range(width))
-            place = next(cell for cell in cells if box.spot_at(*cell) == (kind, str(value)))
-            await pilot.click("#overlay", offset=place)
-
-        assert "pip install 'stepscope[export]' (or pyarrow)" in screen_text(app)
-        await click("format", 1)
-        await click("begin")
-        assert app.screen is chooser
-        assert "parquet needs the package pyarrow: pip install" in screen_text(app)
-        await click("format", 2)
-        await click("table")
-        await click("range")
-        assert (chooser.order.choice.name, chooser.order.table) == ("csv", "rows")
-        assert chooser.order.steps.text.startswith("what is on the screen")
-        await pilot._post_mouse_events([_wheel_down()], "#overlay", offset=(5, 5))
-        await pilot.pause()
-        assert chooser.order.choice.name == "jsonl"
-        for size in ((30, 7), (10, 3), (1, 1), (80, 24)):
-            await pilot.resize_terminal(*size)
-            await pilot.pause()
-            assert app.screen is chooser
-            if size >= (10, 3):
-                assert "jsonl" in screen_text(app), size
-        await click("begin")
-        await told(app, "exported session-")
-        await pilot.press("E")
-        await pilot.click(offset=(1, 0))  # beside it
-        assert app.screen is app.main
-    app.close()
-
-
-def _wheel_down() -> Any:
-    from textual import events
-
-    return events.MouseScrollDown
 
 
 class Feed:
@@ -221,20 +201,20 @@ async def test_a_live_dashboard_exports_current_and_finished_recordings(
         assert switch.path is not None
         name = switch.path.stem
         await until(lambda: switch._recorder._writer.num_safe_steps > 0, lambda: "not flushed")
-        await pilot.press("X", "down", "down")
-        assert "the whole recording so far" in screen_text(app)
-        await pilot.press("enter")
+        await pilot.press("X", *"csv", "enter")
         await told(app, f"exported {name}-steps.csv, ")
         assert switch.active
         assert steps_of(tmp_path / f"{name}-steps.csv") == [*range(first, last + 1)]
 
         # The visible steps began before the recording.
-        await pilot.press("X", "right", "enter")
-        await told(app, f"exported {name}-{first}-{last}-steps.csv, ")
+        await pilot.press("X", *"csv screen", "enter")
+        await told(app, f"-{last}-steps.csv, ")
+        (path,) = tmp_path.glob(f"{name}-*-{last}-steps.csv")
+        assert steps_of(path) == [*range(first, last + 1)]
         source.more(30)
         await pilot.press("ctrl+r")
         await until((tmp_path / f"{name}.mcap").exists, lambda: "not finished")
-        await pilot.press("X", "enter")
+        await pilot.press("X", *"csv", "enter")
         await told(app, f"exported {name}-steps-2.csv, ")
         assert steps_of(tmp_path / f"{name}-steps-2.csv")[-1] == source.history.last_step
     app.close()
@@ -320,14 +300,15 @@ def test_an_export_range_from_before_an_engine_restart_is_not_in_the_recording(
     with Recording(path) as recording:
         own = recording.info.engine_id
     for engine_id, steps, words in (
-        ("another", RangeChoice("", 10, 20), "was recorded before the engine restarted"),
-        (own, RangeChoice("", 9_000, 9_010), "none of 9,000 to 9,010"),
-        ("another", RangeChoice(""), "exported a-steps.csv"),
-        (own, RangeChoice("", 450, 9_010), "exported a-450-453-steps.csv"),
+        ("another", StepRange(10, 20), "was recorded before the engine restarted"),
+        (own, StepRange(9_000, 9_010), "none of 9,000 to 9,010"),
+        ("another", StepRange(), "exported a-steps.csv"),
+        (own, StepRange(450, 9_010), "exported a-450-9010-steps.csv"),
     ):
         jobs = FileJobs()
-        jobs.begin(order(path, steps, engine_id))
-        jobs.begin(order(path, steps, engine_id))  # nothing happens: one is running already
+        order = ExportOrder(path, tmp_path, "csv", "steps", steps, engine_id)
+        jobs.begin(order)
+        jobs.begin(order)  # nothing happens: one is running already
         assert jobs._job is not None
         jobs._job.wait(10.0)
         said = jobs.news()
@@ -335,11 +316,7 @@ def test_an_export_range_from_before_an_engine_restart_is_not_in_the_recording(
         assert words in said[0]
         assert jobs.news() is None
         assert not jobs.cancel()
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "a-450-453-steps.csv",
-        "a-steps.csv",
-        "a.mcap",
-    ]
+    assert len(list(tmp_path.glob("*.csv"))) == 2
 
 
 def test_exports_of_a_shipped_sample_go_to_the_current_folder(

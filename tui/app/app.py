@@ -129,6 +129,7 @@ class Dashboard(App[None], inherit_bindings=False):
             self.main.view.page = "fleet"
             fleet.open(source)
         self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
+        self._unkept: str | None = None  # why changed settings were not saved
         self._sides = SideScreens(self._sessions, self._switch_to)
         self.main.session.compare.open = lambda *what: self._sides.open(self.main, *what)
         self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
@@ -220,7 +221,7 @@ class Dashboard(App[None], inherit_bindings=False):
 
     def close(self) -> None:
         """Stop threads, recordings and exports of all sessions, and save the preferences."""
-        self.session.preferences.flush()
+        self._unkept = self.session.preferences.save()
         self.session.compare.end()
         self.session.exports.close()
         self._sides.close()
@@ -231,9 +232,10 @@ class Dashboard(App[None], inherit_bindings=False):
                 screen.session.autopilot.close()
         self.session.switches.stop()
 
-    def recordings(self) -> list[str]:
-        """Return a line for each engine whose session was recorded. Call after `close`."""
-        return self.session.switches.last()
+    def last_words(self) -> list[str]:
+        """Return a line for each recording, and one if settings are not kept; after `close`."""
+        unkept = [] if self._unkept is None else [self._unkept]
+        return [*self.session.switches.last(), *unkept]
 
 
 class SideScreens:

@@ -63,7 +63,7 @@ def run_dashboard(
         calm_collector(),
     ):
         app.run()
-    for line in app.recordings():
+    for line in app.last_words():
         print(line)
     if app.return_code:
         raise SystemExit(app.return_code)

@@ -14,9 +14,9 @@ from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.fleet_view import SORTS
+from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
-from stepscope.tui.views.pages import compare_page, fleet_page
-from stepscope.tui.views.panels import footer, key_figures
+from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import LATENCIES
 
@@ -43,8 +43,7 @@ class Mouse:
         """Handle a click on one of the views; a double click opens what was clicked."""
         name, x, y = self._canvas.at(event.x, event.y)
         is_double = event.chain == 2
-        frame, width = self._screen.frame, self._canvas.area.width
-        abilities = self._session.abilities
+        frame = self._screen.frame
         if frame is None:
             return
         if name in ("chart", "lanes"):
@@ -55,38 +54,8 @@ class Mouse:
                 self._screen.action_do("inspect")
         elif name == "scrub":
             self.scrub_to(x)
-        elif name == "figures":
-            found = key_figures.action_at(frame, width, x, y)
-            if found is not None and abilities.allows(abilities.action(found)):
-                self._screen.action_do(found)
-        elif name == "verdict" and frame.verdict.look:
-            self._screen.action_do(frame.verdict.look)
-        elif name == "notice" and self._canvas.shows_tabs:
-            found = footer.tab_at(abilities, self._view.page, x)
-            if found is not None:
-                self._screen.action_do(found)
-        elif name == "page" and frame.fleet is not None:
-            self._click_fleet(x, y, is_double)
-        elif name == "page" and frame.compare is not None and self._click_charts(x, y, is_double):
-            pass
-        elif name in ("page", "events", *_DETAILS):
+        elif name != "page" or not self._click_charts(frame, x, y, is_double):
             self._click_spot(name, x, y, is_double)
-        elif name == "header" and self._is_badge(x):
-            self._screen.action_do("pause")
-        elif name == "footer":
-            found = footer.action_at(abilities, self._screen.following, width, x, self._view.page)
-            if found is not None:
-                self._screen.action_do(found)
-
-    def _is_badge(self, x: int) -> bool:
-        """Whether cell `x` of the header is in the badge: a click there pauses or resumes."""
-        line = self._canvas.content("header", 0)
-        begin = 0
-        for text, style in line:
-            if begin <= x < begin + len(text):
-                return style.startswith("badge_")
-            begin += len(text)
-        return False
 
     def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
         """Go to what was clicked; a double click on a panel opens the page about it."""
@@ -97,6 +66,14 @@ class Mouse:
             self._pages.select(0)
             if is_double:
                 self._screen.action_do("inspect")
+        elif kind == "do":
+            self._screen.action_do(value)
+        elif kind == "engine":
+            self._session.fleet_view.selected = value
+            if is_double:
+                self._screen.action_do("inspect")
+        elif kind == "sort":
+            self._session.fleet_view.sort_by(next(each for each in SORTS if each == value))
         elif kind == "step":
             self._navigator.go(int(value))
         elif kind == "latency":
@@ -107,8 +84,10 @@ class Mouse:
         elif is_double and name in _DETAILS:
             self._pages.show(_DETAILS[name])
 
-    def _click_charts(self, x: int, y: int, is_double: bool) -> bool:
+    def _click_charts(self, frame: Frame, x: int, y: int, is_double: bool) -> bool:
         """Go to the clicked column of the compare charts; return false if none was clicked."""
+        if frame.compare is None:
+            return False
         line = "".join(text for text, _ in self._canvas.content("page", y))
         column = compare_page.column_at(line, self._canvas.area.width, x)
         if column is None:
@@ -117,20 +96,6 @@ class Mouse:
         if is_double:
             self._screen.action_do("inspect")
         return True
-
-    def _click_fleet(self, x: int, y: int, is_double: bool) -> None:
-        """Select the clicked engine, or order the engines by the clicked column heading."""
-        place, fleet_view = self._canvas.places["page"], self._session.fleet_view
-        assert self._screen.frame is not None
-        found = fleet_page.hit(self._screen.frame, place.width, place.height, x, y)
-        if found in fleet_view.fleet.names:
-            fleet_view.selected = found
-            if is_double:
-                self._screen.action_do("inspect")
-        else:
-            for column in SORTS:
-                if column == found:
-                    fleet_view.sort_by(column)
 
     def scrub_to(self, x: int) -> None:
         """Move the cursor to the step at cell `x` of the scrub bar."""

@@ -28,8 +28,9 @@ from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.terminal import forget_empty_no_color
 from stepscope.tui.views.lines import Line, Lines, clean
 from stepscope.tui.views.notices import Notices, Tone
-from stepscope.tui.views.pages import start_list, start_page
-from stepscope.tui.views.pages.start_list import Entry, Section, StartChoice
+from stepscope.tui.views.pages import start_page
+from stepscope.tui.views.pages.start_page import Entry, Section, StartChoice
+from stepscope.tui.views.panels import footer
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         *bindings(("start",)),
-        *(Binding(str(each), f"digit({each})", show=False, priority=True) for each in range(1, 10)),
     ]
 
     def __init__(
@@ -112,7 +112,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._checking: StartChoice | None = None
         self._answers: queue.SimpleQueue[tuple[StartChoice, str | None]] = queue.SimpleQueue()
         self._prompt: Prompt | None = None  # while it is open
-        self._rows: list[int | None] = []
         self._list = Lines(self.skin, id="start")
 
     def compose(self) -> ComposeResult:
@@ -139,14 +138,14 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
         return [
-            start_list.engines_section(
+            start_page.engines_section(
                 () if finder is None else finder.engines(), self._configured, finder is None
             ),
-            start_list.recordings_section(
+            start_page.recordings_section(
                 () if finder is None else finder.files(), self._wall_clock()
             ),
-            start_list.samples_section(shows, has_torch=self._has_torch),
-            start_list.elsewhere_section(self.abilities.key("endpoint")),
+            start_page.samples_section(shows, has_torch=self._has_torch),
+            start_page.elsewhere_section(self.abilities.key("endpoint")),
         ]
 
     def _tick(self) -> None:
@@ -172,9 +171,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             said = self.notices.lines(width, _NOTICE_LINES)
         rest = 2 + max(1, len(said)) if height >= 6 else 0  # header, notice and footer
         gap = 1 if height >= _AIRY_ROWS else 0  # below the header
-        drawn = start_page.draw(sections, chosen, width, max(1, height - rest - gap))
-        lines: list[Line] = [*[()] * gap, *drawn.lines]
-        self._rows = [*[None] * gap, *drawn.entries]
+        lines: list[Line] = [()] * gap
+        lines += start_page.draw(sections, chosen, width, max(1, height - rest - gap))
         if rest:
             standing: list[tuple[str, Tone]] = []
             if self._checking is not None:
@@ -182,9 +180,12 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             notice = self.notices.line(standing, width)
             if not notice and entries:
                 notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
-            header = start_page.header(version("stepscope"), width)
-            lines = [header, *lines, *(said or [notice]), start_page.footer(self.abilities, width)]
-            self._rows = [None, *self._rows]
+            header: Line = (
+                (f" stepscope {version('stepscope')}", "strong"),
+                ("  every forward step of an LLM inference engine", "muted"),
+            )
+            keys = footer.draw(self.abilities, True, width, "start")
+            lines = [header, *lines, *(said or [notice]), *keys]
         self._list.show(lines)
 
     def set_skin(self, skin: Skin) -> None:
@@ -210,14 +211,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts on the list; the keys of an overlay above it are the overlay's."""
-        return action not in ("do", "digit") or len(self.screen_stack) == 1
-
-    def action_digit(self, digit: int) -> None:
-        """Choose the entry that has this digit."""
-        sections = self.sections()
-        place = start_page.digits_of(sections).get(digit)
-        if place is not None:
-            self.choose(start_page.entries_of(sections)[place].choice)
+        return action != "do" or len(self.screen_stack) == 1
 
     def action_do(self, action_id: str) -> None:
         """Run the handler of an action, if the action is available."""
@@ -271,14 +265,12 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.call_later(self.draw)  # the application notes its new size after this handler
 
     def on_click(self, event: events.Click) -> None:
-        spot = self._list.spot_at(event.x, event.y)
-        if spot is not None and spot[0] == "do":
-            self.action_do(spot[1])
-            return
+        kind, value = self._list.spot_at(event.x, event.y) or ("", "")
         entries = start_page.entries_of(self.sections())
-        number = self._rows[event.y] if 0 <= event.y < len(self._rows) else None
-        if number is not None and number < len(entries):
-            self.choose(entries[number].choice)
+        if kind == "do":
+            self.action_do(value)
+        elif kind == "row" and int(value) < len(entries):
+            self.choose(entries[int(value)].choice)
 
     def on_mouse_scroll_up(self) -> None:
         self.move(-1)
@@ -292,7 +284,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if choice.kind == "ask":
             self._checking = None
             self._prompt = Prompt(
-                self.skin, _QUESTION, check=start_list.what_is_wrong, submit=self._typed
+                self.skin, _QUESTION, check=start_page.what_is_wrong, submit=self._typed
             )
             self.push_screen(self._prompt, self._prompt_closed)
         elif self._checking is None:
@@ -333,7 +325,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if not text.strip() and self._prompt is not None:
             self._prompt.dismiss(None)
         else:
-            self.choose(start_list.typed_choice(text))
+            self.choose(start_page.typed_choice(text))
 
     def _prompt_closed(self, text: str | None) -> None:
         self._prompt = self._checking = None

@@ -1,14 +1,15 @@
 """`FileJobs`: writes files (exports, recordings), one at a time, on a thread of its own."""
 
 import logging
+import re
 import threading
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.record_switch import untaken
 from stepscope.tui.settings.log_file import see_log
@@ -19,102 +20,96 @@ from stepscope.tui.views.notices import Tone
 if TYPE_CHECKING:
     from stepscope.recordings.export.export import Format
     from stepscope.recordings.export.tables import Table
-    from stepscope.recordings.file.reader import Recording
-
-_ENDINGS = (".mcap.part", ".mcap", ".part")
-
-
-class FormatChoice(NamedTuple):
-    """A file format as the export dialog offers it."""
-
-    name: "Format"
-    suffix: str
-    opens: str  # what is in such a file, and which programs open it
-    package: str | None = None  # that writing it needs
-    is_table: bool = False
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the package that this format needs is installed."""
-        return self.package is None or find_spec(self.package) is not None
-
-    @property
-    def wanted(self) -> str:
-        """What to install if the package is missing."""
-        return f"pip install 'stepscope[export]' (or {self.package})"
-
-
-FORMAT_CHOICES: tuple[FormatChoice, ...] = (
-    FormatChoice(
-        "perfetto", ".pftrace", "steps, requests, counters: ui.perfetto.dev", package="perfetto"
-    ),
-    FormatChoice(
-        "parquet", ".parquet", "a table: DuckDB, Polars, pandas", package="pyarrow", is_table=True
-    ),
-    FormatChoice("csv", ".csv", "a table: spreadsheets, and everything else", is_table=True),
-    FormatChoice("jsonl", ".jsonl", "every message, one a line: jq, scripts"),
-    FormatChoice("mooncake", ".mooncake.jsonl", "its workload: stepscope load --trace"),
-)
-
-
-class RangeChoice(NamedTuple):
-    """The steps from `first` to `last`, both included; None: from or to the end."""
-
-    text: str
-    first: int | None = None
-    last: int | None = None
-
-
-class ExportOrder(NamedTuple):
-    """What to export, in which format and to which file."""
-
-    path: Path  # the recording
-    choice: FormatChoice
-    table: "Table"
-    steps: RangeChoice
-    folder: Path
-    engine_id: str | None  # of the run that numbered the steps; None: any
-
-
-def file_name(order: ExportOrder) -> str:
-    """Return a name for the exported file: the recording's name, the range and the table."""
-    name = order.path.name
-    stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
-    if order.steps.first is not None or order.steps.last is not None:
-        ends = ("" if end is None else str(end) for end in order.steps[1:])
-        stem += f"-{'-'.join(ends)}"
-    if order.choice.is_table:
-        stem += f"-{order.table}"
-    return stem + order.choice.suffix
-
-
-def new_path(order: ExportOrder, unfinished_suffix: str) -> Path:
-    """Return a path that is taken neither by a file nor by an unfinished export."""
-    return untaken(order.folder, file_name(order), order.choice.suffix, unfinished_suffix)
-
 
 log = logging.getLogger("stepscope.tui")
 
 _CLOSE_S = 5.0
+_ENDINGS = (".mcap.part", ".mcap", ".part")
+SUFFIXES: "Mapping[Format, str]" = {
+    "perfetto": ".pftrace",
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "jsonl": ".jsonl",
+    "mooncake": ".mooncake.jsonl",
+}
+
+
+class ExportOrder(NamedTuple):
+    """What to export, and in which format; `file_name` says to which file of the folder."""
+
+    path: Path  # the recording
+    folder: Path
+    target: "Format"
+    table: "Table" = "steps"
+    steps: StepRange = StepRange()
+    engine_id: str | None = None  # of the run that numbered the steps; None: any
+
+
+def typed_order(text: str, of: ExportOrder, shown: StepRange) -> ExportOrder:
+    """Return `of` with what was typed, such as `csv requests 100-200`.
+
+    Args:
+        shown: the steps that the word `screen` stands for.
+
+    Raises:
+        ValueError: a word means nothing; the message says what could stand there.
+    """
+    from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
+
+    targets = [each for word in text.split() for each in SUFFIXES if each == word]
+    if len(targets) != 1:
+        raise ValueError(f"name one of {', '.join(SUFFIXES)}")
+    order = of._replace(target=targets[0])
+    for word in text.split():
+        tables = [each for each in TABLES if each == word]
+        steps = re.fullmatch(r"(\d+)-(\d+)", word)
+        if tables and order.target in TABLE_FORMATS:
+            order = order._replace(table=tables[0])
+        elif steps is not None:
+            order = order._replace(steps=StepRange(int(steps[1]), int(steps[2])))
+        elif word == "screen":
+            order = order._replace(steps=shown)
+        elif word != order.target:
+            wanted = f"{', '.join(TABLES)}, " if order.target in TABLE_FORMATS else ""
+            raise ValueError(f"{word!r}: after {order.target} may stand {wanted}100-200 or screen")
+    return order
+
+
+def file_name(order: ExportOrder) -> str:
+    """Return a name for the exported file: the recording's name, the range and the table."""
+    from stepscope.recordings.export.tables import TABLE_FORMATS
+
+    name = order.path.name
+    stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
+    if order.steps != StepRange():
+        stem += f"-{order.steps.first}-{order.steps.last}"
+    if order.target in TABLE_FORMATS:
+        stem += f"-{order.table}"
+    return stem + SUFFIXES[order.target]
 
 
 class _Cancelled(Exception):  # noqa: N818 - not an error
     """Raised in the writing thread when the operator has cancelled the file."""
 
 
-class FileJob(ABC):
-    """Base class of jobs that write one file, completely or not at all."""
+class FileJob:
+    """A job that writes one file, completely or not at all.
 
-    doing, noun = "writing", "recording"
+    Args:
+        what: what it writes, in a word.
+        name: of the file.
+        write: writes the file and returns one line about it; calls its argument with the share of
+            the work that is done.
+    """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, what: str, name: str, write: Callable[[Callable[[float], None]], str]):
+        self.what = what
         self.name = name
         self.share = 0.0  # of the work, done
         self.outcome: tuple[str, Tone] | None = None  # a line once the job has ended
+        self._write = write
         self._is_cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="export", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def cancel(self) -> None:
@@ -128,18 +123,14 @@ class FileJob(ABC):
         from stepscope.recordings.export.output import MissingPackage
 
         try:
-            self.outcome = self._write(), "good"
+            self.outcome = self._write(self._progress), "good"
         except _Cancelled:
-            self.outcome = f"{self.noun} to {self.name} cancelled; no file was written", "text"
+            self.outcome = f"{self.what} to {self.name} cancelled; no file was written", "text"
         except (RecordingError, MissingPackage, OSError) as error:
-            self.outcome = f"no {self.noun}: {error}", "caution"
+            self.outcome = f"no {self.what}: {error}", "caution"
         except Exception as error:
-            log.exception("%s to %s failed", self.noun, self.name)
-            self.outcome = f"{self.noun} failed, {see_log(error)}", "caution"
-
-    @abstractmethod
-    def _write(self) -> str:
-        """Write the file, and return one line about what was written."""
+            log.exception("%s to %s failed", self.what, self.name)
+            self.outcome = f"{self.what} failed, {see_log(error)}", "caution"
 
     def _progress(self, share: float) -> None:
         self.share = share
@@ -147,97 +138,61 @@ class FileJob(ABC):
             raise _Cancelled
 
 
-class ExportJob(FileJob):
-    """Writes a recording or a part of it in another format."""
+def _exported(order: ExportOrder, progress: Callable[[float], None]) -> str:
+    """Write a recording or a part of it in another format."""
+    from stepscope.recordings.export.export import export  # with mcap, only when needed
+    from stepscope.recordings.export.output import UNFINISHED_SUFFIX
+    from stepscope.recordings.file.reader import Recording
 
-    doing, noun = "exporting", "export"
-
-    def __init__(self, order: ExportOrder) -> None:
-        super().__init__(file_name(order))
-        self.order = order
-
-    def _write(self) -> str:
-        from stepscope.recordings.export.export import export  # with mcap, only when needed
-        from stepscope.recordings.export.output import UNFINISHED_SUFFIX
-        from stepscope.recordings.file.reader import Recording
-        from stepscope.recordings.file.step_range import StepRange
-
-        order = self.order
-        with Recording(order.path) as recording:
-            self.order = order = order._replace(steps=_within(order, recording))
-            path = new_path(order, UNFINISHED_SUFFIX)
-            self.name = path.name
-            steps = StepRange(order.steps.first, order.steps.last)
-            done = export(recording, path, order.choice.name, steps, order.table, self._progress)
-        size = fmt.size(path.stat().st_size)
-        said = f"exported {path.name}, {size}, {done.num_written:,} {done.unit}, in {path.parent}"
-        return "; ".join((said, *done.notes))
+    with Recording(order.path) as recording:
+        known = (None, recording.info.engine_id)
+        if order.steps != StepRange() and order.engine_id not in known:
+            raise RecordingError(
+                f"{recording.path.name} was recorded before the engine restarted: export all of "
+                f"it, or record again"
+            )
+        suffix = SUFFIXES[order.target]
+        path = untaken(order.folder, file_name(order), suffix, UNFINISHED_SUFFIX)
+        done = export(recording, path, order.target, order.steps, order.table, progress)
+    size = fmt.size(path.stat().st_size)
+    said = f"exported {path.name}, {size}, {done.num_written:,} {done.unit}, in {path.parent}"
+    return "; ".join((said, *done.notes))
 
 
-class MemoryJob(FileJob):
-    """Writes the steps in memory to a recording."""
+def _remembered(history: History, path: Path, progress: Callable[[float], None]) -> str:
+    """Write the steps in memory to a recording."""
+    from stepscope.recordings.history.memory_file import write_memory
 
-    def __init__(self, history: History, path: Path) -> None:
-        super().__init__(path.name)
-        self._history = history
-        self._path = path
-
-    def _write(self) -> str:
-        from stepscope.recordings.history.memory_file import write_memory
-
-        path = self._path
-        steps = fmt.plural(write_memory(self._history, path, self._progress), "step")
-        remember(path)
-        return f"wrote {path.name}, {fmt.size(path.stat().st_size)}, {steps}, in {path.parent}"
-
-
-def _within(order: ExportOrder, recording: "Recording") -> RangeChoice:
-    """Return the ordered range as far as recorded; RecordingError: of another engine run."""
-    steps = order.steps
-    if steps.first is None and steps.last is None:
-        return steps
-    if order.engine_id not in (None, recording.info.engine_id):
-        raise RecordingError(
-            f"{recording.path.name} was recorded before the engine restarted: export all of it, "
-            f"or record again"
-        )
-    first, last = steps.first, steps.last
-    if first is not None and recording.first_step is not None:
-        first = max(first, recording.first_step)
-    if last is not None and recording.last_step is not None:
-        last = min(last, recording.last_step)
-    if first is not None and last is not None and first > last:
-        return steps  # nothing in common: the exporter's error says what the recording holds
-    return steps._replace(first=first, last=last)
+    steps = fmt.plural(write_memory(history, path, progress), "step")
+    remember(path)
+    return f"wrote {path.name}, {fmt.size(path.stat().st_size)}, {steps}, in {path.parent}"
 
 
 @dataclass(slots=True)
 class FileJobs:
     """Starts and cancels the jobs that write files, for all screens; only for the UI thread."""
 
-    last: ExportOrder | None = None
+    last: str = "perfetto"  # the order that was typed last
     _job: FileJob | None = None
 
     def begin(self, order: ExportOrder) -> None:
         """Start an export; do nothing if a file is already being written."""
         if self._job is None:
-            self.last = order
-            self._start(ExportJob(order))
+            name = file_name(order)
+            self._job = FileJob("export", name, lambda progress: _exported(order, progress))
 
     def write_memory(self, history: History, path: Path) -> None:
         """Start to write the steps in `history` to a recording, unless a file is being written."""
         if self._job is None:
-            self._start(MemoryJob(history, path))
-
-    def _start(self, job: FileJob) -> None:
-        self._job = job
-        job.start()
+            self._job = FileJob(
+                "recording", path.name, lambda progress: _remembered(history, path, progress)
+            )
 
     @property
     def active(self) -> str | None:
         """The file that is being written, with its progress, as text; None if there is none."""
         job = self._job
-        return None if job is None else f"{job.doing} {job.name} {fmt.percent(job.share)}"
+        return None if job is None else f"writing {job.name} {fmt.percent(job.share)}"
 
     def cancel(self) -> bool:
         """Cancel the file that is being written; return False if there is none."""

@@ -17,7 +17,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.live_source import Address, local_addresses, receive
 from stepscope.tui.settings.recent import RecentFiles
-from stepscope.tui.views.pages.start_list import MAX_RECORDINGS, File
+from stepscope.tui.views.pages.start_page import MAX_RECORDINGS, File
 
 _MAX_STEPS = 512  # per engine, enough for rates over ten seconds
 _MAX_BYTES = 1024 * 1024

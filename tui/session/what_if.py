@@ -78,39 +78,20 @@ class _Dropped(Exception):  # noqa: N818 - no error
     """Raised in the thread of a simulation whose result is no longer needed."""
 
 
-class KnobForecast:
-    """Simulates one value at a time, in a process of its own. Use it only on the UI thread."""
+class KnobForecast(threading.Thread):
+    """Simulates one value of a knob, in a process of its own; `text` is the result in one line."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, name: str, value: KnobValue) -> None:
+        super().__init__(name="what-if", daemon=True)
         self._history = history
-        self._asked: _Question | None = None
-
-    def ask(self, name: str, value: KnobValue) -> None:
-        """Start to simulate this value of a knob; drop the simulation that was asked for before."""
-        self.drop()
-        self._asked = _Question(self._history, f"{name}={typed_text(value)}")
-        self._asked.start()
+        self._change = f"{name}={typed_text(value)}"
+        self._is_dropped = False
+        self.text = f"what if {self._change}: simulating the steps in memory ..."
+        self.start()
 
     def drop(self) -> None:
-        if self._asked is not None:
-            self._asked.is_dropped = True
-            self._asked = None
-
-    @property
-    def text(self) -> str | None:
-        """The result in one line, or a note that the simulation runs; None if nothing was asked."""
-        return None if self._asked is None else self._asked.text
-
-
-class _Question(threading.Thread):
-    """The thread of one simulation: it writes `text`, and the UI thread writes `is_dropped`."""
-
-    def __init__(self, history: History, change: str) -> None:
-        super().__init__(name="what-if", daemon=True)
-        self.is_dropped = False
-        self.text = f"what if {change}: simulating the steps in memory ..."
-        self._history = history
-        self._change = change
+        """Let the simulation end, as its result is no longer needed."""
+        self._is_dropped = True
 
     def run(self) -> None:
         try:
@@ -124,7 +105,7 @@ class _Question(threading.Thread):
             self.text = f"what if {self._change}: {error}"
 
     def _look(self, _: float = 0.0) -> None:
-        if self.is_dropped:
+        if self._is_dropped:
             raise _Dropped
 
     def _simulated(self, path: Path) -> str:

@@ -259,7 +259,7 @@ _ACTIONS: tuple[Action, ...] = (
     # start screen
     Action("endpoint", ("e",), "Address",
            "type an engine's address or name (separate several by spaces), or a recording's path",
-           "start", pages=_START),
+           "start", footer=6, pages=_START),
 )  # fmt: skip
 
 # The fleet screen may record an engine, but not change one or move in its time. Of the actions on

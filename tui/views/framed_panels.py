@@ -142,26 +142,42 @@ def column_chart(
     top: float,
     styles: Sequence[str],
     line: float | None = None,
+    *,
+    is_down: bool = False,
+    full: str = "█",
 ) -> list[Line]:
-    """Return rows of vertical bars, a cell each; a dotted line marks the value `line`."""
-    rows: list[Line] = []
+    """Return rows of vertical bars, a cell each; a dotted line marks the value `line`.
+
+    Args:
+        top: the value that fills a column; a value above 0 is at least a sliver high.
+        is_down: let the bars hang from the first row.
+        full: the glyph of a full cell.
+    """
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
-    for y in range(height - 1, -1, -1):
+    heights = [_eighths(value, top, height) for value in values]
+    rows: list[Line] = []
+    for y in range(height):
         blank = ("·", "idle") if y == at else (" ", "text")
         cells: list[Run] = []
-        for value, style in zip(values, styles, strict=True):
-            glyph = " " if value is None else _level(value, top, height, y)
-            cells.append(blank if glyph == " " else (glyph, style))
+        for eighths, style in zip(heights, styles, strict=True):
+            left = eighths - y * 8
+            if left <= 0:
+                cells.append(blank)
+            elif left >= 8 or (is_down and left >= 7):
+                cells.append((full, style))
+            elif is_down:
+                cells.append(("▔" if left < 3 else "▀", style))
+            else:
+                cells.append((LEVELS[left - 1], style))
         rows.append(joined(cells))
-    return rows
+    return rows if is_down else rows[::-1]
 
 
-def _level(value: float, top: float, height: int, y: int) -> str:
-    eighths = 0 if top <= 0 else round(min(1.0, value / top) * height * 8)
-    eighths = max(eighths, 1 if value > 0 else 0) - y * 8
-    if eighths <= 0:
-        return " "
-    return LEVELS[min(eighths, 8) - 1]
+def _eighths(value: float | None, top: float, height: int) -> int:
+    """Return how high the bar of a value is, in eighths of a cell."""
+    if value is None or value <= 0:
+        return 0
+    return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1
 
 
 def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:

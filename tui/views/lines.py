@@ -45,6 +45,14 @@ def spot(kind: str, value: object) -> Run:
     return "", f"{_MARK}{kind}:{value}"
 
 
+NOWHERE = spot("none", "")  # ends a clickable spot
+
+
+def click(action_id: str, *runs: Run) -> Line:
+    """Return runs on which a click does an action."""
+    return (spot("do", action_id), *runs, NOWHERE)
+
+
 class Lines(Widget):
     """A widget that shows the lines it is given, cut or filled to its size."""
 

@@ -19,6 +19,7 @@ _ERROR_SHOWN_S = 20.0
 _REFUSAL_SHOWN_S = 5.0
 _BETWEEN: Run = ("  │  ", "frame")
 _LEAST = 24  # cells kept for standing notices beside a new one
+_BRACKETS = re.compile(r" \([^)]*\)")
 _PATH = re.compile(r"(?<!\S)~?/\S+")
 
 
@@ -28,16 +29,17 @@ class Notices:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._text = ""
-        self._shorter: Sequence[str] = ()
         self._tone: Tone = "text"
         self._until_s = 0.0
         self._is_of_place = False
         self._later: deque[tuple[str, Tone]] = deque()
 
-    def say(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
-        """Show a notice now, in place of the current one; `shorter` where it does not fit."""
-        self._text, self._shorter = text, shorter
-        self._tone = tone
+    def say(self, text: str, tone: Tone = "text") -> None:
+        """Show a notice now, in place of the current one.
+
+        Where it does not fit, what stands in brackets is left out, then its end.
+        """
+        self._text, self._tone = text, tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
         self._until_s = self._clock() + shown_s
         self._is_of_place = False
@@ -53,15 +55,15 @@ class Notices:
         else:
             self.say(text, tone)
 
-    def refuse(self, text: str, shorter: Sequence[str] = ()) -> None:
+    def refuse(self, text: str) -> None:
         """Show briefly, on this page and step, why a key does nothing."""
-        self.say(text, "caution", shorter)
+        self.say(text, "caution")
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
-    def say_of_place(self, text: str, tone: Tone = "text", shorter: Sequence[str] = ()) -> None:
+    def say_of_place(self, text: str, tone: Tone = "text") -> None:
         """Show a notice that is true only for this page and step; `leave_place` drops it."""
-        self.say(text, tone, shorter)
+        self.say(text, tone)
         self._is_of_place = True
 
     def leave_place(self) -> None:
@@ -95,7 +97,7 @@ class Notices:
         shares: list[int] = []
         if new:
             most = max(_LEAST, room - sum(min(length, _LEAST) for length in lengths))
-            text = fmt.first_fitting((self._text, *self._shorter), most)
+            text = fmt.first_fitting((self._text, _BRACKETS.sub("", self._text)), most)
             parts[0] = text, self._tone
             shares = [min(len(text), most)]
         shares += _shares(lengths, room - sum(shares))

@@ -87,19 +87,14 @@ def run_live(
 
 def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> dict[str, Any]:
     """Return the arguments of `run_dashboard` that come from the settings and the config file."""
-    path, why_not = None, "--readonly"
-    if not settings.keep:
-        why_not = "--no-keep"
-    elif config_path() == Path(os.devnull):
-        why_not = "STEPSCOPE_CONFIG=none"
-    elif not settings.readonly:
-        path = config_path()
+    path = config_path()
+    is_kept = settings.keep and not settings.readonly and path != Path(os.devnull)
     kept = (*_DRAWN, *(LEVEL_NAMES if keeps_levels else ()))
     began = {name: getattr(settings, name) for name in kept}
     return {
         **{name: getattr(settings, name) for name in ("readonly", *_DRAWN)},
         "actions": load_actions(),
-        "preferences": Preferences(path, began, why_not),
+        "preferences": Preferences(path if is_kept else None, began),
         "log_file": None if settings.log is None else _writable(Path(settings.log).expanduser()),
     }
 

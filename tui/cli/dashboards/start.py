@@ -17,7 +17,7 @@ from stepscope.tui.settings.terminal import (
     only_ascii,
     said_environment,
 )
-from stepscope.tui.views.pages.start_list import StartChoice
+from stepscope.tui.views.pages.start_page import StartChoice
 
 if TYPE_CHECKING:
     from stepscope.tui.session.start_finder import Finder

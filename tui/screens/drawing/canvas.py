@@ -74,7 +74,6 @@ class Canvas(Lines):
         self.places: dict[str, Region] = {}
         self.page: Page = "live"  # the page that `places` is for
         self.area = Size(0, 0)  # of the screen
-        self.shows_tabs = False  # in the row of the notice
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
         self._is_changed = True  # since the last `write`
         self._session = session
@@ -210,15 +209,8 @@ class Canvas(Lines):
             title = f"tour  {page.title}"
         keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
         text = page.text.format_map(names)
-        return tour_strip.draw(
-            title,
-            page.part,
-            text,
-            keys,
-            self.area.width,
-            is_tried=page.is_tried,
-            is_held=page.is_held,
-        )
+        width = self.area.width
+        return tour_strip.draw(title, page.part, text, keys, width, is_held=page.is_held)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities
@@ -230,7 +222,6 @@ class Canvas(Lines):
 
     def notice(self, line: Line) -> None:
         """Show the notice line on a screen of any size; without a notice, the screens' names."""
-        self.shows_tabs = not line
         if self.is_too_small:
             self._keep("too_small", [*self._small, line])
         else:

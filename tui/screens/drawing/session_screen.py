@@ -206,7 +206,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         seen = status.seen(session, self.operator, self.view)
         self.operator.receive_answers()
         pilot = None if session.autopilot is None else session.autopilot.news()
-        for news in (session.preferences.news(), session.exports.news(), pilot):
+        for news in (session.exports.news(), pilot):
             if news is not None:
                 self.notices.say(*news)
         if (fetched := self.navigator.news()) is not None:
@@ -327,8 +327,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             return
         if self.canvas.is_too_small and action_id not in _UNSEEN:
             help_key, quit_key = self._key("help"), self._key("quit")
-            said = f"{action.key} needs a larger screen"
-            self.notices.refuse(f"{said} ({help_key} and {quit_key} work)", (said,))
+            said = f"{action.key} needs a larger screen ({help_key} and {quit_key} work)"
+            self.notices.refuse(said)
             self.draw_next()
             return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)

@@ -1,35 +1,39 @@
 """Opens the overlays above the main screen: prompts, editors, help, the palette."""
 
 import os
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
+from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.source import NO_ENGINE, add_mark
-from stepscope.recordings.state.audit_text import known_changes
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.overlay import EngineNow, EngineWatch
 from stepscope.tui.screens.overlays.palette import palette
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.session.control.asked_workload import EXAMPLE, OFF, parse_workload
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
-from stepscope.tui.session.file_jobs import ExportOrder, RangeChoice
+from stepscope.tui.session.control.workload_text import (
+    EXAMPLE,
+    OFF,
+    parse_workload,
+    published_workload,
+    workload_note,
+)
+from stepscope.tui.session.file_jobs import ExportOrder, typed_order
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import recorded_extent
 from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.settings.service_levels import parse_levels
-from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_filter
-from stepscope.tui.views.lines import clean
 
-_NOTE_WIDTH = 24
+_EXPORT = (
+    "perfetto (ui.perfetto.dev), parquet or csv (a table: steps, rows or requests), jsonl (every "
+    "message) or mooncake (its workload); after it the steps: 100-200, or screen"
+)
 
 
 def recording_of(session: Session) -> Path | None:
@@ -46,40 +50,11 @@ def recording_of(session: Session) -> Path | None:
     return part if switch.active and part.exists() else switch.path
 
 
-def ranges_of(session: Session, frame: Frame | None, marks: Iterable[Mark]) -> list[RangeChoice]:
-    """Return the step ranges to choose from: all, those on the screen, those since a mark."""
-    extent = recorded_extent(session.source)
-    switch = session.record_switch
-    whole = "the whole recording"
-    if extent is not None:
-        whole += f", {_steps(*extent)}"
-    elif switch is not None and switch.active:
-        whole += " so far"
-    found = [RangeChoice(whole)]
-    if frame is None or frame.cursor is None:
-        return found
-    cursor = frame.cursor
-    shown = [column for column in frame.columns if column is not None]
-    if shown:
-        first, last = shown[0].first, shown[-1].last
-        found.append(RangeChoice(f"what is on the screen, {_steps(first, last)}", first, last))
-    mark = max((each for each in marks if each.step < cursor), key=attrgetter("step"), default=None)
-    if mark is not None:
-        end = "newest step" if frame.view.live and not frame.is_replay else "cursor"
-        text = f"from mark '{clean(mark.text, _NOTE_WIDTH)}' to the {end}"
-        found.append(RangeChoice(f"{text}, {_steps(mark.step, cursor)}", mark.step, cursor))
-    return found
-
-
 def folder_for(path: Path) -> Path:
     """Return the recording's folder; the current one if it is not writable or has samples."""
     folder = path.absolute().parent
     is_shipped = folder == Path(samples.__file__).absolute().parent
     return Path.cwd() if is_shipped or not os.access(folder, os.W_OK) else folder
-
-
-def _steps(first: int, last: int) -> str:
-    return f"steps {first:,} to {last:,}"
 
 
 class Opening:
@@ -126,12 +101,12 @@ class Opening:
         )
 
     def export(self) -> None:
-        """Ask for format and range, then export this session's recording to a file."""
+        """Ask for format, table and steps, then export this session's recording to a file."""
         session, say = self._session, self._notices.say
         key = session.abilities.key
         path = recording_of(session)
         if session.exports.active is not None:
-            say(f"an export already runs; {key('back')} cancels it", "caution")
+            say(f"a file is being written; {key('back')} cancels it", "caution")
             return
         if path is None:
             text = (
@@ -140,33 +115,36 @@ class Opening:
             )
             say(text, "caution")
             return
-        from stepscope.tui.screens.overlays.export_chooser import (
-            ExportChooser,  # with mcap, only when needed
-        )
-
         try:
             folder = folder_for(path)
         except OSError as error:
             say(f"no export: {error}", "caution")
             return
-
-        def begin(order: ExportOrder) -> None:
-            self._notices.dismiss()
-            session.exports.begin(order)
-
         history = session.history
-        frame = self._screen.frame if self._screen.history is history else None
-        ranges = ranges_of(session, frame, history.marks)
         engine_id = None if history.info is None else history.info.engine_id
-        last = session.exports.last
-        chooser = ExportChooser(self._screen.skin, path, ranges, folder, engine_id, last)
-        self._screen.open_overlay(chooser, begin)
+        every = ExportOrder(path, folder, "perfetto", engine_id=engine_id)
+        frame = self._screen.frame if self._screen.history is history else None
+        columns = [each for each in (frame.columns if frame else ()) if each is not None]
+        shown = StepRange(columns[0].first, columns[-1].last) if columns else StepRange()
+
+        def parsed(text: str) -> ExportOrder:
+            return typed_order(text, every, shown)
+
+        def begin(text: str) -> None:
+            self._notices.dismiss()
+            session.exports.last = text
+            session.exports.begin(parsed(text))
+
+        question, note = "export as:", f"{_EXPORT}; the file goes to {folder}"
+        text, check = session.exports.last, _checked(parsed)
+        prompt = Prompt(self._screen.skin, question, text, check, note=note)
+        self._screen.open_overlay(prompt, begin)
 
     def keep_steps(self) -> None:
         """Write the steps in memory of the shown session to a recording."""
         session, say = self._session, self._notices.say
         if session.exports.active is not None:
-            say(f"an export already runs; {session.abilities.key('back')} cancels it", "caution")
+            say(f"a file is being written; {session.abilities.key('back')} cancels it", "caution")
         elif session.record_switch is None or not self._screen.history.num_steps:
             say("there is no step in memory yet", "caution")
         else:
@@ -180,20 +158,6 @@ class Opening:
             return True
         self._notices.say("no engine answers, so nothing can be changed", "caution")
         return False
-
-    def _engine_watch(self) -> EngineWatch:
-        def now() -> EngineNow:
-            session = self._session
-            state = session.history.state
-            if state.info is None:
-                return EngineNow(None, False)
-            # A new engine publishes the specs of its knobs before their values.
-            has_knobs = bool(state.knobs) or not state.info.knobs
-            return EngineNow(
-                state.info.engine_id, session.source.status not in NO_ENGINE and has_knobs
-            )
-
-        return EngineWatch(now)
 
     def budget(self) -> None:
         if self._operator.spec(BUDGET) is not None:
@@ -213,35 +177,30 @@ class Opening:
         def apply(change: KnobChange) -> None:
             self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
-        overtaken = self._operator.take_overtaken(name)
-        forecast = KnobForecast(self._session.history)
-        skin, watch = self._screen.skin, self._engine_watch()
-        editor = KnobEditor(skin, self._knobs_now, watch, name, overtaken, forecast, is_alone)
+        forecast = partial(KnobForecast, self._session.history)
+        editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
         self._screen.open_overlay(editor, apply)
 
     def _knobs_now(self) -> KnobsNow:
-        history = self._session.history
-        now = history.state
-        changes = known_changes(history.knob_changes, now.audit)
-        return KnobsNow(now.knobs_version, now.knobs, changes, now.info.knobs if now.info else ())
+        now = self._session.history.state
+        engine_id, specs = ("", ()) if now.info is None else (now.info.engine_id, now.info.knobs)
+        return KnobsNow(engine_id, now.knobs_version, now.knobs, specs)
 
     def workload(self) -> None:
         """Ask for the engine's own synthetic workload; fields not typed keep their values."""
         if not self._has_engine():
             return
 
+        history = self._session.history
+
         def parsed(text: str) -> WorkloadSpec | None:
-            return parse_workload(text, self._operator.workload.now(self._session.history.state))
+            return parse_workload(text, published_workload(history.state.workload_spec))
 
         def use(text: str) -> None:
             self._operator.set_workload(parsed(text))
 
-        def note() -> str:
-            return self._operator.workload.note(self._session.history.state)
-
-        question, check = f"{OFF} or {EXAMPLE}:", _checked(parsed)
-        watch = self._engine_watch()
-        prompt = Prompt(self._screen.skin, question, check=check, note=note, watch=watch)
+        question, note = f"{OFF} or {EXAMPLE}:", workload_note(history.state)
+        prompt = Prompt(self._screen.skin, question, check=_checked(parsed), note=note)
         self._screen.open_overlay(prompt, use)
 
     def service_levels(self) -> None:

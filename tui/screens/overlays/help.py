@@ -31,9 +31,9 @@ _READING = (
 )
 _START_READING = (
     "The engines on this machine and in the config file, recent recordings and those in this "
-    "folder, the samples, and the demo. {inspect} or a click opens the selected line, a digit "
-    "opens its own line. The list looks for engines once a second. If a session ends with an "
-    "error, the error stands below the list."
+    "folder, the samples, and the demo. {inspect} opens the selected line, a click any. The list "
+    "looks for engines once a second. If a session ends with an error, the error stands below the "
+    "list."
 )
 _KV_LEGEND: tuple[Run, ...] = (
     *((glyph, style) for glyph, style, _ in KV_LEGEND),

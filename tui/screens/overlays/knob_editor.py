@@ -1,24 +1,24 @@
 """The knob editor: the knobs of the engine with their bounds, or one of them; Enter changes one.
 
-The list shows the engine's current values. If another client changes a knob while the operator
-types a value for it, only a second Enter applies that value. The same holds if another engine
-answers.
+The list shows the engine's current values. A change names the version of the knobs at which the
+operator began to type: if another client was quicker, the engine refuses it. So does another engine
+that answers by then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from textual.geometry import Region
 
-from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.recordings.state.audit_text import value_text
-from stepscope.tui.screens.overlays.overlay import EngineWatch, Overlay
+from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.panels.knob_panel import bounds_text
 from stepscope.tui.views.theme import Skin
 
-_LOOK_S = 0.2  # between two checks for changes by others
+_LOOK_S = 0.2  # between two looks at the values and the forecast
 _STEPS = {"left": -0.05, "right": 0.05, "shift+left": -0.25, "shift+right": 0.25}  # of a number
 
 
@@ -32,45 +32,33 @@ class KnobEditor(Overlay[KnobChange]):
 
     Args:
         look: returns the current knobs.
-        watch: watches the engine that has the knobs.
         name: the knob to select first.
+        forecast: starts to find out what a value would have done; None if nothing can.
         is_alone: show only that knob, ready to be edited, above the footer.
-        overtaken: an earlier change by this operator that the engine refused, because another
-            change came first; it is shown as if still being typed.
-        forecast: tells what a typed value would have done; None if forecasts are not available.
     """
 
     def __init__(
         self,
         skin: Skin,
         look: Callable[[], KnobsNow],
-        watch: EngineWatch,
         name: str | None = None,
-        overtaken: KnobChange | None = None,
-        forecast: KnobForecast | None = None,
+        forecast: Callable[[str, KnobValue], KnobForecast] | None = None,
         is_alone: bool = False,
     ) -> None:
         super().__init__(skin)
         self._look = look
-        self._watch = watch
         self._forecast = forecast
+        self._asked: KnobForecast | None = None
         self._only = name if is_alone else None
         self._now = look()
-        self._specs = self._shown_specs()
-        version = self._now.version if overtaken is None else overtaken.version
-        self._opened_version = version
-        self._begun_version = version  # when the operator began to type
-        self._noted_version = version  # the operator has seen all changes up to this version
-        name = name if overtaken is None else overtaken.name
-        self._at = self._place_of(name) or 0
-        self._drawn_state = self._shown_state()
+        self._specs = [spec for spec in self._now.specs if self._only in (None, spec.name)]
+        names = [spec.name for spec in self._specs]
+        self._at = names.index(name) if name in names else 0
+        self._begun = self._now  # the knobs when the operator began to type
         # The text typed for the knob that is being edited; None if none is.
-        self._draft: str | None = None if overtaken is None else _typed(overtaken.value)
-        if is_alone and overtaken is None:
+        self._draft: str | None = None
+        if is_alone:
             self._begin()
-
-    def _shown_specs(self) -> Sequence[KnobSpec]:
-        return [spec for spec in self._now.specs if self._only in (None, spec.name)]
 
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, 110)
@@ -86,22 +74,17 @@ class KnobEditor(Overlay[KnobChange]):
             for idx in range(first, min(len(self._specs), first + height - 4))
         ]
         spec = self._specs[self._at]
-        overtaken = self._overtaken()
-        trouble = self._watch.trouble(width - 4)
-        wrong = self._wrong() if trouble is None else f" {trouble}"
-        about = f" {spec.help} (default {value_text(spec.default)})"
-        style = "caution" if wrong or overtaken else "muted"
-        forecast = None if self._forecast is None else self._forecast.text
-        if forecast is not None and not (wrong or overtaken):
-            about, style = f" {forecast}", "text"
-        body.append(((clean(wrong or overtaken or about, width - 3), style),))
+        wrong = self._wrong()
+        about, style = f" {spec.help} (default {value_text(spec.default)})", "muted"
+        if wrong is not None:
+            about, style = wrong, "caution"
+        elif self._asked is not None:
+            about, style = f" {self._asked.text}", "text"
+        body.append(((clean(about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
-            again = "" if overtaken is None else " again" if self._is_noted else " twice"
-            applies = f" Enter{again} applies{' it anyway' if again else ''} "
-            keys = f"{applies if trouble is None else ''} Esc drops  " + (
-                "←/→ change" if _goes_round(spec) else "type a value, or ←/→ 5 %  ⇧←/→ 25 %"
-            )
+            how = "←/→ change" if _goes_round(spec) else "type a value, or ←/→ 5 %  ⇧←/→ 25 %"
+            keys = f" Enter applies  Esc drops  {how}"
             keys += "  w what if" if self._forecast is not None and self._draft else ""
         body.append(((self.hint(keys), "key"),))
         title = "knobs of the engine" if self._only is None else f"now {self._value_of(spec)}"
@@ -125,13 +108,12 @@ class KnobEditor(Overlay[KnobChange]):
         editing = idx == self._at and self._draft is not None
         value = self._shown(spec) if editing else self._value_of(spec)
         mark = "+cursor" if idx == self._at else ""
-        by_others = _change_text(spec.name, self._now.since(self._opened_version))
-        about = clean(by_others or bounds_text(spec), max(0, width - 49))
+        about = clean(bounds_text(spec), max(0, width - 49))
         return (
             ("▶ " if idx == self._at else "  ", f"text{mark}"),
             (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
             (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
-            (f" {about:<{max(0, width - 49)}}", f"{'caution' if by_others else 'muted'}{mark}"),
+            (f" {about:<{max(0, width - 49)}}", f"muted{mark}"),
         )
 
     def _shown(self, spec: KnobSpec) -> str:
@@ -148,51 +130,13 @@ class KnobEditor(Overlay[KnobChange]):
         self._drop_forecast()
 
     def _drop_forecast(self) -> None:
-        if self._forecast is not None:
-            self._forecast.drop()
-
-    def _ask_forecast(self, spec: KnobSpec, draft: str) -> None:
-        if self._forecast is not None and draft and self._wrong() is None:
-            self._forecast.ask(spec.name, parse_value(spec, draft))
+        if self._asked is not None:
+            self._asked.drop()
+            self._asked = None
 
     def _look_again(self) -> None:
-        is_another = self._watch.look()
         self._now = self._look()
-        if is_another and self._now.specs:
-            self._show_other_engine()
-        if self._shown_state() != self._drawn_state:
-            self._drawn_state = self._shown_state()
-            self.redraw()
-
-    def _shown_state(self) -> tuple[int, str | None, str | None]:
-        forecast = None if self._forecast is None else self._forecast.text
-        return self._now.version, self._watch.trouble(0), forecast
-
-    def _show_other_engine(self) -> None:
-        """Show another engine's knobs; the typed text stays if it has that knob."""
-        name = self._specs[self._at].name
-        self._specs = self._shown_specs() or self._specs
-        at = self._place_of(name)
-        self._at, self._draft = at or 0, None if at is None else self._draft
-        self._opened_version = self._begun_version = self._noted_version = self._now.version
-
-    def _place_of(self, name: str | None) -> int | None:
-        return next((at for at, spec in enumerate(self._specs) if spec.name == name), None)
-
-    @property
-    def _is_noted(self) -> bool:
-        """Whether the operator has seen the current values of the knobs."""
-        return self._now.version == self._noted_version
-
-    def _overtaken(self) -> str | None:
-        if self._draft is None or self._now.version == self._begun_version:
-            return None
-        changes = self._now.since(self._begun_version)
-        name = self._specs[self._at].name
-        names = [name, *(each for change in changes for each in change.new)]
-        which = next((each for each in names if _change_text(each, changes)), None)
-        what = "the knobs" if which is None else f"{which} {_change_text(which, changes)}"
-        return f" changed meanwhile: {what}"
+        self.redraw()
 
     def pressed(self, key: str, character: str | None) -> None:
         spec = self._specs[self._at]
@@ -207,23 +151,22 @@ class KnobEditor(Overlay[KnobChange]):
                 self.dismiss(None)
             return
         if key == "w":
-            self._ask_forecast(spec, self._draft)
+            if self._forecast is not None and self._draft and self._wrong() is None:
+                self._drop_forecast()
+                self._asked = self._forecast(spec.name, parse_value(spec, self._draft))
             return
         if key != "enter":
             self._drop_forecast()
         if key == "enter" and not self._draft:
             self._end_edit()
         elif key == "enter":
-            self._look_again()
-            if self._draft is None or self._wrong() is not None or not self._watch.admits():
+            if self._wrong() is not None:
                 return
             if _goes_round(spec) and self._draft == self._value_of(spec):
                 self._end_edit()
                 return
-            if self._is_noted:
-                value = parse_value(spec, self._draft)
-                self.dismiss(KnobChange(spec.name, value, self._noted_version))
-            self._noted_version = self._now.version
+            value, begun = parse_value(spec, self._draft), self._begun
+            self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
         elif _goes_round(spec):
             if key in ("left", "right", "up", "down", "space"):
                 self._turn(-1 if key in ("left", "up") else 1)
@@ -236,9 +179,8 @@ class KnobEditor(Overlay[KnobChange]):
 
     def _begin(self) -> None:
         spec = self._specs[self._at]
-        self._watch.begin()
         self._draft = self._value_of(spec) if _goes_round(spec) else ""
-        self._begun_version = self._noted_version = self._now.version
+        self._begun = self._now
 
     def _end_edit(self) -> None:
         self._draft = None
@@ -278,15 +220,6 @@ class KnobEditor(Overlay[KnobChange]):
         return None
 
 
-def _change_text(name: str, changes: Sequence[KnobsChanged]) -> str:
-    """Return how these changes moved one knob, and who made the last of them; empty if none did."""
-    mine = [change for change in changes if name in change.new]
-    if not mine:
-        return ""
-    before, now = mine[0].old.get(name), mine[-1].new[name]
-    return f"{value_text(before)}→{value_text(now)} by {mine[-1].who}"
-
-
 def _goes_round(spec: KnobSpec) -> bool:
     """Whether a knob has few values, which the arrow keys go through."""
     return spec.kind in ("bool", "choice")
@@ -301,11 +234,6 @@ def _moved(spec: KnobSpec, text: str, share: float) -> str:
     by = abs(share * value) if spec.kind == "float" else max(1, round(abs(share * value)))
     value = max(value + (by if share > 0 else -by), value if spec.low is None else spec.low)
     return f"{value if spec.high is None else min(value, spec.high):.12g}"
-
-
-def _typed(value: KnobValue) -> str:
-    """Return a value as the text that one would type for it; `parse_value` reads that text."""
-    return value_text(value) if isinstance(value, bool) else str(value)
 
 
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:

@@ -5,21 +5,23 @@ from functools import partial
 from typing import Any
 
 from rich.text import Text
-from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, SimpleProvider
+from textual.command import CommandListItem, CommandPalette, DiscoveryHit, Hits, SimpleProvider
 from textual.screen import Screen
 
 from stepscope.tui.settings.action_table import Action
-
-_WORST = 6  # `_rank` of an action whose texts have the words only together
 
 
 def palette(
     screen: Screen[Any], actions: Sequence[Action], run: Callable[[str], None]
 ) -> CommandPalette:
     """Return a palette of these actions; it calls `run` with the id of the chosen one."""
-    offered = [action for action in actions if action.id != "palette"]
+    lines: list[CommandListItem] = [
+        (f"{each.shown:<9} {each.label:<16} {each.help}", partial(run, each.id))
+        for each in actions
+        if each.id != "palette"
+    ]
     hint = "what to do (Enter runs it, Esc closes)"
-    return Palette([_Actions(screen, offered, run)], placeholder=hint)  # type: ignore[list-item]
+    return Palette([_Actions(screen, lines)], placeholder=hint)  # type: ignore[list-item]
 
 
 class Palette(CommandPalette):
@@ -39,33 +41,8 @@ class Palette(CommandPalette):
 
 
 class _Actions(SimpleProvider):
-    def __init__(
-        self, screen: Screen[Any], actions: Sequence[Action], run: Callable[[str], None]
-    ) -> None:
-        super().__init__(screen, [])
-        self._offered = [
-            (action, f"{action.shown:<9} {action.label:<16} {action.help}", partial(run, action.id))
-            for action in actions
-        ]
-
     async def discover(self) -> Hits:
-        for _, line, run in self._offered:
-            yield DiscoveryHit(Text(line), run, line)
-
-    async def search(self, query: str) -> Hits:
-        words = query.lower().split()
-        for action, line, run in self._offered:
-            rank = _rank(action, words)
-            if rank <= _WORST:
-                yield Hit(1 - rank / 10, Text(line), run, line)
-
-
-def _rank(action: Action, words: Sequence[str]) -> int:
-    """Return how well an action matches the typed words: 0 is best, above `_WORST` is no match."""
-    texts = (action.label.lower(), action.id.replace("_", " "), action.help.lower())
-    tests: tuple[Callable[[str], bool], ...] = (
-        lambda text: text.startswith(" ".join(words)),
-        lambda text: all(word in text for word in words),
-    )
-    found = [test(text) for test in tests for text in texts]
-    return [*found, tests[1](" ".join(texts)), True].index(True)
+        async for hit in super().discover():
+            # As text: the line has keys such as `[`, which would be read as markup.
+            line = hit.text or ""
+            yield DiscoveryHit(Text(line), hit.command, line)

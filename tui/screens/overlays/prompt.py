@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 from textual.geometry import Region
 
-from stepscope.tui.screens.overlays.overlay import EngineWatch, Overlay
+from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.views.lines import Line, Run, clean
 from stepscope.tui.views.theme import Skin
 
 _MAX_LENGTH = 4_096  # the longest path of Linux
 _MIN_ROOM = 22  # cells kept free for the typed text
-_LOOK_S = 0.2  # between two checks whether the engine still answers
 _MOST_BENEATH = 4  # lines of a note, or of an error that does not fit beside the text
 _KEEPS = frozenset({"left", "right", "home", "end"})  # keys that keep the selected text
 
@@ -27,8 +26,7 @@ class Prompt(Overlay[str]):
         text: the initial text. It is selected: typing replaces it, an arrow key keeps it.
         check: returns one line about what is wrong with a text, or None if it is fine.
         submit: gets a text that passed `check`; `refuse` may still reject it later.
-        note: returns a note to show in lines below.
-        watch: watches the engine that the text is for.
+        note: a note to show in lines below.
     """
 
     def __init__(
@@ -38,8 +36,7 @@ class Prompt(Overlay[str]):
         text: str = "",
         check: Callable[[str], str | None] | None = None,
         submit: Callable[[str], None] | None = None,
-        note: Callable[[], str] | None = None,
-        watch: EngineWatch | None = None,
+        note: str = "",
     ) -> None:
         super().__init__(skin)
         self._question = question
@@ -48,7 +45,6 @@ class Prompt(Overlay[str]):
         self._check = check
         self._submit = submit
         self._note = note
-        self._watch = watch
         self._wrong: str | None = None
         self._is_waiting = False
 
@@ -90,26 +86,11 @@ class Prompt(Overlay[str]):
         return "  ^u empties it" if self._wrong is not None else ""
 
     def _beneath(self, width: int) -> list[Run]:
-        """Return the lines below the typed text: trouble, a long error, or a note."""
-        room = max(1, width - 2)
-        trouble = None if self._watch is None else self._watch.trouble(room)
+        """Return the lines below the typed text: a long error, or a note."""
         is_note = self._wrong is None or self._fits(width)
-        text = ("" if self._note is None else self._note()) if is_note else self._wrong or ""
-        lines = textwrap.wrap(text, room)[:_MOST_BENEATH]
-        style = "edit" if is_note else "caution"
-        return [*([(trouble, "caution")] if trouble else []), *((line, style) for line in lines)]
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        if self._watch is not None:
-            self.set_interval(_LOOK_S, self._look_again)
-
-    def _look_again(self) -> None:
-        if self._watch is not None:
-            before = self._watch.trouble(0)
-            self._watch.look()
-            if self._watch.trouble(0) != before:
-                self.redraw()
+        text = self._note if is_note else self._wrong or ""
+        lines = textwrap.wrap(text, max(1, width - 2))[:_MOST_BENEATH]
+        return [(line, "edit" if is_note else "caution") for line in lines]
 
     def _fits(self, width: int) -> bool:
         return self._wrong is None or len(self._text) + len(self._wrong) + 4 <= width
@@ -118,11 +99,8 @@ class Prompt(Overlay[str]):
         if key == "enter":
             if self._is_waiting:
                 return
-            self._look_again()
             self._is_selected = False
             self._wrong = None if self._check is None else self._check(self._text)
-            if self._wrong is None and self._watch is not None and not self._watch.admits():
-                return
             if self._wrong is None and self._submit is not None:
                 self._is_waiting = True
                 self._submit(self._text)

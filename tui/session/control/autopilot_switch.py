@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.state.audit_text import value_text
+from stepscope.recordings.state.audit_text import changes_text, value_text
 from stepscope.tui.settings.log_file import see_log
 from stepscope.tui.views.notices import Tone
 
@@ -100,8 +100,5 @@ class AutopilotSwitch:
 
 
 def _moved_text(moved: "Moved") -> str:
-    changes = ", ".join(
-        f"{name} {value_text(moved.before[name])}→{value}"
-        for name, value in moved.move.changes.items()
-    )
+    changes = changes_text(moved.before, moved.move.changes)
     return f"autopilot: {changes} ({moved.move.reason})"

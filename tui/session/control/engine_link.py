@@ -14,29 +14,27 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, No
 from stepscope.engine.client.group import ask_with_siblings
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply
-from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.tui.settings.log_file import see_log
 
 
 class KnobsNow(NamedTuple):
-    """The knobs of an engine, and their known changes, oldest first."""
+    """The knobs of an engine."""
 
+    engine_id: str
     version: int
     values: Mapping[str, KnobValue]
-    changes: Sequence[KnobsChanged]
     specs: tuple[KnobSpec, ...]
-
-    def since(self, version: int) -> list[KnobsChanged]:
-        return [change for change in self.changes if change.version > version]
 
 
 class KnobChange(NamedTuple):
-    """A new value for a knob; the engine refuses it if its knobs have a later `version`."""
+    """A new value for a knob; refused at another `version` of the knobs, and by another engine."""
 
     name: str
     value: KnobValue
     version: int
+    engine_id: str = ""
 
 
 log = logging.getLogger("stepscope.tui")

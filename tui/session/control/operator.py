@@ -1,11 +1,6 @@
-"""`Operator`: sends the operator's changes to the engine, and shows the answers as notices.
-
-On a slow engine, a command that was not answered in time may still take effect later. The engine's
-audit trail, which is part of the telemetry, then tells its outcome.
-"""
+"""`Operator`: sends the operator's changes to the engine, and shows the answers as notices."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,24 +15,15 @@ from stepscope.engine.protocol.commands import (
 )
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.audit_text import known_changes, value_text
-from stepscope.tui.session.control.asked_workload import AskedWorkload
+from stepscope.recordings.state.audit_text import changes_text, known_changes, value_text
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import Answer, EngineLink, KnobChange
 from stepscope.tui.session.control.who import who
 from stepscope.tui.views.notices import Notices
 
 BUDGET = "max_num_batched_tokens"
-
-
-class _Unanswered(NamedTuple):
-    """A change that an engine did not answer in time, so that its outcome is unknown."""
-
-    engine_id: str
-    what: str
-    command: Change
 
 
 class Operator:
@@ -68,11 +54,7 @@ class Operator:
         # (Engine id, knobs version) of our own changes, without those of our autopilot:
         self._own: set[tuple[str, int]] = set()
         self._undos: set[tuple[str, int]] = set()  # those of our changes that are an undo
-        self._unanswered: list[_Unanswered] = []
-        self._overtaken: tuple[str, KnobChange] | None = None  # (engine id, change) to send again
-        self.workload = AskedWorkload()
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
-        self._num_undos_put_off = 0  # undos that wait until all our changes are settled
 
     @property
     def pending(self) -> str:
@@ -84,24 +66,13 @@ class Operator:
 
     def set_knob(self, change: KnobChange, action: str) -> None:
         """Ask the engine for a change, which it refuses if another was made since its version."""
-        name, value, version = change
+        name, value, version, engine_id = change
         before = self._history.state.knobs.get(name)
         if before == value:
             self._notices.say(f"{name} is {value_text(value)} already")
             return
-        self._ask(
-            f"{name} {value_text(before)}→{value_text(value)}",
-            SetKnobs(changes={name: value}, expected_version=version),
-            action,
-        )
-
-    def take_overtaken(self, name: str | None = None) -> KnobChange | None:
-        """Return, once, our last change that was refused because another client was quicker."""
-        kept, self._overtaken = self._overtaken, None
-        info = self._history.info
-        if kept is None or info is None or kept[0] != info.engine_id:
-            return None
-        return kept[1] if name in (None, kept[1].name) else None
+        command = SetKnobs(changes={name: value}, expected_version=version, engine_id=engine_id)
+        self._ask(changes_text(self._history.state.knobs, command.changes), command, action)
 
     def undo(self) -> None:
         """Undo our last knob change, unless changed since; first, end our autopilot."""
@@ -113,8 +84,7 @@ class Operator:
         if self._is_settled():
             self._undo()
         else:
-            self._num_undos_put_off += 1
-            self._notices.say("one moment: undone when the engine has answered")
+            self._notices.say("not yet: the engine has not answered your last change", "caution")
 
     def _is_settled(self) -> bool:
         """Whether all our knob changes are answered, and telemetry shows the accepted ones."""
@@ -149,19 +119,12 @@ class Operator:
                 self._notices.say(f"not undone: changed since: {_change_text(later)}", "caution")
                 return
         back = {name: value for name, value in last.old.items() if name in last.new}
-        what = ", ".join(
-            f"{name} {value_text(last.new[name])}→{value_text(value)}"
-            for name, value in back.items()
-        )
         is_redo = (engine_id, last.version) in self._undos
         now = changes[-1].version
         if not is_redo:
             self._undos.add((engine_id, now + 1))
-        self._ask(
-            f"{'redo' if is_redo else 'undo'}: {what}",
-            SetKnobs(changes=back, expected_version=now),
-            "undo",
-        )
+        what = f"{'redo' if is_redo else 'undo'}: {changes_text(last.new, back)}"
+        self._ask(what, SetKnobs(changes=back, expected_version=now), "undo")
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
@@ -174,11 +137,7 @@ class Operator:
 
     def end_lease(self, leased: LeasedKnobs) -> None:
         """End another client's control of knobs by restoring their values."""
-        knobs = self._history.state.knobs
-        what = ", ".join(
-            f"{name} {value_text(knobs.get(name))}→{value_text(value)}"
-            for name, value in leased.before.items()
-        )
+        what = changes_text(self._history.state.knobs, leased.before)
         # Without an expected version: the operator overrides whatever the client has just set.
         reason = f"ends the autopilot of {leased.who}"
         self._ask(
@@ -190,8 +149,6 @@ class Operator:
         """Start or replace the synthetic workload that the engine runs itself; None stops it."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, SetWorkload(workload=spec))
-        if self._link is not None:
-            self.workload.ask(spec, self._history.state)
 
     def _ask(self, what: str, command: Change, action: str = "") -> None:
         """Send a change with the operator's name and the newest audit entry that was shown here."""
@@ -207,16 +164,8 @@ class Operator:
     def receive_answers(self) -> None:
         """Show as notices what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
-            info = self._history.state.info
-            if isinstance(answer.command, SetKnobs):
-                self._num_knobs_asked -= 1
-                if answer.error is not None:
-                    self._num_undos_put_off = 0  # the change to undo was not made
-            self._keep_overtaken(answer)
-            if isinstance(answer.command, SetWorkload) and answer.error is not None:
-                self.workload.forget()
-            if answer.may_follow and info is not None and isinstance(answer.command, Change):
-                self._unanswered.append(_Unanswered(info.engine_id, answer.what, answer.command))
+            self._num_knobs_asked -= isinstance(answer.command, SetKnobs)
+            if answer.may_follow:
                 said = f"no answer yet; it may still take effect: {answer.what}"
                 self._notices.say(said, "caution")
             elif answer.error is not None:
@@ -226,22 +175,6 @@ class Operator:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
                 self._notices.say(_outcome_text(answer, self._has_requests), "good")
-        self._show_late_outcomes()
-        self.workload.look(self._history.state)
-        if self._num_undos_put_off and self._is_settled():
-            self._num_undos_put_off -= 1
-            self._undo()
-
-    def _keep_overtaken(self, answer: Answer) -> None:
-        """Keep our change for `take_overtaken` if it was refused because another came first."""
-        command, info = answer.command, self._history.state.info
-        if not isinstance(command, SetKnobs):
-            return
-        self._overtaken = None
-        if answer.code == "conflict" and answer.action in ("budget", "knobs") and info is not None:
-            ((name, value),) = command.changes.items()
-            change = KnobChange(name, value, command.expected_version or 0)
-            self._overtaken = info.engine_id, change
 
     def _conflict(self, answer: Answer) -> str | None:
         """Return whose knob change came before ours, if that is why it was refused."""
@@ -260,37 +193,6 @@ class Operator:
         what = ", ".join(f"{name} to {value_text(value)}" for name, value in last.new.items())
         again = f"; {self._key(answer.action)} again" if answer.action else ""
         return f"not changed: {last.who} set {what} meanwhile{again}"
-
-    def _show_late_outcomes(self) -> None:
-        """Show the outcome of changes that were not answered in time, once telemetry has it."""
-        if not self._unanswered:
-            return
-        state = self._history.state
-        for each in list(self._unanswered):
-            if state.info is None or state.info.engine_id != each.engine_id:
-                self._unanswered.remove(each)  # another engine will never receive it
-                continue
-            entry = next((e for e in state.audit if self._is_entry_of(e, each.command)), None)
-            if entry is None:
-                continue
-            self._unanswered.remove(each)
-            if entry.code:
-                self._notices.say(f"{each.what} refused: {entry.detail}", "caution")
-            else:
-                self._remember(each.command, entry.version)
-                step = entry.effective_step or 0
-                self._notices.say(_done(each, step, self._has_requests), "good")
-
-    def _is_entry_of(self, entry: Audited, command: Change) -> bool:
-        """Whether an entry of the audit trail records this change, one of ours."""
-        if (entry.who, entry.command) != (self.who, type(command).__name__):
-            return False
-        if entry.number <= (command.seen or 0):
-            return False
-        if entry.code or not isinstance(command, SetKnobs):
-            return True
-        is_next = entry.version == (command.expected_version or 0) + 1
-        return is_next and entry.new == command.changes
 
     @property
     def _has_requests(self) -> bool:
@@ -318,27 +220,19 @@ def _as_one(changes: Sequence[KnobsChanged]) -> KnobsChanged | None:
 
 
 def _change_text(change: KnobsChanged) -> str:
-    what = ", ".join(
-        f"{name} {value_text(change.old.get(name))}→{value_text(value)}"
-        for name, value in change.new.items()
-    )
+    what = changes_text(change.old, change.new)
     return f"{change.who}: {what} at step {change.effective_step:,}"
 
 
 def _outcome_text(answer: Answer, has_requests: bool) -> str:
     reply = answer.reply
-    if isinstance(reply, Ack):
-        done = _done(answer, reply.effective_step, has_requests)
-        # For a single step, `_done` already says everything.
-        is_complete = isinstance(answer.command, StepOnce) or not reply.detail
-        return done if is_complete else f"{done} ({reply.detail})"
-    return f"{answer.what}: {type(reply).__name__}"
-
-
-def _done(sent: Answer | _Unanswered, step: int, has_requests: bool) -> str:
-    if isinstance(sent.command, SetKnobs):
-        return f"{sent.what} applied at step {step:,}"
-    if isinstance(sent.command, StepOnce):
+    if not isinstance(reply, Ack):
+        return f"{answer.what}: {type(reply).__name__}"
+    step = reply.effective_step
+    if isinstance(answer.command, StepOnce):
         when = "" if has_requests else " once a request comes"
         return f"the engine runs step {step:,}{when}, then pauses"
-    return f"{sent.what}: done before step {step:,}"
+    done = f"{answer.what}: done before step {step:,}"
+    if isinstance(answer.command, SetKnobs):
+        done = f"{answer.what} applied at step {step:,}"
+    return f"{done} ({reply.detail})" if reply.detail else done

@@ -225,7 +225,7 @@ class Navigator:
             if note is not None:
                 is_oldest = step == self._history.first_step
                 more = self._oldest.more(self._history) if is_oldest else ""
-                self._notices.say_of_place(note + more, "caution", (note,) if more else ())
+                self._notices.say_of_place(note + more, "caution")
 
     def check_target(self, text: str) -> str | None:
         try:

@@ -39,27 +39,14 @@ class Oldest:
         is_there = self._view.cursor == first
         if first is not None:
             self._go(first)
-        backfill = self._backfill(history)
-        if backfill is None:
-            if first is not None:
-                self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}")
-        elif is_there:
+        backfill, info = self._backfill(history), history.info
+        if backfill is not None and is_there:
             self._ask(history, backfill)
         elif first is not None:
-            self._say_oldest(history)
-
-    def _say_oldest(self, history: History) -> None:
-        clock, info = _clock(history), history.info
-        if info is None or not info.keeps_snapshots:
-            self._notices.say_of_place(f"the oldest step in memory, {clock}")
-            return
-        again = f"{self._key('oldest')} again"
-        shorter = (
-            f"oldest in memory, {clock}; {again}: older, from the engine",
-            f"oldest in memory, {clock}; {again}: more",
-        )
-        text = f"the oldest step in memory, {clock}; {again}: older steps from the engine"
-        self._notices.say_of_place(text, shorter=shorter)
+            more = ""
+            if backfill is not None and info is not None and info.keeps_snapshots:
+                more = f"; {self._key('oldest')} again: older steps from the engine"
+            self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}{more}")
 
     def more(self, history: History) -> str:
         """Return a hint that the key fetches older steps; empty if the engine keeps none."""

@@ -44,8 +44,7 @@ class WorstStalls:
         of_file = self._is_of_file
         stalls = self._known(of_file)
         if not stalls.longest:
-            text, *shorter = self._nothing(of_file)
-            self._notices.say_of_place(text, "caution", shorter=shorter)
+            self._notices.say_of_place(self._nothing(of_file), "caution")
             return
         place = 0
         shown = self._shown
@@ -54,9 +53,9 @@ class WorstStalls:
             if (shown.step, shown.kind) in ranked:
                 place = (ranked.index((shown.step, shown.kind)) + 1) % len(ranked)
         self._shown = stalls.longest[place]
-        text, *shorter = self._stall_notice(stalls, place, of_file)
+        text = self._stall_notice(stalls, place, of_file)
         self._navigator.go(self._shown.step)
-        self._notices.say_of_place(text, shorter=shorter)
+        self._notices.say_of_place(text)
 
     def _known(self, of_file: bool) -> Stalls:
         """Return the stalls in memory, or with `of_file` those in the searched part of the file."""
@@ -74,20 +73,17 @@ class WorstStalls:
 
     # Words
 
-    def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> list[str]:
-        """Return the notice about a stall, the worst at 0, in forms from long to short."""
+    def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> str:
+        """Return the notice about a stall, the worst at 0."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
-        what, whats = f"second with a {what}", f"seconds with a {what}"
-        rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
-        if number == 1:
-            which, hint = f"the only {what}", ""
-        else:
-            which = f"{rank} of {number:,} {whats}"
+        which, hint = f"the only second with a {what}", ""
+        if number > 1:
+            rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
+            which = f"{rank} of {number:,} seconds with a {what}"
             is_last = place + 1 == len(stalls.longest)
             hint = f" ({self._key('worst')}: the {'worst again' if is_last else 'next'})"
-        where = self._where(of_file)
         when = fmt.clock(self._history().wall_ns(stall.time_ns))
         moment = f"{fmt.with_ms(stall.ns / 1e6)} at {when}"
         who = f"r{stall.request_id}"
@@ -95,39 +91,30 @@ class WorstStalls:
             streams = fmt.plural(stall.num_tokens, "stream")
             # The search of a file serves any service level: it counts only the longest waits.
             who = f"{streams} waited so long" if of_file else f"held up {streams}"
-        return [
-            f"{which}{where}: {moment}, {who}{hint}",
-            f"{which}{where}: {moment}, {who}",
-            f"{rank}{where}: {moment}, {who}",
-            f"{rank}: {moment}, {who}",
-            f"{rank}: {moment}",
-        ]
+        return f"{which}{self._where(of_file)}: {moment}; {who}{hint}"
 
-    def _nothing(self, of_file: bool) -> list[str]:
-        """Return the notice that no stall is known (yet), in several forms from long to short."""
+    def _nothing(self, of_file: bool) -> str:
+        """Return the notice that no stall is known (yet)."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:
-            return ["there is no step yet"]
+            return "there is no step yet"
         if frame is not None and not frame.tells_requests:
-            return ["the engine does not report when tokens came"]
+            return "the engine does not report when tokens came"
         if self._replay is not None and self._is_searching:
             share = f"{int(100 * self._replay.file_index.share)}%"
             again = f"{self._key('worst')} again in a moment"
-            return [
-                f"no late token found yet: {share} of the file searched so far; {again}",
-                f"nothing yet: {share} of the file searched; {again}",
-            ]
+            return f"no late token found yet: {share} of the file searched; {again}"
         slo, where = history.slo, self._where(of_file)
         levels = f"TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"
-        return [f"no token{where} came later than {levels} ({self._key('service_levels')})"]
+        return f"no token{where} came later than {levels} ({self._key('service_levels')})"
 
     def _where(self, of_file: bool) -> str:
         """Return in words which part of the file was searched; empty if all of it was."""
         if self._replay is None or self._is_all:
             return ""
         if not of_file:
-            return " in memory (the file is still searched)" if self._is_searching else " in memory"
+            return " in memory, the file is still searched" if self._is_searching else " in memory"
         share = self._replay.file_index.share
         return "" if share == 1 else f" in {int(100 * share)}% of the file"
 

@@ -21,8 +21,6 @@ class SendPrompt(NamedTuple):
 
 
 Act: TypeAlias = SetWorkload | SetKnobs | SendPrompt
-# What a chapter invites the person to try.
-Try: TypeAlias = Literal["time", "request", "budget", "columns", "owners", "leave"]
 
 
 class Chapter(NamedTuple):
@@ -33,7 +31,6 @@ class Chapter(NamedTuple):
         acts: what the tour then does to the engine.
         question: text on where to look, and what to find out.
         answer: text with the answer, and what to try.
-        tries: what the answer invites the person to try.
         panels: panels of interest; the first of them that is on the screen is highlighted.
         page: the page to show; by default the main page.
         is_held: whether the picture stops where the last prompt ended, for a closer look.
@@ -44,7 +41,6 @@ class Chapter(NamedTuple):
     acts: tuple[Act, ...]
     question: str
     answer: str
-    tries: Try
     panels: tuple[str, ...] = ("lanes",)
     page: Literal["live", "kv", "latency"] = "live"
     is_held: bool = False
@@ -88,7 +84,6 @@ CHAPTERS = (
         "Question: how many steps does the engine make in a second?",
         "steps/s stands beside LIVE. Try: {pause} holds the picture, {step_back} and "
         "{step_forward} go from step to step, {live} follows the engine again.",
-        "time",
     ),
     Chapter(
         "The batch",
@@ -99,7 +94,6 @@ CHAPTERS = (
         "Six: one for each running request (RUN). Steps are a little longer, but make three times "
         "the tokens: one pass over the weights serves all. Try: {lane_down} selects a request, "
         "{inspect} shows its life, {back} returns.",
-        "request",
     ),
     Chapter(
         "The budget",
@@ -111,7 +105,6 @@ CHAPTERS = (
         "Question: over how many steps is it spread?",
         "About 900 / (64 - 6) = 16 steps. Try: {live} follows the engine again; {budget} opens "
         "the budget: type 128 and press Enter. At 128 it would be 8 steps.",
-        "budget",
         ("chart", "lanes"),
         is_held=True,
     ),
@@ -124,7 +117,6 @@ CHAPTERS = (
         "Question: which mark under the chart says that their tokens came late?",
         "The !: a token of that step broke its service level. Try: {axis} makes columns equal in "
         "time, and each chat has a gap. {worst} goes to the worst stall in memory.",
-        "columns",
         ("chart", "lanes"),
         is_held=True,
     ),
@@ -138,7 +130,6 @@ CHAPTERS = (
         "Its first token comes later: {inspect} shows its TTFT. In return no chat waits long "
         "(ITL). Every budget is such a trade. Try: {live} follows the engine again, {budget} "
         "sets another budget.",
-        "budget",
         is_held=True,
     ),
     Chapter(
@@ -159,7 +150,6 @@ CHAPTERS = (
         "Question: how many steps does each of the three prompts take, and how long are they?",
         "About 35, 16 and 4. Small chunks waste the fixed cost of a step. Beyond the knee, larger "
         "ones only make it longer. Try: {axis} makes columns equal in time.",
-        "columns",
         ("chart", "lanes"),
         is_held=True,
     ),
@@ -172,7 +162,6 @@ CHAPTERS = (
         "Question: how many blocks does the prompt of 900 tokens fill?",
         "900 / 16: 57, and one more after each 16 tokens of its answer. "
         "Try: {sort} shows which request owns which blocks.",
-        "owners",
         ("page",),
         "kv",
         is_held=True,
@@ -191,7 +180,6 @@ CHAPTERS = (
         "Question: how many of its tokens were computed?",
         "Only the 4 after its 56 full blocks: its first token comes almost at once. "
         "Try: {inspect} shows its life, with its TTFT.",
-        "request",
         is_held=True,
     ),
     Chapter(
@@ -203,7 +191,6 @@ CHAPTERS = (
         "Question: what must it do when it comes back?",
         "Compute its prompt and its output again. No stream gets a token from that. "
         "Try: {previous_preemption} goes to a preemption, {live} follows the engine again.",
-        "time",
     ),
     Chapter(
         "Why was this token late?",
@@ -214,7 +201,6 @@ CHAPTERS = (
         "Question: which cause is the most frequent?",
         "A prompt beside it, the queue, or a preemption: you saw each of them happen. "
         "Try: {lane_down} selects a row, {inspect} goes to its step.",
-        "leave",
         ("page",),
         "latency",
     ),

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.commands import SetWorkload, Submit
 from stepscope.engine.protocol.replies import Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
-from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL, Act, Chapter, SendPrompt, Try
+from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, SendPrompt
 from stepscope.tui.views.view import View
 
 _ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
@@ -157,7 +156,6 @@ class TourPage(NamedTuple):
     part: str
     text: str
     panels: Sequence[str]
-    is_tried: bool  # what the chapter invites to try
     is_held: bool  # the tour has stopped the picture
 
 
@@ -176,7 +174,6 @@ class Tour:
         self._ended = ended
         self._number = first
         self._part = 0
-        self._tried: set[Try] = set()
         self.held_step: int | None = None  # the step where the tour stopped the picture
 
     @property
@@ -188,24 +185,18 @@ class Tour:
     def page(self) -> TourPage:
         chapter, total = self.chapter, len(CHAPTERS)
         if chapter is None:
-            return TourPage(
-                total + 1, total, "The end", "", _END, (), is_tried=False, is_held=False
-            )
+            return TourPage(total + 1, total, "The end", "", _END, (), is_held=False)
         part = _PARTS[self._part]
-        is_tried = part == "answer" and chapter.tries in self._tried
         panels = chapter.panels if part == "question" else ()
         text = getattr(chapter, part)
         is_held = self.held_step is not None
-        return TourPage(
-            self._number + 1, total, chapter.title, part, text, panels, is_tried, is_held
-        )
+        return TourPage(self._number + 1, total, chapter.title, part, text, panels, is_held)
 
     def go_on(self) -> None:
         """Go to the next part. At the question, start the acts of the chapter."""
         chapter = self.chapter
         if chapter is None:
             return
-        self._tried.clear()
         self._part += 1
         if self._part == 1:
             self.held_step = None
@@ -219,15 +210,10 @@ class Tour:
         self._begin(self._number if is_inside else max(0, self._number - 1))
 
     def look(self, view: View, history: History) -> None:
-        """Before a picture: stop it where the chapter wants that, and note what was tried."""
-        part, chapter = _PARTS[self._part], self.chapter
-        if chapter is not None and chapter.is_held and part == "question":
-            self._hold(view, history)
-        if part == "answer":
-            self._tried.update(tried(view, history.state.knobs, self.held_step))
-
-    def _hold(self, view: View, history: History) -> None:
-        """Stop the picture one step before the step in which the chapter's last prompt ended."""
+        """Before a picture: stop it where the last prompt ended, if the chapter wants that."""
+        chapter = self.chapter
+        if chapter is None or not chapter.is_held or _PARTS[self._part] != "question":
+            return
         request_id, last = self._ended(), history.last_step
         if self.held_step is not None or request_id is None or last is None:
             return
@@ -238,23 +224,4 @@ class Tour:
 
     def _begin(self, number: int) -> None:
         self._number, self._part, self.held_step = number, 0, None
-        self._tried.clear()
         self._keep(number % len(CHAPTERS))
-
-
-def tried(
-    view: View, knobs: Mapping[str, KnobValue], held_step: int | None = None
-) -> Iterator[Try]:
-    """Yield each suggestion of the tour that is done; it stopped the picture at `held_step`."""
-    if view.cursor != held_step:
-        yield "time"
-    if view.page == "request":
-        yield "request"
-    if knobs.get("max_num_batched_tokens", SMALL) != SMALL:
-        yield "budget"
-    if view.zoom_idx or view.axis == "time":
-        yield "columns"
-    if view.kv_map == "owner":
-        yield "owners"
-    if view.page != "latency":
-        yield "leave"

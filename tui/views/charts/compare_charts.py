@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.tui.views import format as fmt
+from stepscope.tui.views.charts.budget_chart import labelled, with_cursor
 from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.framed_panels import column_chart
 from stepscope.tui.views.lines import Field, Line, Run, fitted, joined, whole
-from stepscope.tui.views.theme import LEVELS
 
 GUTTER = 11
 MIN_HEIGHT = 5  # the axis, and for each side one row of events and one of budget
@@ -50,25 +51,26 @@ def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
 def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
     lines: list[Line] = []
     for number, letter in enumerate("AB"):
-        columns = page.columns[number]
+        columns, is_down = page.columns[number], letter == "B"
         scale, label = _budget_scale(columns)
-        shares = [None if p is None else p.num_prefill_tokens / scale for p in columns]
+        tokens = [None if p is None else float(p.num_prefill_tokens) for p in columns]
         styles = ["prefill"] * len(columns)
-        bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="▓")
+        bars = column_chart(tokens, num_rows, scale, styles, is_down=is_down, full="▓")
         happened = [_happened(point) for point in columns]
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:
             happened = _life(page, page.pair[number], happened)
             name = f"{letter} {page.pair.name}"
-        labels = [label, *[""] * (num_rows - 1)]
-        if letter == "A":
-            rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
-            lines += [*rows, _row(page, name, happened), _axis(page)]
-        else:
-            labels.reverse()
-            rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
-            lines += [_row(page, name, happened), *rows]
+        rows = _rows(page, bars, {0: label}, is_down)
+        events = _row(page, name, joined(happened))
+        lines += [events, *rows] if is_down else [*rows, events, _axis(page)]
     return lines
+
+
+def _rows(page: ComparePage, bars: list[Line], labels: dict[int, str], is_down: bool) -> list[Line]:
+    """Return the rows of a chart; `labels` count from the end that is away from the axis."""
+    away = range(len(bars) - 1, -1, -1) if is_down else range(len(bars))
+    return [_row(page, labels.get(y, ""), bar) for y, bar in zip(away, bars, strict=True)]
 
 
 def _budget_scale(columns: Sequence[StepPoint | None]) -> tuple[int, str]:
@@ -114,51 +116,18 @@ def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
     label = fmt.with_ms(scale / 1000)
     lines: list[Line] = []
     for number, letter in enumerate("AB"):
-        columns = page.columns[number]
-        shares = [
-            None if p is None or p.longest_us is None else p.longest_us / scale for p in columns
+        columns, is_down = page.columns[number], letter == "B"
+        waits = [
+            None if p is None or p.longest_us is None else float(p.longest_us) for p in columns
         ]
-        late = [p is not None and (p.longest_us or 0) > slo_itl_ms * 1000 for p in columns]
+        late = [wait is not None and wait > slo_itl_ms * 1000 for wait in waits]
         styles = ["breach" if each else "text" for each in late]
-        bars = _bars(shares, styles, num_rows, is_down=letter == "B", full="█")
-        labels = [""] * num_rows
-        labels[0 if letter == "A" else -1] = label
-        if num_rows > 1:
-            labels[-1 if letter == "A" else 0] = f"{letter} waits"
-        rows = [_row(page, text, cells) for text, cells in zip(labels, bars, strict=True)]
-        lines += rows
-        if letter == "A":
-            lines.append(_row(page, "", [("─", "frame")] * len(columns), "┤"))
+        bars = column_chart(waits, num_rows, scale, styles, is_down=is_down)
+        labels = {num_rows - 1: f"{letter} waits"} if num_rows > 1 else {}
+        lines += _rows(page, bars, labels | {0: label}, is_down)
+        if not is_down:
+            lines.append(_row(page, "", (("─" * len(columns), "frame"),), "┤"))
     return lines
-
-
-def _bars(
-    shares: Sequence[float | None],
-    styles: Sequence[str],
-    num_rows: int,
-    *,
-    is_down: bool,
-    full: str,
-) -> list[list[_Cell]]:
-    """Return rows of cells from top to bottom; a value above zero is at least a sliver high."""
-    rows: list[list[_Cell]] = []
-    for y in range(num_rows):
-        from_axis = y if is_down else num_rows - 1 - y
-        cells: list[_Cell] = []
-        for share, style in zip(shares, styles, strict=True):
-            eighths = 0
-            if share is not None and share > 0:
-                eighths = max(1, round(min(1.0, share) * num_rows * 8)) - from_axis * 8
-            if eighths <= 0:
-                cells.append((" ", "text"))
-            elif eighths >= 8:
-                cells.append((full, style))
-            elif is_down:
-                cells.append(("▔" if eighths < 3 else "▀" if eighths < 7 else full, style))
-            else:
-                cells.append((LEVELS[eighths - 1], style))
-        rows.append(cells)
-    return rows
 
 
 def _axis(page: ComparePage) -> Line:
@@ -171,7 +140,7 @@ def _axis(page: ComparePage) -> Line:
             cells[x : x + len(label)] = label
     name = {"time": "time", "step": "steps", "request": "arrival"}[page.align]
     styled = [(cell, "frame" if cell in "─┴" else "muted") for cell in cells]
-    return _row(page, name, styled, "┤")
+    return _row(page, name, joined(styled), "┤")
 
 
 def offset_text(page: ComparePage, offset: int) -> str:
@@ -184,11 +153,9 @@ def offset_text(page: ComparePage, offset: int) -> str:
     return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.duration(seconds)
 
 
-def _row(page: ComparePage, label: str, cells: Sequence[_Cell], edge: str = "│") -> Line:
+def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
     """Return one line of a chart, with the cursor's column highlighted."""
-    at = page.cursor_column
-    marked = [(g, f"{style}+cursor" if x == at else style) for x, (g, style) in enumerate(cells)]
-    return ((f"{label[: GUTTER - 2]:>{GUTTER - 2}} ", "muted"), (edge, "frame"), *joined(marked))
+    return (*labelled(label, GUTTER, edge), *with_cursor(cells, page.cursor_column))
 
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:

@@ -14,7 +14,7 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
-from stepscope.tui.views.lines import Line, Run, clean
+from stepscope.tui.views.lines import Line, Run, clean, spot
 from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
@@ -128,6 +128,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
                 is_right=False),
     FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
 )  # fmt: skip
+FIGURES = {column.key: column.draw for column in COLUMNS if column.draw is not None}
 _LEAST_SPARK = 5
 # Left out in this order.
 _WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "ranks", "hit", "out", "steps")
@@ -206,32 +207,21 @@ def _common(names: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
 
 
-def looks_of_cell(width: int) -> int:
-    """Return how many samples of the load a cell stands for in a sparkline of this width."""
-    return max(1, round(NUM_LOADS / max(1, width)))
-
-
-def spark_values(load: Sequence[int | None], num_looks: int, width: int) -> list[int | None]:
-    """Return a value per sparkline cell: the most requests in the cell's time slice, newest last.
-
-    The sparkline covers about the last two minutes. Slices begin at multiples of their length, so
-    that cells do not change while time passes. A slice without a known value is None.
-    """
-    per_cell = looks_of_cell(width)
-    end = len(load)
-    size = num_looks % per_cell or per_cell  # samples in the newest stretch
-    values: list[int | None] = []
-    while len(values) < width:
-        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
-        values.append(max(known) if known else None)
-        end, size = end - size, per_cell
-    return values[::-1]
-
-
 def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """Return the requests in an engine over time, as a sparkline; a dot means no request."""
-    values = spark_values(load, num_looks, width)
-    return "".join(" " if value is None else _level(value, top) for value in values)
+    """Return the requests in an engine over about two minutes, as a sparkline; a dot means none.
+
+    A cell shows the most requests in its time slice; it is blank if none of them is known. Slices
+    begin at multiples of their length, so that cells do not change while time passes.
+    """
+    per_cell = max(1, round(NUM_LOADS / max(1, width)))  # samples that a cell stands for
+    end = len(load)
+    size = num_looks % per_cell or per_cell  # samples in the newest slice
+    cells: list[str] = []
+    while len(cells) < width:
+        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
+        cells.append(_level(max(known), top) if known else " ")
+        end, size = end - size, per_cell
+    return "".join(reversed(cells))
 
 
 def _level(value: int, top: int) -> str:
@@ -253,6 +243,7 @@ def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
             name = name[: place.width - 1] + arrow
         text = name[: place.width]
         text = text.rjust(place.width) if place.column.is_right else text.ljust(place.width)
+        runs.append(spot("sort", place.column.key))
         runs.append((text, "key" if is_sorted else "muted"))
         runs.append((" ", "muted"))
     return tuple(runs[:-1])
@@ -266,7 +257,8 @@ def row(
     figures = page.standing_out.get(line.figures.name, frozenset())
     names = [each.name for each in page.engines]
     top = max((each for other in page.lines for each in other.load if each is not None), default=0)
-    runs: list[Run] = [("▶" if is_selected else " ", f"text{mark}")]
+    selected = ("▶" if is_selected else " ", f"text{mark}")
+    runs: list[Run] = [spot("engine", line.figures.name), selected]
     for place in places:
         column = place.column
         if column.key == "load":

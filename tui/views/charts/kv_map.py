@@ -79,16 +79,13 @@ def key(frame: Frame, width: int) -> Line:
     return tuple(runs)
 
 
-def state_map(frame: Frame, width: int, rows: int, block_width: int = 1) -> list[Line]:
-    """Return `rows` lines of blocks, `block_width` cells each, or several blocks in a cell."""
+def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
+    """Return `rows` lines of blocks, a cell for each block, or for several."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
     states = block_states(owner, refs)
-    if block_width > 1:
-        states = bytes([state for state in states for _ in range(block_width)])
-        width -= width % block_width
     num_cells = width * rows
     cells = states if len(states) <= num_cells else merged(states, num_cells)
     return [state_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]

@@ -1,34 +1,44 @@
 """The fleet page: a line per engine, and notes on engines that differ from the others.
 
-From the top: the table; the notes on what is wrong, stands out or is set differently; bars that
-compare the load of engines; their load over time; the events of the engines; requests across
-prefill and decode engines. Without enough room the last parts are left out.
+From the top: the table; the notes on what is wrong, stands out or is set differently; the events of
+the engines; requests across prefill and decode engines. Without enough room the last parts are left
+out.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from stepscope.recordings.fleets.figures import EngineFigures
-from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine
-from stepscope.recordings.fleets.imbalance import FleetFigure
+from stepscope.recordings.fleets.fleet import FleetPicture
+from stepscope.recordings.fleets.imbalance import Imbalance
+from stepscope.recordings.fleets.whole_lives import WholeLife
+from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import whole_life_lanes
-from stepscope.tui.views.charts.fleet_columns import (
-    heading,
-    labels,
-    looks_of_cell,
-    placed,
-    row,
-    spark_values,
-)
-from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
+from stepscope.tui.views.charts.fleet_columns import heading, placed, row, state_text
+from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Target, bar, beside, column_chart, first_shown
-from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
-from stepscope.tui.views.pages import fleet_notes
+from stepscope.tui.views.framed_panels import Target, first_shown
+from stepscope.tui.views.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    fitted,
+    framed,
+    joined,
+    length_of,
+    spread,
+    whole,
+)
 
-_LOAD_ROWS = 4  # most rows of the load of each engine
-_EVENTS_HEIGHT = 8  # rows kept for events, if there are as many, before the load gets any
 _LEAST_ROWS = 3  # least rows of the table
+_NUM_DIFFERENCES = 6
+_HOW_TO_ADD: tuple[Line, ...] = (
+    ((" to watch several engines side by side:", "muted"),),
+    (("   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555", "text"),),
+    ((" or in the config file, for 'stepscope top' alone:", "muted"),),
+    (('   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]', "text"),),
+)
 
 
 def targets(frame: Frame) -> list[Target]:
@@ -42,7 +52,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     page = frame.fleet
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
-    notes = fleet_notes.notes(page, width - 2)
+    notes = _notes(page, width - 2)
     table_height = _table_height(page, height, len(notes))
     key = frame.key
     legend = (
@@ -56,18 +66,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         title: Line = (("what stands out", "title"),)
         lines += framed(_cut(notes, notes_height - 2), width, notes_height, title)
         left = height - len(lines)
-    bars_height = len(page.lines) + 2
-    if len(page.lines) > 1 and left >= bars_height:
-        lines += _bars(page, width, bars_height)
-        left = height - len(lines)
     num_events = len(page.picture.events)
-    events_height = 0 if left < 4 or not num_events else min(left, num_events + 2)
-    rows_each = (left - min(events_height, _EVENTS_HEIGHT) - 2) // max(1, len(page.lines))
-    if len(page.lines) > 1 and rows_each >= 2:
-        lines += _loads(page, width, min(rows_each, _LOAD_ROWS))
-        left = height - len(lines)
-    if events_height:
-        lines += _events(page, width, min(left, events_height))
+    if left >= 4 and num_events:
+        lines += _events(page, width, min(left, num_events + 2))
         left = height - len(lines)
     if page.picture.lives and left >= 3:
         lines += _lives(page, width, left)
@@ -83,7 +84,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
         return [spread((), right, width)]
     left: Line = ((f" {clean(title, 24)} ", "strong"), ("▐FLEET▌", "badge_live"), (" ", "text"))
     room = width - length_of(right) - 1
-    return [spread(_as_many((*left, *_up(page)), _totals(page), room), right, width)]
+    return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
@@ -91,25 +92,8 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
     page = frame.fleet
     if page is None:
         return []
-    first = _as_many(((" ", "text"), *_up(page)), _totals(page), width)
-    return [first, *fleet_notes.notes(page, width)][:height]
-
-
-def hit(frame: Frame, width: int, height: int, x: int, y: int) -> str | ColumnKey | None:
-    """Return what was clicked: an engine's name, the key of a column heading, or None."""
-    page = frame.fleet
-    if page is None:
-        return None
-    table_height = _table_height(page, height, len(fleet_notes.notes(page, width - 2)))
-    if y == 1:
-        for place in placed(page, width - 2):
-            if place.x <= x - 1 <= place.x + place.width:
-                return place.column.key
-    room = table_height - 3
-    number = first_shown(len(page.lines), room, page.selected) + y - 2
-    if 0 <= y - 2 < room and number < len(page.lines):
-        return page.lines[number].figures.name
-    return None
+    first = whole(_fields(((" ", "text"), *_up(page)), page), width)
+    return [first, *_notes(page, width)][:height]
 
 
 # Pieces
@@ -131,30 +115,21 @@ def _up(page: FleetPage) -> list[Run]:
     return runs
 
 
-def _as_many(begin: Line, parts: Sequence[Line], width: int) -> Line:
-    """Return the line `begin`, extended by as many whole parts as fit."""
-    line = begin
-    for part in parts:
-        if length_of(line) + length_of(part) > width:
-            break
-        line = (*line, *part)
-    return line
-
-
-def _totals(page: FleetPage) -> list[Line]:
-    """Return for each figure its sum over the engines that publish it; a dash if none does."""
+def _fields(begin: Line, page: FleetPage) -> list[Field]:
+    """Return a beginning, and each figure summed over the engines that publish it, else a dash."""
     engines = page.engines
     running = _sum(engines, lambda e: e.num_running)
     seats = _sum(engines, lambda e: e.num_seats)
-    room = "" if seats is None else f"/{fmt.short(seats)}"
+    room = "" if seats is None or running is None else f"/{fmt.short(seats)}"
     values = (
-        (" run", "-" if running is None else f"{fmt.short(running)}{room}"),
+        (" run", f"{_or_dash(running)}{room}"),
         ("wait", _or_dash(_sum(engines, lambda e: e.num_waiting))),
         ("out", f"{_or_dash(_sum(engines, lambda e: e.output_tokens_per_s))} tok/s"),
         ("preempt", f"{_or_dash(_sum(engines, lambda e: e.num_preempted))}/m"),
         ("gap", _or_dash(_sum(engines, lambda e: e.num_lost))),
     )
-    return [((f"  {label} ", "muted"), (value, "text")) for label, value in values]
+    sums: list[Line] = [((f"  {label} ", "muted"), (value, "text")) for label, value in values]
+    return [Field(0, begin), *(Field(rank, line) for rank, line in enumerate(sums, 1))]
 
 
 def _sum(
@@ -198,97 +173,13 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
     return [*notes[: max(0, room - 1)], more]
 
 
-# Side by side
-
-_SIDES: tuple[tuple[str, FleetFigure, Callable[[EngineFigures], float | None], str], ...] = (
-    ("waiting", "waiting", lambda e: e.num_waiting, "idle"),
-    ("KV in use", "kv", lambda e: e.kv_used, "kv_used"),
-    ("TTFT p95, ms", "ttft", lambda e: e.ttft_p95_ms, "prefill"),
-    ("ITL p95, ms", "itl", lambda e: e.itl_p95_ms, "decode"),
-)
-
-
-def _bars(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return a panel of bars for each figure, on its own scale, an engine each as in the table."""
-    number = 4 if width >= 100 else 2
-    widths = [width // number] * number
-    widths[-1] = width - sum(widths[:-1])
-    blocks = []
-    for (title, figure, value, style), room in zip(_SIDES[:number], widths, strict=True):
-        values = [value(engine) for engine in page.engines]
-        top = 1.0 if figure == "kv" else max((v for v in values if v is not None), default=0.0)
-        body = [
-            _bar(page, line, known, figure, top, style, room - 2)
-            for line, known in zip(page.lines, values, strict=True)
-        ]
-        blocks.append(framed(body, room, height, ((title, "title"),)))
-    return beside(*blocks)
-
-
-def _bar(
-    page: FleetPage,
-    line: EngineLine,
-    value: float | None,
-    figure: FleetFigure,
-    top: float,
-    style: str,
-    width: int,
-) -> Line:
-    name = line.figures.name
-    names = [each.name for each in page.engines]
-    room = max(4, min(max(len(each) for each in names), (width - 10) // 2))
-    text = "-"
-    if value is not None:
-        text = fmt.percent(value) if figure == "kv" else fmt.short(value)
-        if figure in ("ttft", "itl"):
-            text = fmt.milliseconds(value)
-    stands_out = figure in page.standing_out.get(name, frozenset())
-    share = None if value is None else value / top if top else 0.0
-    marks: Run = (f"{'▲' if stands_out else ' '}{text:>5} ", "caution" if stands_out else "text")
-    runs: list[Run] = [(f" {labels(names, room)[name]:<{room}} ", "muted")]
-    cells = max(0, width - room - 2 - len(marks[0]))
-    runs += ((" " * cells, "text"),) if share is None else bar(share, cells, style)
-    return fitted((*runs, marks), width)
-
-
-# Over time
-
-
-def _loads(page: FleetPage, width: int, rows: int) -> list[Line]:
-    """Return a sparkline per engine: its number of requests over time, all on one scale."""
-    known = [each for line in page.lines for each in line.load if each is not None]
-    top = max(known, default=0)
-    names = [each.name for each in page.engines]
-    room = min(24, max(len(each) for each in names))
-    cells = width - 2 - room - 8
-    seconds = cells * looks_of_cell(cells) * LOOK_S
-    body: list[Line] = []
-    for line in page.lines:
-        values = spark_values(line.load, page.picture.num_looks, cells)
-        styles = ["decode"] * cells
-        loads = [None if value is None else float(value) for value in values]
-        # An eighth of a cell stays free below the engine above.
-        chart = column_chart(loads, rows, top * 8 * rows / (8 * rows - 1), styles)
-        now = "-" if line.figures.load is None else fmt.short(line.figures.load)
-        for y, chart_line in enumerate(chart):
-            is_last = y == rows - 1
-            label = f" {labels(names, room)[line.figures.name]:<{room}} {now:>5} "
-            runs: Line = ((label if is_last else " " * len(label), "muted"), *chart_line)
-            body.append(fitted(runs, width - 2))
-    title: Line = (
-        ("requests in each", "title"),
-        (f"  last {seconds:.0f} s, up to {top:,}", "muted"),
-    )
-    return framed(body, width, len(body) + 2, title)
-
-
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
     """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
-    body = whole_life_lanes.draw(picture.lives, picture.lives_ns, inside, height - 2)
-    seconds = whole_life_lanes.seconds(inside)
+    body = life_lanes(picture.lives, picture.lives_ns, inside, height - 2)
+    seconds = _lane_seconds(inside)
     title: Line = (("from prefill to decode", "title"), (f"  last {seconds:.0f} s", "muted"))
-    return framed(body, width, height, title, whole_life_lanes.LEGEND)
+    return framed(body, width, height, title, _LIVES_KEY)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:
@@ -302,3 +193,145 @@ def _events(page: FleetPage, width: int, height: int) -> list[Line]:
             )
         )
     return framed(body, width, min(height, len(body) + 2), (("what happened", "title"),))
+
+
+# The notes: errors, engines whose figures stand out, settings that differ
+
+
+def _notes(page: FleetPage, width: int) -> list[Line]:
+    """Return the lines of the notes, with what an operator should know first on top."""
+    picture = page.picture
+    lines: list[Line] = []
+    for each in picture.lines:
+        figures, info = each.figures, each.figures.info
+        if not figures.is_up and figures.status != "connecting":
+            text, style = state_text(each)
+            begin: Line = ((" ", "text"), (f"{figures.name} {text}", style), ("  ", "text"))
+            error = figures.error or "nothing received from it yet"
+            lines += _wrapped(begin, clean(error, 300), "text", width)
+        is_alone = info is not None and info.role == "prefill" and info.decode_engine is None
+        # Of an attached one, which engine goes on is decided for each request.
+        if is_alone and info is not None and info.engine is None and figures.is_up:
+            begin = ((" ", "text"), (f"▲ {figures.name}", "caution"), ("  ", "text"))
+            text = "has no decode engine: it runs the decodes itself until one is there"
+            lines += _wrapped(begin, text, "text", width)
+    for imbalance in picture.imbalances:
+        lines += _imbalance(picture, imbalance, width)
+    if not lines or (not picture.imbalances and picture.num_up > 1):
+        style = "good" if len(picture.lines) > 1 else "text"
+        lines += _wrapped(((" ", "text"),), _all_well(page), style, width)
+    if len(picture.lines) < 2:
+        lines += _HOW_TO_ADD
+    for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
+        label = " other settings  " if not number else " " * 21
+        lines += _wrapped(((label, "muted"),), clean(text, 300), "text", width)
+    hidden = len(picture.differences) - _NUM_DIFFERENCES
+    if hidden > 0:
+        lines.append(((f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}", "muted"),))
+    return lines
+
+
+def _imbalance(picture: FleetPicture, each: Imbalance, width: int) -> list[Line]:
+    sign, style = ("▼", "good") if each.has_room else ("▲", "caution")
+    seconds = picture.now_s - each.since_s
+    lasted = fmt.duration(seconds).split(".")[0]
+    since = f" for {lasted}"
+    if width >= 98:
+        since = f" since {fmt.clock(round((picture.wall_s - seconds) * 1e9))} ({lasted})"
+    begin: Line = ((f" {sign} {each.name}", style), (f"{since}  ", "muted"))
+    return _wrapped(begin, "; ".join(each.texts), "text", width)
+
+
+def _all_well(page: FleetPage) -> str:
+    picture = page.picture
+    if len(picture.lines) < 2:
+        return "one engine: there is nothing to compare it with"
+    if picture.num_up < 2:
+        return "fewer than two engines are up: there is nothing to compare"
+    infos = [line.figures.info for line in picture.lines]
+    roles = {None if info is None else info.role for info in infos}
+    if roles == {"prefill", "decode"} and len(infos) == len(roles):
+        return "one prefill and one decode engine: neither is compared with the other"
+    return (
+        "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
+        "within 1.5x of the others"
+    )
+
+
+def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
+    """Return lines with a beginning, then the text, wrapped to `width`."""
+    used = length_of(begin)
+    indent = used if used <= width // 2 else 4
+    first, *rest = textwrap.wrap(
+        text,
+        max(width, used + 8),
+        initial_indent=" " * used,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+    )
+    return [(*begin, (first[used:], style)), *(((each, style),) for each in rest)]
+
+
+_CELL_NS = 100_000_000
+_LIFE_LABEL = 24
+
+_PREFILL: Run = ("▓", "prefill")
+_WAIT: Run = ("·", "idle")
+_WAY: Run = ("→", "caution")
+_DECODE: Run = ("━", "decode")
+_END: Run = ("●", "finished")
+_NOTHING: Run = (" ", "text")
+_LIVES_KEY: Line = (
+    _PREFILL, (" prefill  ", "muted"), _WAIT, (" waits  ", "muted"),
+    _WAY, (" handed over  ", "muted"), _DECODE, (" decode", "muted"),
+)  # fmt: skip
+
+
+def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
+    """Return one line for each of the newest requests that fit, the oldest of these on top."""
+    cells = max(0, width - _LIFE_LABEL - 1)
+    begin_ns = now_ns - cells * _CELL_NS
+    shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
+    return [
+        fitted((*_life_label(life), *_life_lane(life, begin_ns, now_ns, cells)), width)
+        for life in shown
+    ]
+
+
+def _lane_seconds(width: int) -> float:
+    """Return how many _lane_seconds lanes of this width show."""
+    return max(0, width - _LIFE_LABEL - 1) * _CELL_NS / 1e9
+
+
+def _life_label(life: WholeLife) -> Line:
+    names = request_name(life.request_id)
+    if life.decode_id is not None:
+        names += f"→{request_name(life.decode_id)}"
+    room = _LIFE_LABEL - len(names) - 3
+    return ((f" {names} ", "text"), (f"{clean(life.client_id, room):<{room}}  ", "muted"))
+
+
+def _life_lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
+    return joined(_life_cell(life, begin_ns + place * _CELL_NS, now_ns) for place in range(cells))
+
+
+def _life_cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
+    """Return what the request did from `start_ns` on; a transfer gets a cell, however short."""
+    end_ns = start_ns + _CELL_NS
+    gone_ns = now_ns if life.end_ns is None else life.end_ns
+    if end_ns <= life.arrival_ns or start_ns >= gone_ns:
+        return _NOTHING
+    if life.end_ns is not None and end_ns >= life.end_ns:
+        return _END
+    if start_ns < life.waited_until_ns:
+        return _WAIT
+    if life.first_token_ns is None or start_ns < life.first_token_ns - _CELL_NS:
+        return _PREFILL
+    if life.received_ns is not None and life.sent_ns is not None:
+        if start_ns <= life.received_ns and life.sent_ns < end_ns:
+            return _WAY
+        if start_ns > life.received_ns:
+            return _WAIT if start_ns < life.loaded_after_ns else _DECODE
+    if start_ns < life.first_token_ns:
+        return _PREFILL
+    return _DECODE if life.decodes_here else _WAIT

@@ -15,8 +15,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table
 from stepscope.tui.views.lines import Line, clean, framed
 from stepscope.tui.views.pages import audit_rows
-from stepscope.tui.views.pages.audit_rows import Entry
-from stepscope.tui.views.panels.knob_effect import EFFECT_S
+from stepscope.tui.views.pages.audit_rows import EFFECT_S, Entry
 from stepscope.tui.views.panels.knob_panel import bounds_text
 
 _BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"

@@ -17,7 +17,6 @@ from stepscope.tui.views.view import next_kv_map
 
 NARROW = 100  # below this width only the map and one line of figures
 _CHART_HEIGHT = 8  # least height
-_MAX_BLOCK_WIDTH = 4  # cells
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _OTHERS, _CACHED, _EMPTY = "+", "░", "·"
 _COLUMNS = (
@@ -54,19 +53,16 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     else:
         key = kv_map.key(frame, width - 4)
     if width < NARROW:
-        block_width = _block_width(frame, width - 4, height - 4)
-        body = [*_map(frame, width - 4, height - 4, block_width), key, _figure_line(frame)]
+        body = [*_map(frame, width - 4, height - 4), key, _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
     chart_height = _CHART_HEIGHT if height >= 24 else 0
     map_width = width - kv_figures.WIDTH
-    block_width = _block_width(frame, map_width - 4, height - chart_height - 3)
     if chart_height and frame.state.block_owner is not None:
         # The chart gets the rows that the map does not need.
-        in_a_row = (map_width - 4) // block_width
-        needed = -(-len(frame.state.block_owner) // in_a_row) + 3
+        needed = -(-len(frame.state.block_owner) // (map_width - 4)) + 3
         chart_height = max(chart_height, height - needed)
     map_height = height - chart_height
-    cells = _map(frame, map_width - 4, map_height - 3, block_width)
+    cells = _map(frame, map_width - 4, map_height - 3)
     body = [((" ", "text"), *line) for line in (*cells, key)]
     left = framed(body, map_width, map_height, title)
     if chart_height:
@@ -117,22 +113,13 @@ def _letter(number: int) -> str:
 # The map
 
 
-def _block_width(frame: Frame, width: int, rows: int) -> int:
-    """Return how many cells one KV block takes on the map, as many as fit, 1 at least."""
-    num_blocks = 0 if frame.state.block_owner is None else len(frame.state.block_owner)
-    for cells in range(_MAX_BLOCK_WIDTH, 1, -1):
-        if num_blocks and num_blocks <= max(0, width // cells) * max(0, rows):
-            return cells
-    return 1
-
-
-def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
+def _map(frame: Frame, width: int, rows: int) -> list[Line]:
     if rows <= 0 or width <= 0:
         return []
     owner, groups = frame.state.block_owner, frame.state.block_groups
     kind = frame.view.kv_map
     if owner is None or kind == "state" or (kind == "group" and groups is None):
-        return kv_map.state_map(frame, width, rows, block_width)
+        return kv_map.state_map(frame, width, rows)
     owner = owner[:: max(1, -(-len(owner) // kv_figures.MAX_COUNTED))]
     if kind == "group" and groups is not None:
         sampled = groups[:: max(1, -(-len(groups) // kv_figures.MAX_COUNTED))]
@@ -144,9 +131,6 @@ def _map(frame: Frame, width: int, rows: int, block_width: int) -> list[Line]:
             letters[view.request_id] = _letter(number)
         names = "".join([letters.get(who, _OTHERS) for who in owner])
         styles = _owner_styles(frame)
-    if block_width > 1:
-        names = "".join([name * block_width for name in names])
-        width -= width % block_width
     num_cells = width * rows
     if len(names) > num_cells:
         names = "".join(

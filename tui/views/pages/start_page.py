@@ -1,37 +1,234 @@
-"""Draws the start screen: sections of entries, as many as fit around the selected one."""
+"""The start screen: sections of entries, what each entry opens, and how they are drawn."""
 
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from stepscope.tui.settings.action_table import NO_KEY
-from stepscope.tui.settings.actions import Abilities
-from stepscope.tui.views.framed_panels import first_shown
-from stepscope.tui.views.lines import Line, Run, clean, fitted, length_of, spot, spread
-from stepscope.tui.views.pages.start_list import Entry, Section
+from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.state.session import model_text
+from stepscope.tui.views import format as fmt
+from stepscope.tui.views.framed_panels import Cell, Column, first_shown, table
+from stepscope.tui.views.lines import Line, clean, fitted
+
+if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
+    from stepscope.recordings.file.overview import Overview
+    from stepscope.recordings.fleets.fleet import EngineLine
+
+Kind: TypeAlias = Literal["engines", "file", "tour", "demo", "ask"]
+
+MAX_RECORDINGS = 12
+_GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to it once a second
+
+
+class StartChoice(NamedTuple):
+    """What an entry of the start screen opens: engines (by address), a file, a prompt."""
+
+    kind: Kind
+    names: tuple[str, ...] = ()
+
+
+class Entry(NamedTuple):
+    """One entry of the start screen."""
+
+    choice: StartChoice
+    title: str
+    cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest
+    style: str = "strong"
+    about: str = ""  # a longer text for the notice line
+
+
+class Section(NamedTuple):
+    """A group of entries on the start screen, such as all recordings."""
+
+    title: str
+    columns: tuple[Column, ...]  # beside the titles
+    entries: tuple[Entry, ...]
+    otherwise: str = ""  # shown if there is no entry
+
+
+class File(NamedTuple):
+    """A recording that the start screen lists."""
+
+    path: Path
+    num_bytes: int
+    written_s: float  # Unix time of the file's last change
+    overview: "Overview | None"  # None until the file has been read
+
+
+def engines_section(
+    lines: "Sequence[tuple[str, EngineLine]]", configured: Sequence[str], is_looking: bool
+) -> Section:
+    """Return the section of the engines here (address, figures) and of the config file."""
+    entries = [_engine(address, line) for address, line in lines]
+    if len(lines) > 1:
+        choice = StartChoice("engines", tuple(address for address, _ in lines))
+        entries.append(
+            Entry(
+                choice,
+                "both of them" if len(lines) == 2 else f"all {len(lines)} of them",
+                (("side by side", "muted"),),
+            )
+        )
+    if configured:
+        about = f"[fleet] of the config file: {', '.join(configured)}"
+        entries.append(
+            Entry(StartChoice("engines", tuple(configured)), "your fleet", ((about, "muted"),))
+        )
+    return Section(
+        "engines on this machine",
+        (
+            Column("state", 14),
+            Column("running", 9, True),
+            Column("waiting", 8, True),
+            Column("steps/s", 8, True),
+            Column("model", 0),
+        ),
+        tuple(entries),
+        "looking …" if is_looking else "none runs here; 'stepscope serve --model demo' starts one",
+    )
+
+
+def _engine(address: str, line: "EngineLine") -> Entry:
+    from stepscope.tui.views import totals_text
+    from stepscope.tui.views.charts.fleet_columns import FIGURES, state_text
+
+    figures = line.figures
+    state, style = state_text(line)
+    running, waiting, steps = (FIGURES[key](figures) for key in ("run", "wait", "steps"))
+    model, about = "-" if figures.info is None else model_text(figures.info), address
+    if figures.info is not None and figures.info.totals_every_s is not None:
+        model = f"{model}, totals of {figures.info.engine}'s /metrics"
+        about = f"{address}; {' '.join(totals_text.more(figures.info.engine))}"
+    style = "caution" if style.startswith("badge") else style
+    return Entry(
+        StartChoice("engines", (address,)),
+        figures.name,
+        ((state, style), running, waiting, steps, (model, "muted")),
+        about=(figures.error or address) if figures.status == "starting" else about,
+    )
+
+
+def recordings_section(files: Sequence[File], now_s: float) -> Section:
+    """Return the section of recordings, in the order of `files`."""
+    return Section(
+        "recordings",
+        (
+            Column("when", 12),
+            Column("length", 7, True),
+            Column("steps", 10, True),
+            Column("size", 7, True),
+            Column("engine", 16),
+            Column("folder", 0),
+        ),
+        tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS]),
+        "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one",
+    )
+
+
+def _file(file: File, now_s: float) -> Entry:
+    seen = file.overview
+    when, size = when_text(file.written_s, now_s), fmt.size(file.num_bytes)
+    folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
+    title = file.path.name
+    choice = StartChoice("file", (str(file.path),))
+    if seen is not None and seen.error is not None:
+        cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
+        return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
+    if seen is not None and seen.incident is not None:
+        cells = ((when, "muted"), (seen.incident, "caution"))
+        return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
+    length = steps = engine = "…"
+    if seen is not None:
+        length = "-" if seen.duration_s is None else length_text(seen.duration_s)
+        steps = fmt.count(seen.num_steps)
+        is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
+        engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
+        steps += "+" if is_growing else ""
+    return Entry(
+        choice,
+        title,
+        (
+            (when, "muted"),
+            (length, "text"),
+            (steps, "text"),
+            (size, "text"),
+            (engine, "caution" if ", cut" in engine else "text"),
+            (folder, "muted"),
+        ),
+        about=str(file.path),
+    )
+
+
+def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> Section:
+    """Return the section of what stepscope ships: sample recordings, the tour and the demo."""
+    engine = "a real engine" if has_torch else "a simulated H100 (a real engine needs torch)"
+    shown = [(StartChoice("file", (name,)), name, about) for name, about in samples]
+    shown += [
+        (StartChoice("tour"), "tour", "learn to read the screen, in ten short chapters"),
+        (StartChoice("demo"), "demo", f"{engine} with requests to serve"),
+    ]
+    entries = tuple(
+        Entry(choice, title, ((about, "muted"),), about=about) for choice, title, about in shown
+    )
+    return Section("to look at", (Column("what it shows", 0),), entries)
+
+
+def elsewhere_section(key: str) -> Section:
+    """Return the section for engines at other addresses, with the key that opens a prompt."""
+    about = "tcp://HOST:PORT, http://HOST:PORT (several: spaces between), or a file"
+    entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
+    return Section("elsewhere", (Column("", 0),), (entry,))
+
+
+def when_text(then_s: float, now_s: float) -> str:
+    """Return a time in at most twelve cells: today 12:41, Nov 03 12:41, 2025-11-03."""
+    then, now = time.localtime(then_s), time.localtime(now_s)
+    if then[:3] == now[:3]:
+        return time.strftime("today %H:%M", then)
+    if abs(now_s - then_s) < 180 * 24 * 3600:
+        return time.strftime("%b %d %H:%M", then)
+    return time.strftime("%Y-%m-%d", then)
+
+
+def length_text(seconds: float) -> str:
+    """Return a duration in at most seven cells: 12.4s, 12m41s, 3h05m."""
+    if seconds < 99.5:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def typed_choice(text: str) -> StartChoice:
+    """Return what a typed text means: a file if it looks like one, else addresses of engines."""
+    path = Path(text.strip()).expanduser()
+    if path.suffix in (".mcap", ".part") or path.is_file():
+        return StartChoice("file", (str(path),))
+    return StartChoice("engines", tuple(text.split()))
+
+
+def what_is_wrong(text: str) -> str | None:
+    """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
+    from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
+    from stepscope.engine.protocol.settings.knobs import ConfigError
+    from stepscope.engine.transport.endpoints import (
+        Endpoint,  # imports sockets, which the list does not need
+    )
+
+    if not text.strip() or typed_choice(text).kind == "file":
+        return None
+    try:
+        for name in text.split():
+            if is_metrics_url(name):
+                MetricsAddress.parse(name)
+            else:
+                Endpoint.parse(name)
+    except ConfigError as error:
+        return str(error)
+    return None
+
 
 _TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # least width of the screen, width of the titles
-_LEAST_CELL = 10  # least width of the last column, or it is left out
-NUM_DIGITS = 9  # entries that a digit can open
-_NOWHERE = spot("none", "")
-# Actions of the table, with their labels here. The digits belong to no action.
-_FOOTER: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("lane_up", "lane_down"), "Choose"),
-    (("inspect",), "Open"),
-    ((), "Open at once"),
-    (("endpoint",), "Address"),
-    (("help",), "Help"),
-    (("quit",), "Quit"),
-    (("theme",), "Theme"),
-    (("glyphs",), "Glyphs"),
-    (("palette",), "Palette"),
-)
-
-
-class DrawnStartPage(NamedTuple):
-    """The lines of the start screen, and for each line the index of its entry, or None."""
-
-    lines: list[Line]
-    entries: list[int | None]
 
 
 def entries_of(sections: Sequence[Section]) -> list[Entry]:
@@ -39,125 +236,31 @@ def entries_of(sections: Sequence[Section]) -> list[Entry]:
     return [entry for section in sections for entry in section.entries]
 
 
-def digits_of(sections: Sequence[Section]) -> dict[int, int]:
-    """Return digit -> index of its entry; sections that never change get the first."""
-    places = []
-    number = 0
-    for section in sections:
-        places += [(not section.is_fixed, number + each) for each in range(len(section.entries))]
-        number += len(section.entries)
-    return {digit: place for digit, (_, place) in enumerate(sorted(places)[:NUM_DIGITS], 1)}
-
-
-def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> DrawnStartPage:
-    """Return the start screen, scrolled so that the selected entry is visible."""
+def draw(sections: Sequence[Section], selected: int, width: int, height: int) -> list[Line]:
+    """Return as many lines as fit around the selected entry; a click finds the row of an entry."""
     lines: list[Line] = []
-    numbers: list[int | None] = []
-    number = 0
-    digits = {place: str(digit) for digit, place in digits_of(sections).items()}
+    number = at = 0
     is_tight = sum(len(s.entries) or 1 for s in sections) + 2 * len(sections) > height + 1
+    room = next(cells for least, cells in _TITLE_WIDTHS if width >= least)
     for section in sections:
         if lines and not is_tight:
             lines.append(())
-            numbers.append(None)
-        lines.append(_heading(section, width))
-        numbers.append(None)
-        for entry in section.entries:
-            lines.append(_entry(section, entry, digits.get(number, " "), number == selected, width))
-            numbers.append(number)
-            number += 1
-        if not section.entries:
-            lines.append(((f"   {clean(section.otherwise, width)}", "muted"),))
-            numbers.append(None)
-    at = numbers.index(selected) if selected in numbers else None
+        title = section.title if len(section.title) <= room else section.title.split(" on ")[0]
+        rows = [((_title(each, room), each.style), *each.cells) for each in section.entries]
+        columns = (Column(title, room), *section.columns)
+        chosen = selected - number if number <= selected < number + len(rows) else None
+        heading, *listed = table(columns, rows, width, len(rows) + 1, chosen, number)
+        lines.append((*heading[:1], *((name, "title") for name, _ in heading[1:2]), *heading[2:]))
+        if chosen is not None:
+            at = len(lines) + chosen
+        lines += listed or [((f"  {clean(section.otherwise, width)}", "muted"),)]
+        number += len(rows)
     first = first_shown(len(lines), height, at)
     shown = [fitted(line, width) for line in lines[first : first + height]]
-    places = numbers[first : first + height]
-    rest = height - len(shown)
-    return DrawnStartPage([*shown, *[fitted((), width)] * rest], [*places, *[None] * rest])
-
-
-def header(version: str, width: int) -> Line:
-    left: Line = (
-        (f" stepscope {version}", "strong"),
-        ("  every forward step of an LLM inference engine", "muted"),
-    )
-    return fitted(left, width)
-
-
-def footer(abilities: Abilities, width: int) -> Line:
-    """Return a line of the most useful keys, as many as fit; they can be clicked."""
-    line: Line = ()
-    for action_ids, label in _FOOTER:
-        shown = [abilities.key(each) for each in action_ids]
-        keys = "/".join(each for each in shown if each != NO_KEY) or f"1-{NUM_DIGITS}"
-        if action_ids and NO_KEY in shown:
-            continue
-        click = spot("do", action_ids[-1]) if action_ids else _NOWHERE
-        more: Line = (click, (f" {keys} ", "key"), (f"{label} ", "muted"), _NOWHERE)
-        if length_of(line) + length_of(more) > width:
-            break
-        line = (*line, *more)
-    right: Line = (("'stepscope -h' lists all commands ", "muted"),)
-    if length_of(line) + length_of(right) <= width:
-        return spread(line, right, width)
-    return fitted(line, width)
-
-
-def _columns(section: Section, width: int) -> list[tuple[str, int, bool]]:
-    """Return the columns that fit after the title; one of width 0 fills the rest."""
-    left = width - 3 - _title_width(width) - 1
-    found = []
-    for name, wanted, is_right in section.columns:
-        room = wanted or left
-        if left < (wanted or _LEAST_CELL):
-            break
-        found.append((name, room, is_right))
-        left -= room + 1
-    return found
-
-
-def _title_width(width: int) -> int:
-    return next(wide for least, wide in _TITLE_WIDTHS if width >= least)
-
-
-def _heading(section: Section, width: int) -> Line:
-    room = _title_width(width)
-    title = section.title if len(section.title) <= room + 2 else section.title.split(" on ")[0]
-    runs: list[Run] = [(f" {clean(title, room + 2):<{room + 2}} ", "title")]
-    for name, cells, is_right in _columns(section, width):
-        text = clean(name, cells)
-        runs.append(((text.rjust(cells) if is_right else text.ljust(cells)) + " ", "muted"))
-    return tuple(runs)
+    return [*shown, *[fitted((), width)] * (height - len(shown))]
 
 
 def _title(entry: Entry, room: int) -> str:
-    """Return the title of an entry, cut to fit; of a long file name the end tells most."""
-    title = clean(entry.title, max(1, len(entry.title)))
-    if entry.choice.kind == "file" and len(title) > room:
-        return "…" + title[len(title) - room + 1 :]
-    return clean(title, room)
-
-
-def _entry(section: Section, entry: Entry, digit: str, is_selected: bool, width: int) -> Line:
-    mark = "+cursor" if is_selected else ""
-    plain = f"text{mark}"
-    room = _title_width(width)
-    runs: list[Run] = [
-        ("▶" if is_selected else " ", plain),
-        (f"{digit} ", f"key{mark}"),
-        (f"{_title(entry, room):<{room}} ", f"{entry.style}{mark}"),
-    ]
-    columns = _columns(section, width)
-    last = len(entry.cells) - 1
-    if last < len(section.columns) - 1:
-        before_it = columns[:last]
-        used = 4 + room + sum(cells + 1 for _, cells, _ in before_it)
-        columns = [*before_it, ("", max(0, width - used), False)]
-    for (_, cells, is_right), (text, style) in zip(columns, entry.cells, strict=False):
-        text = clean(text, cells)
-        before = cells - len(text) if is_right else 0
-        after = cells - len(text) - before + 1
-        runs += [(" " * before, plain), (text, f"{style}{mark}"), (" " * after, plain)]
-    used = length_of(runs)
-    return (*fitted(runs, min(used, width)), (" " * max(0, width - used), plain))
+    """Return the title of an entry; of a long file name the end, which tells most."""
+    is_long = entry.choice.kind == "file" and len(entry.title) > room
+    return "…" + entry.title[len(entry.title) - room + 1 :] if is_long else entry.title

@@ -1,6 +1,5 @@
 """The header line: which session is shown, its state and rates, and whether it is recorded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
@@ -9,7 +8,7 @@ from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, Run, clean, length_of, spread
+from stepscope.tui.views.lines import Field, Line, Run, clean, click, length_of, spread, whole
 from stepscope.tui.views.panels.latency_panel import sparkline
 
 
@@ -85,7 +84,7 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     info = frame.state.info
     parts: list[tuple[int, Line]] = [
         (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
-        (0, (badge(frame, connection),)),
+        (0, click("pause", badge(frame, connection))),
     ]
     if not frame.is_replay:
         parts += _when(frame, connection)
@@ -121,7 +120,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         clock: Run = (_minutes(seconds), "text") if is_fed else ("waits", "caution")
         parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
     right: Line = ((f"{connection.fps:g}fps ", "muted"),)
-    return [spread(_fit(parts, width - length_of(right) - 1), right, width)]
+    fields = [Field(rank, line) for rank, line in parts]
+    return [spread(whole(fields, width - length_of(right) - 1), right, width)]
 
 
 def _role(info: EngineInfo) -> Run | None:
@@ -190,11 +190,3 @@ def _steps_in_record(frame: Frame) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
-
-
-def _fit(parts: Sequence[tuple[int, Line]], width: int) -> Line:
-    """Return the parts that fit, in order; those with the highest number are left out first."""
-    kept = list(parts)
-    while sum(length_of(line) for _, line in kept) > width and len(kept) > 1:
-        kept.remove(max(kept, key=lambda part: part[0]))
-    return tuple(run for _, line in kept for run in line)

@@ -3,42 +3,12 @@
 from stepscope.recordings.history.rates import MINUTE_S
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
-from stepscope.tui.views.lines import Line, Run, length_of
+from stepscope.tui.views.lines import Line, Run, click, length_of
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
 _MAIN = 6  # first groups to make room for, by shorter bars
 _SEPARATOR: Run = (" │ ", "frame")
-
-
-# The action of a click on each group, in the order of the groups.
-_ACTIONS = (
-    "budget",
-    "screen_live",
-    "screen_kv",
-    "screen_latency",
-    "screen_latency",
-    "previous_preemption",
-    "screen_latency",
-    "screen_live",
-    "previous_preemption",
-)
-
-
-def action_at(frame: Frame, width: int, x: int, y: int) -> str | None:
-    """Return the action that a click on the lines of `draw` starts; None beside a group."""
-    lines = draw(frame, width, y + 1, 0)
-    if y >= len(lines):
-        return None
-    number = sum(run == _SEPARATOR for line in lines[:y] for run in line) + y
-    begin = 0
-    for text, style in lines[y]:
-        begin += len(text)
-        if (text, style) == _SEPARATOR:
-            number += 1
-        if x < begin:
-            return _ACTIONS[number] if (text, style) != _SEPARATOR and text != " " else None
-    return None
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -63,44 +33,46 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
     groups = _groups(frame, bar_width)
-    if not frame.is_silent:
-        return groups
-    return [tuple((text, "muted") for text, _ in group) for group in groups]
+    if frame.is_silent:
+        groups = [(do, tuple((text, "muted") for text, _ in group)) for do, group in groups]
+    return [click(do, *group) for do, group in groups]
 
 
-def _groups(frame: Frame, bar_width: int) -> list[Line]:
+def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
+    """Return the groups, each behind the action that a click on it starts."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
     about = "≈" if frame.is_summed_up and not frame.imported else ""
+    tokens = f"{fmt.count(rates.output_tokens_per_s)} tok/s"
+    preempted = "—  " if preemptions is None else _in_a_minute(frame, preemptions)
+    ttft = (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms))
+    # p99, because a stall may be one late token among a hundred: p95 would hide it.
+    itl = (*_named(f"ITL p99 {about}", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms))
+    running: Line = (
+        ("RUN ", "muted"),
+        (f"{_now(frame, state.num_running)}{_limit_text(frame)}", "strong"),
+        ("  WAIT ", "muted"),
+        (_now(frame, state.num_waiting), "strong"),
+        (_TREND[_trend(frame)], "caution"),
+    )
+    rate: Line = (
+        *_named("out ", _cut(frame, RATES_WINDOW_S)),
+        (tokens, "text"),
+        ("  in ", "muted"),
+        (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
+    )
+    preempt: Line = (("PREEMPT ", "muted"), (preempted, "caution" if preemptions else "text"))
     return [
-        _budget(frame, bar_width),
-        (
-            ("RUN ", "muted"),
-            (f"{_now(frame, state.num_running)}{_limit_text(frame)}", "strong"),
-            ("  WAIT ", "muted"),
-            (_now(frame, state.num_waiting), "strong"),
-            (_TREND[_trend(frame)], "caution"),
-        ),
-        _cache(frame),
-        (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms)),
-        # p99, because a stall may be one late token among a hundred: p95 would hide it.
-        (*_named(f"ITL p99 {about}", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms)),
-        (
-            ("PREEMPT ", "muted"),
-            (
-                "—  " if preemptions is None else _in_a_minute(frame, preemptions),
-                "caution" if preemptions else "text",
-            ),
-        ),
-        (
-            *_named("out ", _cut(frame, RATES_WINDOW_S)),
-            (f"{fmt.count(rates.output_tokens_per_s)} tok/s", "text"),
-            ("  in ", "muted"),
-            (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
-        ),
-        _limited(frame, cut),
-        _recompute(frame),
+        ("budget", _budget(frame, bar_width)),
+        ("screen_live", running),
+        ("screen_kv", _cache(frame)),
+        ("screen_latency", ttft),
+        ("screen_latency", itl),
+        ("previous_preemption", preempt),
+        ("screen_latency", rate),
+        ("screen_live", _limited(frame, cut)),
+        ("previous_preemption", _recompute(frame)),
     ]
 
 

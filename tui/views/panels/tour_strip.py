@@ -15,15 +15,12 @@ def draw(
     keys: tuple[tuple[str, str], ...],
     width: int,
     *,
-    is_tried: bool,
     is_held: bool,
 ) -> list[Line]:
     """Return the strip, `HEIGHT` lines: chapter, text, and pairs of a key and what it does."""
     left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
     if is_held and part == "question":
         left = (*left, (": ", "muted"), ("picture held", "caution"))
-    if is_tried:
-        left = (*left, (" ● done", "good"))
     right = tuple(run for key, what in keys for run in ((f" {key} ", "key"), (f"{what} ", "muted")))
     lines = [spread(left, right, width)]
     texts = textwrap.wrap(text, width - 2)

@@ -2,7 +2,7 @@
 
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, clean
+from stepscope.tui.views.lines import Line, clean, click
 
 _OLD_S = 6.0  # what was judged is no longer news
 
@@ -24,4 +24,5 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if len(said) > room:  # how often it was comes last
         said = said.rpartition("; ")[0] or said
     text = clean(said, room)
-    return [((text, verdict.tone), (hint, "muted"))]
+    line: Line = ((text, verdict.tone), (hint, "muted"))
+    return [click(verdict.look, *line) if verdict.look else line]
