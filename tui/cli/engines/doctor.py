@@ -67,7 +67,6 @@ EXTRAS = (
         ("httptools", "starlette", "uvicorn", "uvloop"),
     ),
     Extra("gpu", "our kernels on an NVIDIA GPU", ("triton",)),
-    Extra("flash-attn", "faster prefill on an NVIDIA GPU", ("flash-attn",)),
     Extra("web", "the dashboard in browsers (--web)", ("textual-serve",)),
     Extra("gguf", "models from GGUF files, SmolLM2 among them", ("gguf",)),
     Extra(
