@@ -23,7 +23,7 @@ class RemoteClient:
     """The receiver of the answers to one command, at the client that sent it.
 
     Args:
-        once: for a change, its key in `AnswerBook`.
+        once: for a change, its key in `Changes`.
         bundles: whether outputs may be sent in one message with other outputs.
         account: identifies the client, on all of its connections. They share one lane of the
             engine's inbox.

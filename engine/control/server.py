@@ -1,9 +1,8 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
 The thread decodes, checks and answers commands. A change goes into the engine's inbox, and is
-applied between two steps. If the engine would refuse a command, this thread already refuses it.
-Large answers are prepared on a separate thread (`BulkReplies`). The engine's replies pass through
-an outbox, because a ZeroMQ socket belongs to one thread.
+applied between two steps. Large answers are prepared on a separate thread (`BulkReplies`). The
+engine's replies pass through an outbox, because a ZeroMQ socket belongs to one thread.
 """
 
 import logging
@@ -93,7 +92,7 @@ class ControlServer:
         self._connections = Connections(self._socket, gate)
         self._replies = Replies(self._socket, self._connections, self._forget)
         self._changes = Changes(
-            engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
+            engine.inbox, self._connections, self._outbox.post, self._replies.send
         )
         bind(self._socket, address)
         self._bulk = BulkReplies(engine, replay, self._outbox.post)
