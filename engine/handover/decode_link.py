@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.engine.client.client import ControlClient
@@ -29,22 +30,19 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid
 
 
+@dataclass(slots=True, eq=False)
 class AwayRequest:
     """A request in the decode engine, its client, and the ticket for its keys and values."""
 
-    def __init__(
-        self, request: Request, client: Client, submit: Submit, handed_over: HandedOver
-    ) -> None:
-        self.request = request
-        self.client = client
-        self.submit = submit
-        self.handed_over = handed_over
-        # Identifies the copy of the keys and values. None once the decode engine has loaded them.
-        # Use it on the engine's thread only.
-        self.ticket: KVTicket | None = handed_over.kv
-        # The decode engine's id for the request. None until known.
-        self.remote_id: int | None = None
-        self.is_aborted = False  # whether the client has aborted the request
+    request: Request
+    client: Client
+    submit: Submit
+    handed_over: HandedOver
+    # Identifies the copy of the keys and values; None once the decode engine has loaded them. Use
+    # it on the engine's thread only.
+    ticket: KVTicket | None
+    remote_id: int | None = None  # the decode engine's id for the request; None until known
+    is_aborted: bool = False  # whether the client has aborted the request
 
     def pass_on(self, output: Output, now_ns: int) -> None:
         """Forward an output of the decode engine to the client, as if it came from this engine."""

@@ -1,23 +1,17 @@
 """`Generation`: submits one HTTP request to the engine, and keeps its outputs until they are read.
 
-A request has one or more choices. A client that reads slowly does not delay others. Its unread
-outputs are kept here. If there are many, the newest are joined into one, so that little more than
-the text itself is kept.
+A request has one or more choices. A client that reads slowly does not delay others: its unread
+outputs are kept here.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
-
-import msgspec
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.protocol.commands import Abort, Submit, Withdraw
-from stepscope.engine.protocol.replies import AnyReply, Error, Output, PositionLogprobs, Submitted
-
-MAX_PENDING = 256  # unread outputs of one request before further ones are joined
+from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 
 
 class TextPiece(NamedTuple):
@@ -29,28 +23,6 @@ class TextPiece(NamedTuple):
 
 class ClientGone(Exception):  # noqa: N818 - reads as what happened
     """The client has disconnected."""
-
-
-class _JoinedText:
-    def __init__(self, first: Output) -> None:
-        self._last = first
-        self._token_ids = list(first.token_ids)
-        self._texts = [first.text or ""]
-        self._logprobs: list[PositionLogprobs] = list(first.logprobs or ())
-
-    def add(self, output: Output) -> None:
-        self._last = output
-        self._token_ids += output.token_ids
-        self._texts.append(output.text or "")
-        self._logprobs += output.logprobs or ()
-
-    def output(self) -> Output:
-        return msgspec.structs.replace(
-            self._last,
-            token_ids=self._token_ids,
-            text="".join(self._texts),
-            logprobs=self._logprobs if self._last.logprobs is not None else None,
-        )
 
 
 class Generation:
@@ -74,8 +46,7 @@ class Generation:
         self._indices: dict[int, int] = {}  # choice by command id, of unfinished commands
         self._request_ids: dict[int, int] = {}  # by command id, of accepted commands
         self._num_submitted = 0
-        self._pending: deque[TextPiece] = deque()
-        self._joined: dict[int, _JoinedText] = {}  # by choice; newer than everything in `_pending`
+        self._pending: list[TextPiece] = []
         self._failure: Exception | None = None
         self._is_closed = False
         self._change: asyncio.Future[None] | None = None  # the latest future of `_changed`
@@ -98,14 +69,11 @@ class Generation:
 
     async def next_pieces(self) -> list[TextPiece]:
         """Wait for new outputs and return them, in order for each choice."""
-        while not self._pending and not self._joined:
+        while not self._pending:
             if not self._indices and self._failure is None:
                 return []
             await self._changed()
-        pieces = [*self._pending]
-        pieces += [TextPiece(index, joined.output()) for index, joined in self._joined.items()]
-        self._pending.clear()
-        self._joined.clear()
+        pieces, self._pending = self._pending, []
         return pieces
 
     def abandon(self) -> None:
@@ -121,7 +89,6 @@ class Generation:
             return
         self._is_closed = True
         self._pending.clear()
-        self._joined.clear()
         for command_id in list(self._indices):
             if (request_id := self._request_ids.get(command_id)) is not None:
                 self._send(Abort(request_id=request_id, who="http"))
@@ -142,7 +109,7 @@ class Generation:
                 self._done(command_id)
             if self._is_closed:
                 return
-            self._keep(index, reply)
+            self._pending.append(TextPiece(index, reply))
         elif isinstance(reply, Error):
             self._done(command_id)
             if self._failure is None:
@@ -154,14 +121,6 @@ class Generation:
         if self._failure is None:
             self._failure = error
         self._wake()
-
-    def _keep(self, index: int, output: Output) -> None:
-        if (joined := self._joined.get(index)) is not None:
-            joined.add(output)
-        elif len(self._pending) < MAX_PENDING:
-            self._pending.append(TextPiece(index, output))
-        else:
-            self._joined[index] = _JoinedText(output)
 
     def _done(self, command_id: int) -> None:
         self._engine.forget(command_id)
