@@ -1,6 +1,6 @@
 """Commands that write, check and read recordings, without a screen.
 
-May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings.alerts,
+May import: engine.adapters.metrics, engine.transport, recordings.alerts,
   recordings.attribution, recordings.check, recordings.compare, recordings.compare.side,
   recordings.export, recordings.figures, recordings.file, recordings.file.mcap,
   recordings.file.writing, recordings.history, recordings.importing, recordings.incidents,

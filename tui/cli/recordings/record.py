@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import MIN_ROTATE_BYTES, MIN_ROTATE_S, FileSeries
@@ -191,7 +190,7 @@ class RecordedEngine:
 def _source(address: Address, past_s: float) -> LiveSource:
     if isinstance(address, Endpoint):
         with connect(address) as client:
-            if not publishes(client.info()):
+            if not client.info().publishes:
                 why = "publishes nothing (--no-telemetry): no step of it will be in the recording"
                 note(f"{address.name} {why}")
     return receive(address, Journal(), past_s)
