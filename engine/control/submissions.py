@@ -91,17 +91,6 @@ class Submissions:
             self._held[prompt.key] = prompt
         self._long.put(prompt)
 
-    def withdraw(self, identity: bytes, command_id: bytes) -> bool:
-        """Cancel a prompt that waits to be tokenised. Returns False if no such prompt waits."""
-        with self._lock:
-            prompt = self._held.get((identity, command_id))
-            if prompt is None:
-                return False
-            self._drop([prompt.key])
-        error = Error(code="withdrawn", message="the prompt was withdrawn by its client")
-        prompt.client.reply(error)
-        return True
-
     def forget(self, identity: bytes) -> None:
         """Drop the waiting prompts of a client that is gone."""
         with self._lock:

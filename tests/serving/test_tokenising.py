@@ -2,18 +2,15 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
 from stepscope.engine.control.submissions import LONG_TEXT, MAX_WAITING_BYTES, Submissions
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.models.demo import byte_tokenizer
-from stepscope.engine.protocol.commands import Submit, Withdraw
-from stepscope.engine.protocol.replies import Ack, Error, Submitted
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -87,19 +84,14 @@ def test_an_abandoned_prompt_is_not_tokenised(waiting: Waiting) -> None:
     for name in ("first", "second"):
         waiting.take(name, identity=b"other")
     wait_for(lambda: sorted(waiting.begun) == ["first", "second"], "both threads are busy")
-    waiting.take("withdrawn")
     waiting.take("gone", identity=b"gone")
     waiting.take("wanted")
-    assert waiting.prompts.withdraw(b"client", b"withdrawn")
-    assert not waiting.prompts.withdraw(b"client", b"withdrawn")
-    assert not waiting.prompts.withdraw(b"other", b"wanted")  # another client's
     waiting.prompts.forget(b"gone")
     waiting.prompts.forget(b"other")  # a started prompt is discarded at its end
     waiting.go_on.set()
     wait_for(lambda: waiting.inbox.qsize() == 1, "what is wanted is done")
     assert waiting.queued() == ["wanted"]
     assert sorted(waiting.begun) == ["first", "second", "wanted"]
-    assert [reply.code for _, reply in waiting.replies if isinstance(reply, Error)] == ["withdrawn"]
 
 
 def test_prompts_that_wait_are_bounded_in_bytes(waiting: Waiting) -> None:
@@ -111,33 +103,3 @@ def test_prompts_that_wait_are_bounded_in_bytes(waiting: Waiting) -> None:
     assert refused.value.code == "queue_full"
     waiting.prompts.forget(b"client")
     waiting.take("i", size, b"second")
-
-
-def test_a_prompt_withdrawn_before_tokenising_is_answered_and_becomes_no_request(
-    live_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    prepare = Intake.prepare
-
-    def slow(self: Intake, command: Submit) -> list[int]:
-        go_on.wait(20)
-        return prepare(self, command)
-
-    monkeypatch.setattr(Intake, "prepare", slow)
-    long = Submit(prompt="x" * (LONG_TEXT + 1), max_prompt_tokens=20)
-    with ControlClient(live_engine.endpoint) as client:
-        submitted = client.send(long)
-        withdrawn = client.send(long)
-        asked = client.send(Withdraw(command_id=withdrawn))
-        answers = dict(client.receive(5.0) for _ in range(2))
-        assert isinstance(answers[asked], Ack)
-        assert answers[asked].detail == "withdrawn"
-        error = answers[withdrawn]
-        assert isinstance(error, Error)
-        assert error.code == "withdrawn"
-        go_on.set()
-        number, reply = client.receive(5.0)
-        assert number == submitted
-        assert isinstance(reply, Submitted)
-        ack = client.ask(Withdraw(command_id=submitted))
-        assert isinstance(ack, Ack)

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.protocol.commands import Abort, Submit, Withdraw
+from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
+
+MAX_AT_ONCE = 256  # outputs that are written in one go, while other streams wait
 
 
 class TextPiece(NamedTuple):
@@ -68,12 +70,13 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """Wait for new outputs and return them, in order for each choice."""
+        """Wait for new outputs and return some, in order; an empty list after the last."""
         while not self._pending:
             if not self._indices and self._failure is None:
                 return []
             await self._changed()
-        pieces, self._pending = self._pending, []
+        pieces = self._pending[:MAX_AT_ONCE]
+        del self._pending[:MAX_AT_ONCE]
         return pieces
 
     def abandon(self) -> None:
@@ -90,10 +93,9 @@ class Generation:
         self._is_closed = True
         self._pending.clear()
         for command_id in list(self._indices):
+            # One that is not accepted yet is aborted when it is.
             if (request_id := self._request_ids.get(command_id)) is not None:
-                self._send(Abort(request_id=request_id, who="http"))
-            else:
-                self._send(Withdraw(command_id=command_id))
+                self._abort(request_id)
 
     # Waiter
 
@@ -102,7 +104,7 @@ class Generation:
             self._num_submitted += 1
             self._request_ids[command_id] = reply.request_id
             if self._is_closed:
-                self._send(Abort(request_id=reply.request_id, who="http"))
+                self._abort(reply.request_id)
         elif isinstance(reply, Output):
             index = self._indices[command_id]
             if reply.finish_reason is not None:
@@ -127,10 +129,10 @@ class Generation:
         self._indices.pop(command_id, None)
         self._request_ids.pop(command_id, None)
 
-    def _send(self, command: Abort | Withdraw) -> None:
+    def _abort(self, request_id: int) -> None:
         try:
             # Ignore the answer: the request may have finished meanwhile.
-            self._engine.send(command, None)
+            self._engine.send(Abort(request_id=request_id, who="http"), None)
         except EngineUnreachable:
             return  # the request has ended with its engine
 
