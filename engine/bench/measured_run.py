@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.bench.step_meter import MeteredStep, Percentiles, StepMeter
-from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
@@ -32,15 +31,6 @@ class ThroughputProgress(NamedTuple):
     seconds: float
 
 
-class TelemetryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the published telemetry a subscriber on this machine received."""
-
-    num_published: int
-    num_received: int
-    num_gaps: int  # messages that never arrived
-    num_dropped: int  # messages that at least one subscriber missed, as the publisher counts
-
-
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one run. Rates cover the time from the first submit to the last token."""
 
@@ -60,7 +50,6 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles | None  # from the submit of all requests, so it includes queueing
     itl_ms: Percentiles | None  # gaps between two tokens of a request
     steps: MeteredStep | None  # None without telemetry
-    telemetry: TelemetryReport | None
 
 
 class Measurement(NamedTuple):
@@ -73,7 +62,6 @@ def measure(
     intake: Intake,
     measured: list[Submit],
     warmup: Sequence[Submit] = (),
-    reader: TelemetryReader | None = None,
     progress: Callable[[ThroughputProgress], None] = lambda progress: None,
 ) -> Measurement:
     """Run the loop of an engine until the given requests have ended, and return the results.
@@ -86,7 +74,7 @@ def measure(
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None
     core.publish_to(meter)
     try:
-        run = _MeasuredRun(core, intake, measured, warmup, meter, reader, progress)
+        run = _MeasuredRun(core, intake, measured, warmup, meter, progress)
         run.start()
         core.run()
         return run.measurement()
@@ -123,12 +111,10 @@ class _MeasuredRun:
         measured: Sequence[Submit],
         warmup: Sequence[Submit],
         meter: StepMeter | None,
-        reader: TelemetryReader | None,
         progress: Callable[[ThroughputProgress], None],
     ) -> None:
         self.core = core
         self._meter = meter
-        self._reader = reader
         self._progress = progress
         self._warmup = [(submit, intake.prepare(submit)) for submit in warmup]
         self._measured = [(submit, intake.prepare(submit)) for submit in measured]
@@ -199,8 +185,6 @@ class _MeasuredRun:
 
     def _tick(self, now_ns: int) -> None:
         self._next_tick_ns = now_ns + _TICK_NS
-        if self._reader is not None:
-            self._reader.drain()
         self._progress(
             ThroughputProgress(
                 is_warmup=self._is_warmup,
@@ -239,7 +223,6 @@ class _MeasuredRun:
             ),
             itl_ms=Percentiles.of_ns(self._itl_ns),
             steps=self._meter.summary() if self._meter is not None else None,
-            telemetry=self._telemetry(),
         )
         return Measurement(result, requests)
 
@@ -251,15 +234,3 @@ class _MeasuredRun:
         self._end_ns = self._start_ns
         if self._meter is not None:
             self._meter.reset(self.core.next_step)
-
-    def _telemetry(self) -> TelemetryReport | None:
-        if self._reader is None or self._meter is None:
-            return None
-        num_published = self._meter.next_sequence
-        self._reader.drain_until(num_published - 1, timeout_s=2.0)
-        return TelemetryReport(
-            num_published=num_published,
-            num_received=self._reader.num_received,
-            num_gaps=self._reader.num_gaps,
-            num_dropped=self._meter.num_dropped,
-        )

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult, measure
-from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -118,11 +117,6 @@ def run_throughput(
         warmup = plan(other, spec.num_warmup_requests, vocab_size)
         measured = plan(spec, num_requests, vocab_size)
         ready(core.info, num_requests)
-        reader = TelemetryReader(core.info.telemetry_endpoint) if config.telemetry else None
-        try:
-            with stop_signals(core):
-                measurement = measure(core, intake, measured, warmup, reader, progress)
-        finally:
-            if reader is not None:
-                reader.close()
+        with stop_signals(core):
+            measurement = measure(core, intake, measured, warmup, progress)
         return measurement.result, core.info

@@ -26,7 +26,7 @@ class TextCodec(Protocol):
     """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the token ids of `text`. Raises ConfigError: surely more than `most` tokens."""
+        """Return token ids. Raises ConfigError: too long a text for `most` tokens to be tried."""
         ...
 
     def encode_chat(
@@ -34,7 +34,7 @@ class TextCodec(Protocol):
     ) -> list[int]:
         """Return the token ids of a conversation.
 
-        Raises ConfigError: the text surely has more than `most` tokens, or the chat template fails.
+        Raises ConfigError: the text is too long for `most` tokens, or the chat template fails.
         """
         ...
 

@@ -8,6 +8,7 @@ for a client are ready, they go in one message (a bundle), if the client accepts
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -19,39 +20,26 @@ from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.connections import Connections
 
 
+@dataclass(slots=True, eq=False)
 class RemoteClient:
-    """The receiver of the answers to one command, at the client that sent it.
+    """The receiver of the answers to one command, at the client that sent it."""
 
-    Args:
-        once: for a change, its key in `AnswerBook`.
-        bundles: whether outputs may be sent in one message with other outputs.
-        account: identifies the client, on all of its connections. They share one lane of the
-            engine's inbox.
-        is_bulk: whether `BulkReplies` sends the answer.
-    """
+    post: Callable[["Outgoing"], None]
+    identity: bytes
+    command_id: bytes
+    text: OutputText | None = None
+    once: tuple[bytes, bytes] | None = None  # of a change: its key in `Changes`
+    bundles: bool = False  # whether outputs may be sent in one message with other outputs
+    # Identifies the client, on all of its connections, which share one lane of the engine's inbox;
+    # empty: its identity.
+    account: bytes = b""
+    is_bulk: bool = False  # whether `BulkReplies` sends the answer
 
-    def __init__(
-        self,
-        post: Callable[["Outgoing"], None],
-        identity: bytes,
-        command_id: bytes,
-        text: OutputText | None = None,
-        once: tuple[bytes, bytes] | None = None,
-        bundles: bool = False,
-        account: bytes = b"",
-        is_bulk: bool = False,
-    ) -> None:
-        self._post = post
-        self.identity = identity
-        self.command_id = command_id
-        self.text = text
-        self.once = once
-        self.bundles = bundles
-        self.account = account or identity
-        self.is_bulk = is_bulk
+    def __post_init__(self) -> None:
+        self.account = self.account or self.identity
 
     def reply(self, message: AnyReply) -> None:
-        self._post((self, message))
+        self.post((self, message))
 
 
 # A reply for the thread that owns the socket. The engine's thread builds one for each token, and a

@@ -3,9 +3,7 @@
 from typing import Protocol
 
 from stepscope.engine.loop.audit import ControlTally
-from stepscope.engine.loop.inbox import Inbox, Settled
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change
+from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 
@@ -34,10 +32,6 @@ class ServedEngine(Protocol):
     @property
     def max_waiting(self) -> int:
         """With this many commands in the inbox, a further `Submit` is refused."""
-        ...
-
-    def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Return the answer to a change without effect; None if the engine's thread must answer."""
         ...
 
     def clock(self) -> int:

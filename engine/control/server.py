@@ -1,9 +1,8 @@
 """`ControlServer`: the control socket and the thread that serves it.
 
 The thread decodes, checks and answers commands. A change goes into the engine's inbox, and is
-applied between two steps. If the engine would refuse a command, this thread already refuses it.
-Large answers are prepared on a separate thread (`BulkReplies`). The engine's replies pass through
-an outbox, because a ZeroMQ socket belongs to one thread.
+applied between two steps. Large answers are prepared on a separate thread (`BulkReplies`). The
+engine's replies pass through an outbox, because a ZeroMQ socket belongs to one thread.
 """
 
 import logging
@@ -25,8 +24,8 @@ from stepscope.engine.control.submissions import Submissions
 from stepscope.engine.loop.inbox import Denial, Departure
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit, Withdraw
-from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
+from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
+from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.output_text import OutputText
 from stepscope.engine.transport.connections import Connections
@@ -93,7 +92,7 @@ class ControlServer:
         self._connections = Connections(self._socket, gate)
         self._replies = Replies(self._socket, self._connections, self._forget)
         self._changes = Changes(
-            engine.inbox, engine.settled, self._connections, self._outbox.post, self._replies.send
+            engine.inbox, self._connections, self._outbox.post, self._replies.send
         )
         bind(self._socket, address)
         self._bulk = BulkReplies(engine, replay, self._outbox.post)
@@ -229,12 +228,6 @@ class ControlServer:
                 self._outbox.post, identity, command_id, text, bundles=bundles, account=account
             )
             self._submissions.accept(command, client)
-        elif isinstance(command, Withdraw):
-            submit_id = command.command_id.to_bytes(8, "big")
-            was_waiting = self._submissions.withdraw(identity, submit_id)
-            detail = "withdrawn" if was_waiting else "not waiting to be tokenised"
-            answer = Ack(effective_step=self._engine.next_step, detail=detail)
-            self._replies.send(identity, command_id, answer)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
             self._changes.apply(identity, command_id, command, payload)

@@ -1,18 +1,13 @@
 """`Submissions`: checks and tokenises prompts, and puts them into the engine's inbox.
 
-Short prompts are tokenised at once. Long prompts take up to seconds, so other threads tokenise
-them, because the control thread has to send all replies meanwhile (`LongPrompts`). One thread
-handles only the longest, so that the other long prompts do not wait for them. In the queue of each
-thread, shorter prompts go first, but no prompt waits forever (`MAX_OVERTAKEN_S`).
+Short prompts are tokenised at once. Long ones take up to seconds, so two other threads tokenise
+them: the control thread has to send all replies meanwhile.
 """
 
-import heapq
-import itertools
 import logging
+import queue
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,143 +18,29 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
-LONGEST_TEXTS = 256 * 1024  # characters from which the thread for the longest is used: some 0.2 s
-MAX_QUEUED_BYTES = 64 * 1024 * 1024  # of all prompts that wait or are being tokenised
-MAX_CLIENT_BYTES = MAX_QUEUED_BYTES // 2  # of one client
-# A prompt overtakes one that arrived up to this long earlier, per character by which it is shorter.
-# That is a hundred times the time to tokenise a character. A prompt that is `MAX_OVERTAKEN_S` old
-# is not overtaken any more.
-OVERTAKES_S = 100e-6
-MAX_OVERTAKEN_S = 30.0
+log = logging.getLogger("stepscope.engine")
 
-
-def text_bytes(command: Submit) -> int:
-    """Return the memory of a prompt's text in bytes."""
-    texts = (text for each in command.messages or () for text in each.texts)
-    return sum(map(sys.getsizeof, (command.prompt or "", *texts)))
+LONG_TEXT = 16_384  # characters; tokenising this many takes some 10 ms
+MAX_WAITING_BYTES = 64 * 1024 * 1024  # of all long prompts that wait or are being tokenised
+NUM_THREADS = 2  # that tokenise long prompts
+_TURN_CHARS = 64  # a turn of a conversation counts as its text and this many characters
 
 
 @dataclass(slots=True)
 class LongPrompt:
-    command: Submit
+    """A prompt that waits to be tokenised; without its command, nobody wants it any more."""
+
+    command: Submit | None
     client: RemoteClient
     num_bytes: int
-    is_wanted: bool = True
 
-
-class LongPrompts:
-    """Two queues of prompts, each with a thread that tokenises.
-
-    Any thread may call `add`, `withdraw` and `forget`.
-
-    `prepare`: tokenises a prompt on one of the two threads, and returns a function that delivers
-    the result. That function is called only if the client still waits. It must not block.
-    """
-
-    def __init__(self, prepare: Callable[[Submit, RemoteClient], Callable[[], None]]) -> None:
-        self._prepare = prepare
-        self._change = threading.Condition()
-        self._numbers = itertools.count()
-        self._queues: tuple[list[tuple[float, int, LongPrompt]], ...] = ([], [])
-        self._held: dict[tuple[bytes, bytes], LongPrompt] = {}  # queued or being tokenised
-        self._num_bytes: Counter[bytes] = Counter()  # by client
-        self._is_closed = False
-        for queue in self._queues:
-            threading.Thread(
-                target=self._work, args=(queue,), name="tokenising", daemon=True
-            ).start()
-
-    def close(self) -> None:
-        """Drop all waiting prompts and end the threads."""
-        with self._change:
-            self._is_closed = True
-            self._change.notify_all()
-
-    def add(self, command: Submit, client: RemoteClient, num_chars: int) -> None:
-        """Queue a prompt. Raises ConfigError if too many bytes of prompts wait already."""
-        num_bytes = text_bytes(command)
-        prompt = LongPrompt(command, client, num_bytes)
-        due_s = time.monotonic() + min(MAX_OVERTAKEN_S, num_chars * OVERTAKES_S)
-        with self._change:
-            if self._num_bytes.total() + num_bytes > MAX_QUEUED_BYTES:
-                raise _full(MAX_QUEUED_BYTES, "long prompts")
-            if self._num_bytes[client.identity] + num_bytes > MAX_CLIENT_BYTES:
-                raise _full(MAX_CLIENT_BYTES, "your long prompts")
-            self._num_bytes[client.identity] += num_bytes
-            self._held[_key(client)] = prompt
-            queue = self._queues[num_chars >= LONGEST_TEXTS]
-            heapq.heappush(queue, (due_s, next(self._numbers), prompt))
-            self._change.notify_all()
-
-    def withdraw(self, identity: bytes, command_id: bytes) -> RemoteClient | None:
-        """Drop a prompt that its client cancelled, and return the client."""
-        with self._change:
-            prompt = self._held.get((identity, command_id))
-            if prompt is None or not prompt.is_wanted:
-                return None
-            self._drop(prompt)
-            return prompt.client
-
-    def forget(self, identity: bytes) -> None:
-        """Drop the prompts of a client that is gone."""
-        with self._change:
-            for prompt in list(self._held.values()):
-                if prompt.client.identity == identity:
-                    self._drop(prompt)
-
-    def _drop(self, prompt: LongPrompt) -> None:
-        """Drop a prompt that waits; one that is being tokenised is thrown away at its end."""
-        prompt.is_wanted = False
-        for queue in self._queues:
-            kept = [entry for entry in queue if entry[2] is not prompt]
-            if len(kept) < len(queue):
-                queue[:] = kept
-                heapq.heapify(queue)
-                self._release(prompt)
-
-    def _release(self, prompt: LongPrompt) -> None:
-        prompt.is_wanted = False
-        identity = prompt.client.identity
-        self._num_bytes[identity] -= prompt.num_bytes
-        if not self._num_bytes[identity]:
-            del self._num_bytes[identity]
-        if self._held.get(_key(prompt.client)) is prompt:
-            del self._held[_key(prompt.client)]
-
-    def _work(self, queue: list[tuple[float, int, LongPrompt]]) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: queue or self._is_closed)
-                if self._is_closed:
-                    return
-                _, _, prompt = heapq.heappop(queue)
-            hand_on = self._prepare(prompt.command, prompt.client)
-            with self._change:
-                if prompt.is_wanted:
-                    hand_on()
-                self._release(prompt)
-            del prompt, hand_on  # free the memory now, not with the next prompt
-
-
-def _key(client: RemoteClient) -> tuple[bytes, bytes]:
-    return client.identity, client.command_id
-
-
-def _full(num_bytes: int, whose: str) -> ConfigError:
-    return ConfigError(
-        "queue_full",
-        f"{num_bytes // 2**20} MB of {whose} already wait to be tokenised; try again later",
-    )
-
-
-log = logging.getLogger("stepscope.engine")
-
-LONG_TEXT = 16_384  # characters; tokenising this many takes some 10 ms
-_TURN_CHARS = 64  # a turn of a conversation counts as its text and this many characters
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        return self.client.identity, self.client.command_id
 
 
 class Submissions:
-    """Accepts prompts (`Submit` commands) of all clients.
+    """Accepts prompts (`Submit` commands) of all clients. Use it on the control thread.
 
     `charge_text`: called with the client and the number of characters that were tokenised on the
     control thread, for the client's rate limit.
@@ -176,11 +57,18 @@ class Submissions:
         self._intake = intake
         self._clock = clock
         self._charge_text = charge_text
-        self._long = LongPrompts(self._prepare_long)
+        self._long: queue.SimpleQueue[LongPrompt | None] = queue.SimpleQueue()
+        self._held: dict[tuple[bytes, bytes], LongPrompt] = {}  # those that are wanted
+        self._lock = threading.Lock()  # of `_held`
+        for _ in range(NUM_THREADS):
+            threading.Thread(target=self._work, name="tokenising", daemon=True).start()
 
     def close(self) -> None:
         """Drop all prompts that wait to be tokenised, and end the threads."""
-        self._long.close()
+        with self._lock:
+            self._drop(list(self._held))
+        for _ in range(NUM_THREADS):
+            self._long.put(None)
 
     def accept(self, command: Submit, client: RemoteClient) -> None:
         """Accept a prompt. Raises ConfigError if it is invalid, or too many bytes wait already."""
@@ -188,20 +76,30 @@ class Submissions:
         if size <= LONG_TEXT:
             self._charge_text(client.account, size)
             self._inbox.put(self._prepared(command, client))
-        else:
-            self._long.add(command, client, size)
-
-    def withdraw(self, identity: bytes, command_id: bytes) -> bool:
-        """Cancel a prompt that waits to be tokenised. Returns False if no such prompt waits."""
-        client = self._long.withdraw(identity, command_id)
-        if client is None:
-            return False
-        client.reply(Error(code="withdrawn", message="the prompt was withdrawn by its client"))
-        return True
+            return
+        texts = (text for each in command.messages or () for text in each.texts)
+        num_bytes = sum(map(sys.getsizeof, (command.prompt or "", *texts)))
+        prompt = LongPrompt(command, client, num_bytes)
+        with self._lock:
+            num_waiting = sum(each.num_bytes for each in self._held.values())
+            if num_waiting + num_bytes > MAX_WAITING_BYTES:
+                raise ConfigError(
+                    "queue_full",
+                    f"{MAX_WAITING_BYTES // 2**20} MB of long prompts already wait to be "
+                    "tokenised; try again later",
+                )
+            self._held[prompt.key] = prompt
+        self._long.put(prompt)
 
     def forget(self, identity: bytes) -> None:
         """Drop the waiting prompts of a client that is gone."""
-        self._long.forget(identity)
+        with self._lock:
+            self._drop([key for key in self._held if key[0] == identity])
+
+    def _drop(self, keys: list[tuple[bytes, bytes]]) -> None:
+        """Drop prompts; what comes of one that is being tokenised is thrown away at its end."""
+        for key in keys:
+            self._held.pop(key).command = None  # frees its text now
 
     def _prepared(self, command: Submit, client: RemoteClient) -> Call:
         try:
@@ -216,14 +114,25 @@ class Submissions:
         call.arrival_ns = self._clock()
         return call
 
-    def _prepare_long(self, command: Submit, client: RemoteClient) -> Callable[[], None]:
+    def _work(self) -> None:
+        while (prompt := self._long.get()) is not None:
+            if prompt.command is not None:
+                made = self._prepared_long(prompt.command, prompt.client)
+                with self._lock:
+                    if self._held.pop(prompt.key, None) is None:
+                        continue
+                    if isinstance(made, Call):
+                        self._inbox.put(made)
+                    else:
+                        prompt.client.reply(made)
+                del made  # free the memory now, not with the next prompt
+            del prompt
+
+    def _prepared_long(self, command: Submit, client: RemoteClient) -> Call | Error:
         try:
-            call = self._prepared(command, client)
+            return self._prepared(command, client)
         except ConfigError as error:
-            answer = Error(code=error.code, message=str(error))
+            return Error(code=error.code, message=str(error))
         except Exception:
             log.exception("a long prompt could not be tokenised")
-            answer = Error(code="internal", message="the engine failed; its log says why")
-        else:
-            return lambda: self._inbox.put(call)
-        return lambda: client.reply(answer)
+            return Error(code="internal", message="the engine failed; its log says why")

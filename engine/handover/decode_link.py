@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.engine.client.client import ControlClient
@@ -29,22 +30,19 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid
 
 
+@dataclass(slots=True, eq=False)
 class AwayRequest:
     """A request in the decode engine, its client, and the ticket for its keys and values."""
 
-    def __init__(
-        self, request: Request, client: Client, submit: Submit, handed_over: HandedOver
-    ) -> None:
-        self.request = request
-        self.client = client
-        self.submit = submit
-        self.handed_over = handed_over
-        # Identifies the copy of the keys and values. None once the decode engine has loaded them.
-        # Use it on the engine's thread only.
-        self.ticket: KVTicket | None = handed_over.kv
-        # The decode engine's id for the request. None until known.
-        self.remote_id: int | None = None
-        self.is_aborted = False  # whether the client has aborted the request
+    request: Request
+    client: Client
+    submit: Submit
+    handed_over: HandedOver
+    # Identifies the copy of the keys and values; None once the decode engine has loaded them. Use
+    # it on the engine's thread only.
+    ticket: KVTicket | None
+    remote_id: int | None = None  # the decode engine's id for the request; None until known
+    is_aborted: bool = False  # whether the client has aborted the request
 
     def pass_on(self, output: Output, now_ns: int) -> None:
         """Forward an output of the decode engine to the client, as if it came from this engine."""
@@ -75,9 +73,7 @@ log = logging.getLogger("stepscope.engine")
 
 _LOOK_S = 0.25  # how often to check on the decode engine
 _SILENT_S = 3.0  # after this long without a message, it counts as gone
-_AGAIN_S = 0.1  # until a request is sent again after "not now"
 _REOPEN_S = 1.0  # how long to try to reconnect, and the pause after that
-_NOT_NOW = ("rate_limited", "queue_full")
 
 
 class LinkOwner(Protocol):
@@ -115,8 +111,6 @@ class DecodeLink:
         self._client: ControlClient | None = None
         self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
         self._todo: deque[Callable[[], None]] = deque()  # calls that the engine's thread asked for
-        # (time to send again, request), in the order of time.
-        self._to_resend: deque[tuple[float, AwayRequest]] = deque()
         self._said = ""  # the last logged reason why no decode engine was found
         self._heard_s = self._looked_s = 0.0
         self._is_closing = self._is_closed = False
@@ -223,7 +217,6 @@ class DecodeLink:
             while received is not None:
                 self._take(*received)
                 received = client.receive(0)
-            self._send_again()
             self._look_after(client)
         self._do_asked()
 
@@ -258,7 +251,7 @@ class DecodeLink:
             self._post(lambda: self._owner.refused(away))
             return
         except EngineUnreachable:
-            self._to_resend.append((0.0, away))  # so that `_lose` returns it with the others
+            self._post(lambda: self._owner.lost([away]))
             raise
         self._away[command_id] = away
 
@@ -294,20 +287,11 @@ class DecodeLink:
         if error.code == "stopped":  # the engine has ended with all its requests
             raise EngineUnreachable("it was shut down")
         del self._away[command_id]
-        if error.code in _NOT_NOW:
-            self._to_resend.append((time.monotonic() + _AGAIN_S, away))
-            return
         log.warning("request %d is not handed over: %s", away.request.request_id, error.message)
         self._post(lambda: self._owner.refused(away))
 
-    def _send_again(self) -> None:
-        while self._to_resend and self._to_resend[0][0] <= time.monotonic():
-            self._send(self._to_resend.popleft()[1])
-
     def _take_all(self) -> list[AwayRequest]:
-        aways = [*self._away.values(), *(away for _, away in self._to_resend)]
-        self._away.clear()
-        self._to_resend.clear()
+        aways, self._away = list(self._away.values()), {}
         return aways
 
     def _look_after(self, client: ControlClient) -> None:

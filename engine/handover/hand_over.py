@@ -148,7 +148,8 @@ class HandOver:
             kv=ticket,
         )
         client, submit = self._core.delivery.release(request.request_id)
-        away = self._away[request.request_id] = AwayRequest(request, client, submit, handed_over)
+        away = AwayRequest(request, client, submit, handed_over, ticket)
+        self._away[request.request_id] = away
         self._core.scheduler.hand_over(request, self._link.engine)
         self._link.send(away)
 

@@ -34,14 +34,6 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_connections: Annotated[
         int, Meta(ge=1, description="HTTP connections that may be open, busy or not")
     ] = 4096
-    max_connections_per_peer: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="of them from one IPv4 address or IPv6 /64 network; all clients of a "
-            "reverse proxy are one peer",
-        ),
-    ] = 1024
 
 
 class Address(NamedTuple):

@@ -1,14 +1,13 @@
 """Carries out the commands that change a running engine; each succeeds as a whole or is refused.
 
-Runs on the engine's thread, between two steps. Only `settled` may be called from any thread; it
-answers the commands that would leave the engine as it is.
+Runs on the engine's thread, between two steps.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
-from stepscope.engine.loop.inbox import Call, Settled
+from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.asker import Asker
@@ -53,39 +52,6 @@ _Engine = TypeVar("_Engine", bound=Steered)
 
 class _TooLateError(ConfigError):
     """The request to abort has already ended; the audit trail does not record this refusal."""
-
-
-def settled(
-    core: "EngineCore", command: commands.Change, asker: Asker, is_alone: bool
-) -> Settled | None:
-    """Answer a command that would change nothing: it is refused, has no effect or is a dry run.
-
-    From any thread. A command that is refused here would be refused on the engine's thread, too.
-
-    `is_alone`: no other change is queued, so nothing changes before this command's turn.
-
-    Returns None if only the engine's thread can decide.
-    """
-    try:
-        _check_seen(core, command, asker)
-        if isinstance(command, commands.SetKnobs):
-            expected = command.expected_version
-            # Versions only grow: a client whose version is old now has an old one later, too.
-            if expected is not None and expected < core.knobs_version:
-                _changed_knobs(core, command)
-        elif isinstance(command, commands.Abort):
-            _check_running(core, command.request_id)
-        nothing = None
-        if isinstance(command, commands.SetKnobs):
-            if is_alone and not core.lease.concerns(command):
-                nothing = _same_knobs(core, command)
-        elif is_alone:
-            nothing = _same_state(core, command)
-        if nothing is not None:
-            return Settled(_done(core, nothing), is_audited=False)
-    except ConfigError as error:
-        return Settled(_refused(core, error), _is_audited(command, error))
-    return None
 
 
 def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> None:

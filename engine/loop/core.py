@@ -16,14 +16,13 @@ import msgspec
 from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail, ControlTally
 from stepscope.engine.loop.delivery import Delivery
-from stepscope.engine.loop.inbox import Denial, Departure, Inbox, Item, Refusal, Settled, Task, Turn
+from stepscope.engine.loop.inbox import CommandTime, Denial, Departure, Inbox, Item, Refusal, Task
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Limits
@@ -80,7 +79,7 @@ class EngineCore:
         self.workload = workload
         self.token_publisher = token_publisher
         self.control_tally = ControlTally() if control_tally is None else control_tally
-        self._turn = Turn(runner.clock)
+        self._command_time = CommandTime(runner.clock)
         self.knobs_version = 0
         self.draining = False
         self.stopping = False
@@ -205,7 +204,7 @@ class EngineCore:
         if self._heartbeat.is_overdue:
             self.settle()
             self.publish_heartbeat(idle=False)
-        self._turn.take(self.inbox, self._take)
+        self._command_time.take(self.inbox, self._take)
         if self.lease.is_due:
             self.settle()
             changes.end_lease_if_due(self)
@@ -232,15 +231,11 @@ class EngineCore:
                 self._settle_for_client()
             dispatch.apply(self, item)
 
-    def settled(self, command: Change, asker: Asker, is_alone: bool) -> Settled | None:
-        """Answer a command that would change nothing, from any thread; see `changes.settled`."""
-        return changes.settled(self, command, asker, is_alone)
-
     def _settle_for_client(self) -> None:
         if self.has_step_in_flight:
             start_ns = self.runner.clock()
             self.settle()
-            self._turn.excuse(self.runner.clock() - start_ns)
+            self._command_time.excuse(self.runner.clock() - start_ns)
 
     def _wait(self) -> None:
         due_ns = self.snapshots.due_ns

@@ -2,18 +2,18 @@
 
 Any thread may put an item in, and a signal handler too. Only the engine's thread takes items out.
 It takes one item from each client in turn, so that no client waits for everything that another
-client has sent. A `Turn` bounds the work between two steps.
+client has sent. `CommandTime` bounds the work between two steps.
 """
 
 import queue
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import Command
-from stepscope.engine.protocol.replies import Ack, AnyReply, Error
+from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.text.stop_strings import StopText
 
 
@@ -84,19 +84,12 @@ class Task:
     lane: bytes = b""
 
 
-class Settled(NamedTuple):
-    """The answer to a change that does not have to wait for the engine's thread."""
-
-    answer: Ack | Error
-    is_audited: bool
-
-
 Item: TypeAlias = Call | Refusal | Denial | Departure | Task
 
 _MAX_SORTED = 512  # items that are sorted into lanes at a time, at most
-MIN_TURN_NS = 1_000_000
-TURN_SHARE = 0.02  # of the time of a step
-MAX_ITEMS = 128  # in one turn
+MIN_COMMAND_NS = 1_000_000
+COMMAND_SHARE = 0.02  # of the time of a step
+MAX_ITEMS = 128  # between two steps
 
 
 class Inbox:
@@ -155,26 +148,27 @@ class Inbox:
         self._num_sorted += 1
 
 
-class Turn:
-    """Bounds the work for clients between two steps (one turn).
+class CommandTime:
+    """Bounds the time for clients' commands between two steps.
 
-    A turn handles at most `MAX_ITEMS` items, for at most `MIN_TURN_NS` or `TURN_SHARE` of a step,
-    whichever is more. If one item takes longer, the next turns handle nothing until the time that
-    they were allowed adds up to the excess. Items of the engine's own process are not bounded. If
-    the clock stands still between two steps, as in a simulation, only the number of items counts.
+    At most `MAX_ITEMS` items are handled there, for at most `MIN_COMMAND_NS` or `COMMAND_SHARE` of
+    a step, whichever is more. If one item takes longer, nothing is handled after the next steps
+    until the time allowed there adds up to the excess. Items of the engine's own process are not
+    bounded. If the clock stands still between two steps, as in a simulation, only the number of
+    items counts.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._began_ns: int | None = None  # start of the last turn
-        self._spent_ns = 0  # in this turn, plus what earlier turns overspent
+        self._began_ns: int | None = None  # when commands were handled last
+        self._spent_ns = 0  # now, plus what was overspent before
 
     def take(self, inbox: Inbox, do: Callable[[Item], None]) -> None:
-        """Call `do` for the items in `inbox`, within the bounds of a turn."""
+        """Call `do` for the items in `inbox`, within the bounds."""
         now_ns = self._clock()
         step_ns = 0 if self._began_ns is None else now_ns - self._began_ns
         self._began_ns = now_ns
-        allowed_ns = max(MIN_TURN_NS, round(step_ns * TURN_SHARE))
+        allowed_ns = max(MIN_COMMAND_NS, round(step_ns * COMMAND_SHARE))
         num_left = MAX_ITEMS
         while inbox.has_own() or (num_left and self._spent_ns < allowed_ns):
             try:

@@ -35,10 +35,6 @@ class KnobLease:
         """Whether the lease has run out without a renewal."""
         return self._due_ns is not None and self._clock() >= self._due_ns
 
-    def concerns(self, command: SetKnobs) -> bool:
-        """Whether `command` may begin, renew or end a lease. From any thread."""
-        return command.lease_s is not None or self._due_ns is not None
-
     def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
         """Begin, renew or end the lease, for a change of knobs that is about to be made.
 

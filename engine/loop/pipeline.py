@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from stepscope.engine.loop.delivery import Delivery
 from stepscope.engine.loop.pending_step import FailedLaunch, PendingStep, Unlaunched
+from stepscope.engine.loop.token_limit import TokenLimit
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
-from stepscope.engine.scheduling.batching import TokenLimit
 from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.decoder_config import DecoderConfig
-from stepscope.engine.models.linear import GatedLinear, Linear
+from stepscope.engine.models.linear import Linear
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.weights import WeightSource
 from stepscope.engine.scheduling.kv_memory import KVShape
@@ -36,7 +36,7 @@ class _Layer:
     k_norm: torch.Tensor | None
     out: Linear
     mlp_norm: torch.Tensor
-    gate_up: GatedLinear
+    gate_up: Linear
     down: Linear
     window: int | None
 
@@ -134,7 +134,7 @@ class Decoder:
         return num_others * self.dtype.itemsize + sum(each.num_bytes for each in products)
 
     @property
-    def _products(self) -> Iterator[Linear | GatedLinear]:
+    def _products(self) -> Iterator[Linear]:
         for layer in self._layers:
             yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
         yield self._head
@@ -210,11 +210,12 @@ class Decoder:
                 *self._joined(f"{prefix}.self_attn.o_proj", bias=config.out_bias), self._memory
             ),
             mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=GatedLinear(
+            gate_up=Linear(
                 *self._joined(
                     f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
                 ),
                 self._memory,
+                is_gated=True,
             ),
             down=Linear(
                 *self._joined(f"{prefix}.mlp.down_proj", bias=config.mlp_bias), self._memory

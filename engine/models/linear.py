@@ -1,4 +1,4 @@
-"""`Linear` and `GatedLinear`: all products with weights in the lean decoder (`decoder.py`).
+"""`Linear`: all products with weights in the lean decoder (`decoder.py`).
 
 On a CPU weights are packed once, into the layout that multiplies fastest; `layout` says which one
 is used:
@@ -10,7 +10,6 @@ is used:
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,18 +23,15 @@ from stepscope.kernels.dispatch.fused import silu_mul
 PACKED_FOR_ROWS = 16
 
 
-class _Product(NamedTuple):
-    layout: str
-    num_bytes: int  # memory of its weights
-    multiply: Callable[[torch.Tensor], torch.Tensor]
-
-
 class Linear:
     """Computes `x @ weight.T + bias` for x [rows, in_features], weight [out_features, in_features].
 
     Owns the weight: a caller that keeps it, too, may hold it in memory twice.
 
-    `memory`: where a weight in our own packed layout goes; None: ordinary memory.
+    Args:
+        memory: where a weight in our own packed layout goes; None: ordinary memory.
+        is_gated: compute `silu(x @ gate.T) * (x @ up.T)`, plus biases; `weight` has gate's rows,
+            then up's.
     """
 
     def __init__(
@@ -43,45 +39,27 @@ class Linear:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         memory: HugePages | None = None,
-    ) -> None:
-        self.layout, self.num_bytes, self._multiply = _product(weight, bias, memory)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x)
-
-
-class GatedLinear:
-    """Computes `silu(x @ gate.T) * (x @ up.T)`, plus biases. `weight`: gate's rows, then up's."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        memory: HugePages | None = None,
+        *,
+        is_gated: bool = False,
     ) -> None:
         self._multiply: Callable[[torch.Tensor], torch.Tensor]
         if is_usable(weight):
-            linear = PackedLinear.gated(weight, bias, memory)
-            self.layout, self.num_bytes, self._multiply = "packed", linear.num_bytes, linear
+            packed = PackedLinear(weight, bias, memory, is_gated=is_gated)
+            self.layout, self.num_bytes, self._multiply = "packed", packed.num_bytes, packed
+            return
+        self.num_bytes = weight.numel() * weight.itemsize
+        if _onednn_packs(weight):
+            self.layout = "oneDNN-packed"
+            ordered = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+            onednn = torch.ops.mkldnn._linear_pointwise.default
+            product = partial(onednn, W=ordered, B=bias, attr="none", scalars=[], algorithm="")
         else:
-            self.layout, self.num_bytes, product = _product(weight, bias, memory)
-            self._multiply = lambda x: silu_mul(product(x))
+            self.layout = "plain"
+            product = partial(F.linear, weight=weight, bias=bias)
+        self._multiply = (lambda x: silu_mul(product(x))) if is_gated else product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)
-
-
-def _product(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None) -> _Product:
-    if is_usable(weight):
-        linear = PackedLinear(weight, bias, memory)
-        return _Product("packed", linear.num_bytes, linear)
-    num_bytes = weight.numel() * weight.itemsize
-    if _onednn_packs(weight):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        onednn = torch.ops.mkldnn._linear_pointwise.default
-        multiply = partial(onednn, W=packed, B=bias, attr="none", scalars=[], algorithm="")
-        return _Product("oneDNN-packed", num_bytes, multiply)
-    return _Product("plain", num_bytes, partial(F.linear, weight=weight, bias=bias))
 
 
 def _onednn_packs(weight: torch.Tensor) -> bool:

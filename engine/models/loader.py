@@ -1,14 +1,11 @@
 """Loads a checkpoint: into our own decoder if it can run the model, else into transformers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig
-from transformers.utils import logging as library
 
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
@@ -115,18 +112,18 @@ def _load_transformers(
             f"{name} cannot be served: {model_class.__name__} does not attend through the "
             "library's attention interface",
         )
+    progress("loading weights", 0.0)
     try:
-        with _reported(progress):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                attn_implementation=ATTENTION,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
-                output_loading_info=True,
-            )
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
         model = model.to(device)
     except Exception as error:  # noqa: BLE001 - the library's code may raise anything
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
@@ -160,37 +157,3 @@ def eos_token_ids(config: Any, folder: Path, tokenizer: Tokenizer) -> frozenset[
                 raise ConfigError("bad_config", f"{folder} names {token_id!r} as an end token")
         found.update(token_id for token_id in ids if token_id is not None and token_id >= 0)
     return frozenset(found)
-
-
-@contextmanager
-def _reported(progress: Progress) -> Iterator[None]:
-    """Within this context, transformers' progress bars call `progress` instead of drawing."""
-
-    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _Bar(progress, *args[:1])
-
-    before = library.set_tqdm_hook(hook)
-    try:
-        yield
-    finally:
-        library.set_tqdm_hook(before)
-
-
-class _Bar:
-    """Stands in for a progress bar; has the methods that transformers uses while it loads."""
-
-    def __init__(self, progress: Progress, items: Iterable[Any] = ()) -> None:
-        self._progress = progress
-        self._items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        items = list(self._items)
-        for done, item in enumerate(items):
-            self._progress("loading weights", done / len(items))
-            yield item
-
-    def update(self, n: int = 1) -> None:
-        return
-
-    def close(self) -> None:
-        return

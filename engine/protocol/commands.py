@@ -186,12 +186,6 @@ class Submit(Command, frozen=True, kw_only=True):
     handed_over: HandedOver | UnsetType = UNSET
 
 
-class Withdraw(Command, frozen=True, kw_only=True):
-    """Withdraw a `Submit` that still waits to be tokenised; later, only `Abort` ends it."""
-
-    command_id: Annotated[int, Meta(ge=0)]  # of the `Submit`
-
-
 class Abort(Change, frozen=True, kw_only=True):
     doing = "aborting requests"
 
@@ -231,7 +225,6 @@ AnyCommand: TypeAlias = (
     | Resume
     | StepOnce
     | Submit
-    | Withdraw
     | Abort
     | ResetPrefixCache
     | SetWorkload

@@ -153,6 +153,15 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     kv_tokens: int | None = None
     pipeline_parallel_size: int | None = None
 
+    @property
+    def publishes(self) -> bool:
+        """Whether the engine publishes telemetry; with `--no-telemetry` it does not.
+
+        An engine with a control endpoint but no telemetry endpoint publishes nothing. An engine
+        with neither, as in a recording made by another program, counts as publishing.
+        """
+        return bool(self.telemetry_endpoint) or not self.control_endpoint
+
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
     topic = b"knobs"

@@ -5,6 +5,7 @@ of all tokens; a client may get less, because a stop string cut it off.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import Transcript
 from stepscope.engine.scheduling.request import Request
@@ -16,16 +17,12 @@ SNAPSHOT_BYTES = 4 * 1024 * 1024
 _TOKEN_BYTES = 4
 
 
+@dataclass(slots=True)
 class _PublishedText:
-    __slots__ = ("pieces", "prompt_text", "request", "stream")
-
-    def __init__(
-        self, request: Request, prompt_text: str | None, stream: TextStream | None
-    ) -> None:
-        self.request = request
-        self.prompt_text = prompt_text
-        self.stream = stream
-        self.pieces: list[str] = []
+    request: Request
+    prompt_text: str | None
+    stream: TextStream | None
+    pieces: list[str] = field(default_factory=list)
 
 
 class TokenPublisher:

@@ -13,7 +13,6 @@ from typing import Any
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
-from stepscope.engine.text.token_bound import TokenBound
 
 # Longest part of a chat template's own error message that is passed on.
 LONGEST_REASON = 300
@@ -142,7 +141,8 @@ class Tokenizer:
         self._encode_batch: Callable[..., list[Any]] | None = getattr(
             backend, "encode_batch_fast", None
         )
-        self._bound = None if backend is None else TokenBound(backend)
+        # No text of more characters than so many for each token is taken; None: unknown.
+        self._longest_token = None if backend is None else max(map(len, backend.get_vocab()))
         self._token_texts: dict[int, str] = {}  # at most the vocabulary
         # The first call may drop truncation and padding that the file asks for. After this one, no
         # call changes the tokenizer, so several threads can use it at once.
@@ -156,8 +156,8 @@ class Tokenizer:
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return token ids, with the special tokens that the model expects around a prompt.
 
-        Raises ConfigError: the text has certainly more than `most` tokens (`prompt_too_long`),
-        which is known before it is tokenised.
+        Raises ConfigError: the text is longer than `most` of the longest tokens together
+        (`prompt_too_long`), so it is not even tokenised.
         """
         return self._encode(text, most, add_special_tokens=True)
 
@@ -172,8 +172,8 @@ class Tokenizer:
         the special tokens at the beginning, so the tokenizer adds none.
 
         Raises ConfigError: there is no chat template (`no_chat_template`), it refuses the
-        conversation or leaves a part of it out (`bad_messages`), or the text has certainly more
-        than `most` tokens.
+        conversation or leaves a part of it out (`bad_messages`), or the text is longer than `most`
+        of the longest tokens.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
@@ -226,15 +226,12 @@ class Tokenizer:
         return len(PROSE) / max(1, len(self.encode(PROSE)) - num_special)
 
     def _encode(self, text: str, most: int | None, *, add_special_tokens: bool) -> list[int]:
-        # The bound is at most the number of characters, so a shorter text needs no check.
-        if most is not None and self._bound is not None and len(text) > most:
-            at_least = self._bound.at_least(text)
-            if at_least > most:
-                raise ConfigError(
-                    "prompt_too_long",
-                    f"this model's maximum context length is {most + 1} tokens, prompt and output "
-                    f"together (max_model_len); the prompt has at least {at_least}",
-                )
+        if most is not None and len(text) > most * (self._longest_token or len(text)):
+            raise ConfigError(
+                "prompt_too_long",
+                f"this model's maximum context length is {most + 1} tokens, prompt and output "
+                f"together (max_model_len); a prompt of {len(text):,} characters has more",
+            )
         if self._encode_batch is None:
             how = {} if add_special_tokens else {"add_special_tokens": False}
             return list(self._tokenizer.encode(text, **how))

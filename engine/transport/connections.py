@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change, Command, Submit
+from stepscope.engine.protocol.commands import Change, Command
 from stepscope.engine.transport.authorised_keys import Holder
 from stepscope.engine.transport.gate import Gate
 
@@ -23,7 +23,6 @@ class _Client:
 
     origin: str
     who: str = ""
-    client_id: str = ""  # in its last request
 
 
 class Connections:
@@ -103,20 +102,13 @@ class Connections:
 
     def heed(self, identity: bytes, command: Command) -> None:
         """Remember the name in a client's command, because later commands may not be decoded."""
-        client = self._clients.get(identity)
-        if client is None:
-            return
-        if isinstance(command, Change) and command.who != _NO_NAME:
-            client.who = command.who
-        elif isinstance(command, Submit):
-            client.client_id = command.client_id
+        if isinstance(command, Change) and command.who != _NO_NAME and identity in self._clients:
+            self._clients[identity].who = command.who
 
     def described(self, identity: bytes) -> tuple[Asker, str]:
-        """Return the client as an `Asker`, and what else is known of the client, in words."""
+        """Return the client as an `Asker`, and where it connects from, in words."""
         client = self._clients.get(identity, _Client(""))
-        requests = f"its last request was called {client.client_id!r}" if client.client_id else ""
-        known = "; ".join(each for each in (client.origin, requests) if each)
-        return self.asker(identity, client.who or "a client"), known
+        return self.asker(identity, client.who or "a client"), client.origin
 
     # Requests
 

@@ -16,10 +16,7 @@ from pathlib import Path
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import (
     LOCK_SUFFIX,
-    REPORTS_SUFFIX,
-    TELEMETRY_SUFFIX,
     Endpoint,
-    find_local,
     holder,
     lock_path,
     runtime_dir,
@@ -124,24 +121,6 @@ def _is_locked(fd: int) -> bool:
 KEPT_S = 24 * 3600.0
 """How long a lock file is kept after its sockets were removed, to show who was killed
 (`killed_pid`)."""
-
-
-def stale_files() -> list[Path]:
-    """Return the files in the runtime folder that dead engines left behind."""
-    alive = {e.control for e in find_local()}
-    stale = []
-    for path in sorted(runtime_dir().iterdir()):
-        base = str(path)
-        for suffix in (LOCK_SUFFIX, TELEMETRY_SUFFIX, REPORTS_SUFFIX):
-            base = base.removesuffix(suffix)
-        if f"ipc://{base}" in alive:
-            continue
-        if Path(base).name.startswith("tcp-") and any(
-            control.endswith(":" + base.rpartition("-")[2]) for control in alive
-        ):
-            continue
-        stale.append(path)
-    return stale
 
 
 def sweep() -> None:

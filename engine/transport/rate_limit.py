@@ -32,7 +32,6 @@ MAX_CLIENTS = 10_000  # with more clients than this, idle ones are forgotten
 _COSTS: tuple[tuple[type[commands.Command], float, float], ...] = (
     (commands.Submit, 0.0, 0.0),
     (commands.Abort, 2.0, 2.0),
-    (commands.Withdraw, 2.0, 2.0),
     (commands.Change, 20.0, 20.0),
     (commands.GetSnapshot, 25.0, REFUSED),
     (commands.GetKeptSnapshot, 25.0, REFUSED),

@@ -14,22 +14,23 @@ None has any text. A file is checked to its end before its first row is used.
 """
 
 import csv
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, TextIO, TypeAlias
 
+import msgspec
+from msgspec import UNSET, Meta, Struct
+
+from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
 HASH_BLOCK_TOKENS = 512  # tokens of a block in a Mooncake trace
 _BAILIAN_BLOCK_TOKENS = 16
-_BAILIAN_FIELDS = frozenset({"chat_id", "parent_chat_id", "turn"})
-_MOST_S = 1e9  # seconds of a trace
 MAX_TOKENS = 10_000_000  # tokens of one prompt or one output
-_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+_MOST_MS = 1e12
+
+_NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 
 
 class TraceRow(NamedTuple):
@@ -42,6 +43,22 @@ class TraceRow(NamedTuple):
     block_tokens: int = HASH_BLOCK_TOKENS  # tokens of a block with an id
 
 
+class _AzureRow(Struct, frozen=True):
+    time: datetime = msgspec.field(name="TIMESTAMP")
+    num_prompt_tokens: _NumTokens = msgspec.field(name="ContextTokens")
+    num_output_tokens: _NumTokens = msgspec.field(name="GeneratedTokens")
+
+
+class _MooncakeRow(Struct, frozen=True):
+    timestamp: Annotated[float, Meta(ge=-_MOST_MS, le=_MOST_MS)]
+    input_length: _NumTokens
+    output_length: _NumTokens
+    hash_ids: tuple[int, ...] | None = None
+    chat_id: Any = UNSET  # these three are Bailian's
+    parent_chat_id: Any = UNSET
+    turn: Any = UNSET
+
+
 class TraceError(ConfigError):
     """Raised for a file that is no trace, or has a broken line: `FILE:LINE: column ...`."""
 
@@ -52,11 +69,15 @@ class TraceError(ConfigError):
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
     """Read the first `limit` requests of a trace, by arrival. Raises TraceError for any line."""
     try:
-        with path.open("rb") as file:
-            rows = _rows(path, file)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            is_json = file.readline().lstrip().startswith("{")
+            file.seek(0)
+            rows = (_mooncake if is_json else _azure)(path, file)
             kept = [row for number, row in enumerate(rows) if limit is None or number < limit]
     except OSError as error:
         raise TraceError(f"cannot read the trace {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is no text in UTF-8 ({error.reason})") from error
     if not kept:
         raise TraceError(f"{path} holds no requests")
     first_s = min(row.offset_s for row in kept)
@@ -64,132 +85,49 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
     return [row._replace(offset_s=row.offset_s - first_s) for row in kept]
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[TraceRow]:
-    lines = _text_lines(path, file)
-    first = next(lines, None)
-    if first is None:
-        return iter(())
-    read = _mooncake if first[1].lstrip().startswith("{") else _azure
-    return read(path, chain([first], lines))
-
-
-def _text_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(file, start=1):
-        try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            _broken(path, number, f"column {error.start + 1}", "text in UTF-8", raw)
-        if text.strip():
-            yield number, text.rstrip("\r\n")
-
-
-def _azure(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
-    number, header = next(lines)
-    names = [name.strip() for name in _cells(path, number, header)]
-    for wanted in _AZURE_COLUMNS:
-        if wanted not in names:
-            _broken(path, number, f"column {wanted}", "a header with this name", header)
-    places = [names.index(name) for name in _AZURE_COLUMNS]
-    for number, line in lines:
-        cells = _cells(path, number, line)
-        if len(cells) != len(names):
-            first_odd = min(len(cells), len(names)) + 1
-            _broken(path, number, f"column {first_odd}", f"{len(names)} columns", line)
-        values: list[float] = []
-        for place, parse in zip(places, (_seconds, _whole_number, _whole_number), strict=True):
-            value = parse(cells[place].strip())
-            if value is None:
-                expected = "a time like 2023-11-16 18:15:46.68" if parse is _seconds else _WHOLE
-                where = f"column {place + 1} ({names[place]})"
-                _broken(path, number, where, expected, cells[place])
-            values.append(value)
-        yield TraceRow(values[0], int(values[1]), int(values[2]))
-
-
-def _cells(path: Path, number: int, line: str) -> list[str]:
+def _azure(path: Path, file: TextIO) -> Iterator[TraceRow]:
+    reader = csv.DictReader(file, strict=True)
+    number = 1
     try:
-        return next(csv.reader([line], strict=True))
+        for found in reader:
+            number = reader.line_num
+            row = msgspec.convert(
+                {name.strip(): text for name, text in found.items() if name},
+                _AzureRow,
+                strict=False,
+            )
+            # A time without a zone counts as UTC: only differences matter, and a local zone would
+            # jump with summer time.
+            moment = row.time if row.time.tzinfo else row.time.replace(tzinfo=UTC)
+            yield TraceRow(moment.timestamp(), row.num_prompt_tokens, row.num_output_tokens)
+    except msgspec.ValidationError as error:
+        _broken(path, number, error)
     except csv.Error as error:
-        _broken(path, number, "column 1", f"comma-separated values ({error})", line)
+        _broken(path, reader.reader.line_num, error)
 
 
-def _mooncake(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
-    for number, line in lines:
+def _mooncake(path: Path, file: TextIO) -> Iterator[TraceRow]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            _broken(path, number, f"column {error.colno}", f"JSON ({error.msg})", line)
-        except ValueError:
-            _broken(path, number, "column 1", "numbers of less than 4,300 digits", line)
-        except RecursionError:
-            _broken(path, number, "column 1", "a flat JSON object", line)
-        if not isinstance(record, dict):
-            _broken(path, number, "column 1", "a JSON object", line)
-        for name in _MOONCAKE_FIELDS:
-            if name not in record:
-                _broken(path, number, f"column {name}", "a number", "nothing")
-        is_bailian = not _BAILIAN_FIELDS.isdisjoint(record)
-        unit, per_s = ("seconds", 1) if is_bailian else ("milliseconds", 1000)
+            row = msgspec.json.decode(line, type=_MooncakeRow)
+        except msgspec.ValidationError as error:
+            _broken(path, number, error)
+        except (msgspec.DecodeError, RecursionError) as error:
+            _broken(path, number, str(error))
+        is_bailian = any(each is not UNSET for each in (row.chat_id, row.parent_chat_id, row.turn))
         block_tokens = _BAILIAN_BLOCK_TOKENS if is_bailian else HASH_BLOCK_TOKENS
-        timestamp = record["timestamp"]
-        if not _is_number(timestamp) or not abs(timestamp) <= _MOST_S * per_s:
-            _broken(path, number, "column timestamp", unit, timestamp)
-        lengths = []
-        for name in ("input_length", "output_length"):
-            value = record[name]
-            if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-                _broken(path, number, f"column {name}", _WHOLE, value)
-            lengths.append(value)
-        hash_ids = record.get("hash_ids")
-        if hash_ids is not None and not (
-            isinstance(hash_ids, list) and all(type(each) is int for each in hash_ids)
-        ):
-            _broken(path, number, "column hash_ids", "a list of whole numbers", hash_ids)
-        most = -(-lengths[0] // block_tokens)
-        if hash_ids and not lengths[0] // block_tokens <= len(hash_ids) <= most:
-            ids = f"{most} ids, one for each {block_tokens} of {lengths[0]} tokens"
-            _broken(path, number, "column hash_ids", ids, f"{len(hash_ids)} ids")
-        yield TraceRow(
-            offset_s=timestamp / per_s,
-            num_prompt_tokens=lengths[0],
-            num_output_tokens=lengths[1],
-            hash_ids=None if hash_ids is None else tuple(hash_ids),
-            block_tokens=block_tokens,
-        )
+        most = -(-row.input_length // block_tokens)
+        if row.hash_ids and not row.input_length // block_tokens <= len(row.hash_ids) <= most:
+            expected = f"{most} ids, one for each {block_tokens} of {row.input_length} tokens"
+            _broken(path, number, f"column hash_ids: expected {expected}, got {len(row.hash_ids)}")
+        offset_s = row.timestamp if is_bailian else row.timestamp / 1000
+        yield TraceRow(offset_s, row.input_length, row.output_length, row.hash_ids, block_tokens)
 
 
-_SHOWN_CHARS = 60
-_WHOLE = f"a whole number of 1 to {MAX_TOKENS}"
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    # A time without a zone counts as UTC: only differences matter, and a local zone would jump with
-    # summer time.
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _whole_number(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS))):
-        return None
-    return value if 1 <= (value := int(text)) <= MAX_TOKENS else None
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _broken(path: Path, line: int, where: str, expected: str, came: object) -> NoReturn:
-    try:
-        shown = repr(came)
-    except ValueError:
-        shown = "a number of thousands of digits"
-    if len(shown) > _SHOWN_CHARS:
-        shown = shown[:_SHOWN_CHARS] + "..."
-    raise TraceError(
-        f"{path}:{line}: {where}: expected {expected}, got {shown}; "
-        "nothing was sent: correct the line or remove it"
-    )
+def _broken(path: Path, line: int, what: object) -> NoReturn:
+    if isinstance(what, msgspec.ValidationError):
+        error = in_words(what)
+        what = error.text if error.field is None else f"column {error.text}"
+    raise TraceError(f"{path}:{line}: {what}; nothing was sent: correct the line or remove it")

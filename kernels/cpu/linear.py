@@ -47,59 +47,37 @@ class PackedLinear:
 
     Args:
         memory: where the packed weights go; None: ordinary memory.
+        is_gated: compute `silu(x @ gate.T) * (x @ up.T)`; `weight` has the rows of gate, then those
+            of up, and so has `bias`. A panel has a vector of gate's outputs and the matching vector
+            of up's, so that SwiGLU (Shazeer, 2020) is computed before anything is stored.
 
     Attributes:
         num_bytes: size of the weights in bf16, without the zeros that fill the last panel.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
-    ) -> None:
-        self.out_features, self._size = weight.shape
-        self.num_bytes = 2 * weight.numel()
-        rows = torch.arange(_round_up(self.out_features, _width()))
-        self._init(weight, bias, memory, rows, is_gated=False)
-
-    @classmethod
-    def gated(
-        cls, weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages | None = None
-    ) -> "PackedLinear":
-        """Make a layer that computes `silu(x @ gate.T) * (x @ up.T)`.
-
-        A panel has a vector of gate's outputs and the matching vector of up's, so that SwiGLU
-        (Shazeer, 2020) is computed in registers, before anything is stored.
-
-        Args:
-            weight: the rows of gate, then those of up. `bias` has the same order.
-        """
-        linear = cls.__new__(cls)
-        linear.out_features, linear._size = weight.shape[0] // 2, weight.shape[1]
-        linear.num_bytes = 2 * weight.numel()
-        lanes = _width() // 2
-        half = _round_up(linear.out_features, lanes)
-        gate = torch.arange(half)
-        # Fill the last panel with zeros (rows past the end), not with the first rows of up.
-        gate[linear.out_features :] = weight.shape[0]
-        panels = [gate.view(-1, lanes), (gate + linear.out_features).view(-1, lanes)]
-        linear._init(weight, bias, memory, torch.stack(panels, dim=1).flatten(), is_gated=True)
-        return linear
-
-    def _init(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        memory: HugePages | None,
-        rows: torch.Tensor,
-        is_gated: bool,
+        memory: HugePages | None = None,
+        *,
+        is_gated: bool = False,
     ) -> None:
-        """Pack the weights and keep what a call needs.
-
-        Args:
-            rows: for each output of the panels, the row of `weight` that computes it; a number past
-                the last row stands for zeros.
-        """
+        num_rows, self._size = weight.shape
+        self.out_features = num_rows // 2 if is_gated else num_rows
+        self.num_bytes = 2 * weight.numel()
+        # For each output of the panels, the row of `weight` that computes it; a row past the end
+        # stands for zeros.
+        if is_gated:
+            lanes = _width() // 2
+            gate = torch.arange(_round_up(self.out_features, lanes))
+            gate[self.out_features :] = num_rows  # not the first rows of up
+            panels = [gate.view(-1, lanes), (gate + self.out_features).view(-1, lanes)]
+            rows = torch.stack(panels, dim=1).flatten()
+        else:
+            rows = torch.arange(_round_up(num_rows, _width()))
         zeros = weight.new_zeros(1, self._size)
-        rows = rows.clamp(max=len(weight))
+        rows = rows.clamp(max=num_rows)
         padded = torch.cat([weight, zeros])[rows]
         self._dtype = weight.dtype
         if self._dtype is torch.bfloat16:

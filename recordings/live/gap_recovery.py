@@ -14,7 +14,7 @@ import msgspec
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
-from stepscope.engine.client.telemetry_reader import Received, ReorderBuffer
+from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom
 from stepscope.engine.protocol.replies import Replayed, ReplayedFrame

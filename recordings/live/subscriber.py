@@ -22,7 +22,7 @@ from stepscope.engine.client.errors import (
     EngineStarting,
     EngineUnreachable,
 )
-from stepscope.engine.client.telemetry_reader import Received
+from stepscope.engine.client.reorder_buffer import Received
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint

@@ -18,10 +18,8 @@ from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import replies, wire
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
-    Change,
     ChatMessage,
     Drain,
     GetInfo,
@@ -433,9 +431,6 @@ class AttachedEngine:
 
     def clock(self) -> int:
         return time.monotonic_ns()
-
-    def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
-        return None
 
 
 def test_the_control_server_can_serve_an_attached_engine(tmp_path: Path) -> None:

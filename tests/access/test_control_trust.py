@@ -20,9 +20,11 @@ from hypothesis import strategies as st
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import CommandRefused
 from stepscope.engine.control import server
-from stepscope.engine.control.changes import MAX_ANSWERS, AnswerBook, OnceReused
+from stepscope.engine.control.changes import MAX_ANSWERS, Changes
 from stepscope.engine.loop import changes
+from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies
+from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
     Change,
@@ -40,6 +42,7 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.replies import Ack, AnyReply, AuditPage, Error, Submitted
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
@@ -188,20 +191,42 @@ def test_a_command_for_a_dead_engine_is_refused_by_its_successor(
     assert client.snapshot().state == "idle"
 
 
-def test_kept_acks_are_forgotten_oldest_first_and_never_mixed_up_between_clients() -> None:
-    book: AnswerBook[str] = AnswerBook()
-    ack = Ack(effective_step=3)
-    assert book.is_new((b"a", b"1"), b"x", "first")
-    assert not book.is_new((b"a", b"1"), b"x", "second")
-    assert book.take_ready((b"a", b"1")) == []  # not answered yet
-    book.answered((b"a", b"1"), ack)
-    assert book.take_ready((b"a", b"1")) == [("second", ack)]
-    assert book.is_new((b"b", b"1"), b"x", "another client's")
-    with pytest.raises(OnceReused):
-        book.is_new((b"a", b"1"), b"y", "first")
+class OneClient:
+    """`Connections` without keys."""
+
+    def key(self, identity: bytes) -> bytes:
+        return b""
+
+    def account(self, identity: bytes) -> bytes:
+        return identity
+
+    def asker(self, identity: bytes, who: str) -> Asker:
+        return Asker(who)
+
+
+def test_kept_acks_are_forgotten_oldest_first() -> None:
+    inbox = Inbox()
+    sent: list[tuple[bytes, bytes, AnyReply]] = []
+    changes = Changes(
+        inbox,
+        OneClient(),  # type: ignore[arg-type]
+        lambda _: None,
+        lambda identity, command_id, reply: sent.append((identity, command_id, reply)),
+    )
+    ack, first = Ack(effective_step=3), Pause(once="1")
+    changes.apply(b"a", b"1", first, b"x")
+    changes.apply(b"b", b"2", first, b"x")  # not answered yet
+    assert sent == []
+    changes.answered((b"", b"1"), ack)
+    changes.apply(b"a", b"3", first, b"x")
+    assert sent == [(b"b", b"2", ack), (b"a", b"3", ack)]
+    with pytest.raises(ConfigError, match="another command was sent as '1'"):
+        changes.apply(b"a", b"4", first, b"y")
     for number in range(MAX_ANSWERS):
-        assert book.is_new((b"c", str(number).encode()), b"x", "")
-    assert book.is_new((b"a", b"1"), b"x", "long after")
+        changes.apply(b"c", str(number).encode(), Pause(), b"x")
+    assert inbox.qsize() == 1 + MAX_ANSWERS
+    changes.apply(b"a", b"5", first, b"x")  # long after
+    assert inbox.qsize() == 2 + MAX_ANSWERS
 
 
 # Two operators

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, cast, get_args
 
 from gpu_bench import Bench, NotMeasuredError  # type: ignore[import-not-found]
 from gpu_report import percentile  # type: ignore[import-not-found]
+from telemetry_reader import TelemetryReader  # type: ignore[import-not-found]
 
 from stepscope.engine.bench import measured_run
 from stepscope.engine.bench.throughput import LengthRange, ThroughputSpec, plan
-from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step

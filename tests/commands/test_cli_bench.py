@@ -51,8 +51,6 @@ def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
     assert result["itl_ms"]["num_samples"] == 6 * 11
     assert sum(result["steps"]["shares"].values()) == pytest.approx(1.0)
     assert 0 < result["steps"]["budget_use"] <= 1
-    assert (result["telemetry"]["num_gaps"], result["telemetry"]["num_dropped"]) == (0, 0)
-    assert result["telemetry"]["num_received"] >= result["steps"]["num_steps"]
     assert document["knobs"]["max_num_batched_tokens"] == 64
     assert document["config"]["dtype"] == document["engine"]["dtype"] == "float32"
     assert document["engine"]["attention_backend"]

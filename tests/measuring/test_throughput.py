@@ -1,9 +1,6 @@
 """The throughput bench: the same requests everywhere, and every token counted exactly once."""
 
-from pathlib import Path
-
 import pytest
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +13,9 @@ from stepscope.engine.bench.throughput import (
     num_tokens,
     plan,
 )
-from stepscope.engine.client.telemetry_reader import TelemetryReader
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -182,7 +177,7 @@ def test_a_second_measurement_of_an_engine_equals_the_first() -> None:
 
 def test_without_telemetry_tokens_are_still_counted() -> None:
     result, _ = measure(*engine(telemetry=False), some(5))
-    assert (result.num_finished, result.steps, result.telemetry) == (5, None, None)
+    assert (result.num_finished, result.steps) == (5, None)
 
 
 def test_bench_progress_is_the_share_of_generated_tokens() -> None:
@@ -285,48 +280,3 @@ def test_percentiles_are_real_samples_and_ascending(samples_ns: list[int]) -> No
     for value, share in ((p.p50, 0.5), (p.p90, 0.9), (p.p99, 0.99)):
         assert any(value == each / 1e6 for each in samples_ns)
         assert sum(each / 1e6 <= value for each in samples_ns) >= share * len(samples_ns)
-
-
-def test_the_telemetry_reader_counts_received_and_lost_messages(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/telemetry"
-    socket = zmq.Context.instance().socket(zmq.PUB)
-    socket.bind(address)
-    reader = TelemetryReader(address)
-    next_sequence = 0
-
-    def send() -> None:
-        nonlocal next_sequence
-        number = wire.sequence_frame(next_sequence)
-        socket.send_multipart((wire.TOPICS[type(STATUS)], number, wire.encode(STATUS)))
-        next_sequence += 1
-
-    try:
-        while reader.num_received == 0:  # until the subscription has arrived
-            send()
-            reader.drain_until(next_sequence - 1, timeout_s=0.05)
-        num_before, gaps_before = reader.num_received, reader.num_gaps
-        for lost in (0, 3, 0):
-            next_sequence += lost
-            send()
-        reader.drain_until(next_sequence - 1, timeout_s=30.0)
-        assert reader.num_received - num_before == 3
-        assert reader.num_gaps - gaps_before == 3
-    finally:
-        reader.close()
-        socket.close(linger=0)
-
-
-def test_messages_that_do_not_arrive_in_time_are_gaps(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/telemetry"
-    publisher = Publisher(address, 64)
-    reader = TelemetryReader(address)
-    try:
-        while reader.num_received == 0:
-            publisher.publish(STATUS)
-            reader.drain_until(publisher.next_sequence - 1, timeout_s=0.05)
-        reader.num_gaps = 0
-        reader.drain_until(publisher.next_sequence + 1, timeout_s=0.05)
-        assert reader.num_gaps == 2
-    finally:
-        reader.close()
-        publisher.close()

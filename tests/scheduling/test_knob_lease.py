@@ -102,12 +102,6 @@ def test_renewing_a_lease_keeps_its_knobs_and_is_not_audited(engine: Engine) -> 
     assert engine.audited[0].detail == "a try"
 
 
-def test_a_lease_renewal_always_reaches_the_engines_thread(engine: Engine) -> None:
-    engine.set(LEASE_S, max_num_batched_tokens=64)
-    renewal = SetKnobs(changes={BUDGET: 64}, lease_s=LEASE_S)
-    assert engine.core.settled(renewal, PILOT, True) is None
-
-
 def test_a_knob_change_without_a_lease_stays(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64, max_num_seqs=4)
     engine.set(None, Asker("a person"), max_num_batched_tokens=100)

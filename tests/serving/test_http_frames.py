@@ -17,7 +17,7 @@ from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import decode_chat, decode_completion
 from stepscope.engine.http.openai.streaming import answer
-from stepscope.engine.protocol.commands import Abort, Command, Submit, Withdraw
+from stepscope.engine.protocol.commands import Abort, Command, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted, TokenLogprob
 
 GOLDEN = Path(__file__).parents[1] / "clients" / "frames"
@@ -245,38 +245,13 @@ async def test_a_request_ended_by_the_engine_gets_an_error_event_after_its_token
     assert done == "data: [DONE]"
 
 
-async def test_a_slow_reader_gets_every_token_in_fewer_events() -> None:
-    engine = FakeEngine()
-    generation = Generation(engine, [])  # type: ignore[arg-type]
-    generation._indices[7] = 0
-    number = 5_000
-    for token in range(number):
-        generation.receive(
-            7,
-            Output(
-                request_id=1,
-                token_ids=[token],
-                text=f"{token} ",
-                num_output_tokens=token + 1,
-                finish_reason="length" if token == number - 1 else None,
-            ),
-        )
-    pieces = await generation.next_pieces()
-    assert len(pieces) == 257
-    assert [token for piece in pieces for token in piece.output.token_ids] == list(range(number))
-    text = "".join(piece.output.text or "" for piece in pieces)
-    assert text == "".join(f"{token} " for token in range(number))
-    assert pieces[-1].output.finish_reason == "length"
-    assert await generation.next_pieces() == []
-
-
 async def test_a_request_submitted_after_its_client_has_left_is_aborted() -> None:
     engine = FakeEngine()
     generation = Generation(engine, [])  # type: ignore[arg-type]
     generation._indices.update({1: 0, 2: 1})
     generation.receive(1, Submitted(request_id=11, num_prompt_tokens=3))
     generation.abandon()
-    left = [Abort(request_id=11, who="http"), Withdraw(command_id=2)]
+    left = [Abort(request_id=11, who="http")]
     assert engine.commands == left
     generation.receive(2, Submitted(request_id=12, num_prompt_tokens=3))
     assert engine.commands == [*left, Abort(request_id=12, who="http")]

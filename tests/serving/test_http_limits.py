@@ -14,9 +14,13 @@ import pytest
 import uvicorn
 
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai import body
-from stepscope.engine.http.openai.body import HeldBody
-from stepscope.engine.http.peers import PeerLimit, peer_of
+from stepscope.engine.http.openai.body import (
+    MAX_BODY_BYTES,
+    MAX_HELD_BYTES,
+    SMALL_BODY_BYTES,
+    HeldBodies,
+    HeldBody,
+)
 from stepscope.engine.http.server import connection
 from stepscope.engine.http.server.connection import (
     MAX_HEAD_BYTES,
@@ -50,11 +54,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """The port of a server with short timeouts and at most 4 connections, 3 from one peer."""
-    for phase, limit_s in {"head": 0.3, "rest": 0.3, "idle": 0.6}.items():
-        monkeypatch.setitem(connection._LIMITS_S, phase, limit_s)  # type: ignore[misc, arg-type]
-    protocol: Any = functools.partial(Connection, PeerLimit(4, 3))
-    config = uvicorn.Config(echo, http=protocol, lifespan="off", ws="none", log_config=None)
+    """The port of a server with short timeouts and at most 3 connections."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    protocol: Any = functools.partial(Connection, 3)
+    config = uvicorn.Config(
+        echo, http=protocol, lifespan="off", ws="none", log_config=None, timeout_keep_alive=1
+    )
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     with contextlib.ExitStack() as stack:
@@ -194,43 +199,19 @@ async def test_a_connection_above_the_limit_is_refused_until_another_closes(port
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_a_peer_is_an_ipv4_address_or_an_ipv6_network() -> None:
-    assert peer_of("192.0.2.1") == "192.0.2.1" == peer_of("::ffff:192.0.2.1")
-    assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
-    assert peer_of("fe80::1%eth0") == peer_of("fe80::2%eth0")
-
-
-def test_http_connections_are_limited_per_peer_and_in_total() -> None:
-    peers = PeerLimit(3, 2)
-    assert [peers.add("a") for _ in range(3)] == [None, None, "peer"]
-    assert [peers.add("b"), peers.add("c")] == [None, "all"]
-    peers.remove("a")
-    assert peers.add("c") is None
-
-
-def test_bodies_share_a_memory_bound_that_no_peer_can_take_alone() -> None:
-    bodies = PeerLimit(body.MAX_HELD_BYTES, body.MAX_PEER_BYTES)
-    size = body.MAX_BODY_BYTES
-
-    def fill(peer: str) -> list[Any]:
-        held = []
-        while True:
-            each = HeldBody(bodies, peer)
-            try:
-                each.grow(size)
-            except ApiError:
-                return held
-            held.append(each)
-
-    first = fill("a")
-    assert len(first) == body.MAX_PEER_BYTES // size
-    assert len(fill("b")) == len(first)
-    assert fill("c") == []
-    HeldBody(bodies, "c").grow(body.SMALL_BODY_BYTES)  # small bodies are always accepted
-    for each in first:
+def test_bodies_share_a_bound_and_small_ones_are_always_taken() -> None:
+    bodies = HeldBodies()
+    held = [HeldBody(bodies) for _ in range(MAX_HELD_BYTES // MAX_BODY_BYTES)]
+    for each in held:
+        each.grow(MAX_BODY_BYTES // 2)
+        each.grow(MAX_BODY_BYTES)
+    with pytest.raises(ApiError, match="too many long requests"):
+        HeldBody(bodies).grow(MAX_BODY_BYTES)
+    HeldBody(bodies).grow(SMALL_BODY_BYTES)
+    for each in held:
         each.release()
         each.release()
-    assert len(fill("c")) == len(first)
+    assert bodies.num_bytes == 0
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`/metrics` agrees with the step records and has the names that vLLM's dashboards use."""
 
-import asyncio
 import json
 import re
 from collections import Counter
@@ -17,10 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.meters import length_bounds
-from stepscope.engine.http.metrics.reducer import EngineMetrics, GoodputRate
+from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import ReplayFrom
-from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (
     Admitted,
@@ -108,21 +105,6 @@ def total(metrics: EngineMetrics, name: str, **labels: str) -> float:
     return value
 
 
-def test_goodput_is_a_rate_over_the_last_minute_and_unknown_after_lost_messages() -> None:
-    goodput = GoodputRate()
-    assert goodput.per_s is None
-    goodput.advance(0)
-    goodput.add(1_000_000_000)
-    goodput.advance(2_000_000_000)
-    assert goodput.per_s == 0.5
-    goodput.advance(60_000_000_000)
-    assert goodput.per_s == 1 / 60
-    goodput.advance(61_000_000_000)
-    assert goodput.per_s == 0
-    goodput.restart()
-    assert goodput.per_s is None
-
-
 def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     session: list[tuple[int, Telemetry]],
 ) -> None:
@@ -157,8 +139,6 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     ]
     num_kept = total(metrics, "stepscope_requests_within_levels_total")
     assert num_kept == sum(kept) < len(kept)
-    seconds = (steps[-1].tokens_ns - steps[0].tokens_ns) / 1e9
-    assert metrics.goodput.per_s == pytest.approx(sum(kept) / seconds, rel=0.02)
     known = {key: times for key, times in tokens.items() if key in arrivals}
     assert len(known) > 20
     first = "vllm:time_to_first_token_seconds"
@@ -227,60 +207,36 @@ def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telem
         assert total(metrics, name) < total(whole, name)
 
 
-class RingEngine:
-    """Answers a follower's queries from a recorded session; keeps messages from `oldest` on."""
-
-    def __init__(self, session: list[tuple[int, Telemetry]], oldest: int) -> None:
-        self._session = session
-        self._oldest = oldest
-
-    async def ask_for(self, kind: type, command: object, timeout_s: float) -> object:
-        await asyncio.sleep(0)
-        if kind is Snapshot:
-            return Snapshot(
-                sequence=-1,
-                step=-1,
-                time_ns=0,
-                info=next(m for _, m in self._session if isinstance(m, EngineInfo)),
-                knobs={},
-                knobs_version=0,
-                state="idle",
-                requests=[],
-                blocks=None,
-                kv=None,
-            )
-        assert isinstance(command, ReplayFrom)
-        wanted = range(max(command.sequence, self._oldest), command.sequence + command.limit)
-        frames = [
-            ReplayedFrame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-            for sequence, message in self._session
-            if sequence in wanted
-        ]
-        return Replayed(frames=frames, oldest_sequence=self._oldest, next_sequence=10**6)
-
-
-@pytest.mark.parametrize("oldest", [0, 1_000_000])
-async def test_the_metrics_recover_a_gap_from_the_replay_ring_or_count_it_as_lost(
-    session: list[tuple[int, Telemetry]], oldest: int
+@pytest.mark.parametrize("num_early", [0, 60])
+def test_the_metrics_count_messages_that_never_come_as_lost(
+    session: list[tuple[int, Telemetry]], num_early: int
 ) -> None:
-    numbered = [(number, message) for number, (_, message) in enumerate(session)]
+    """Whether or not some came before the snapshot that the metrics begin with."""
     metrics = EngineMetrics()
-    follower = TelemetryFollower(RingEngine(numbered, oldest), metrics)  # type: ignore[arg-type]
-    for number, message in numbered:
+    follower = TelemetryFollower(None, metrics)  # type: ignore[arg-type]
+    snapshot = Snapshot(
+        sequence=-1,
+        step=-1,
+        time_ns=0,
+        info=next(m for _, m in session if isinstance(m, EngineInfo)),
+        knobs={},
+        knobs_version=0,
+        state="idle",
+        requests=[],
+        blocks=None,
+        kv=None,
+    )
+    for number, (_, message) in enumerate(session):
+        if number == num_early:
+            follower.join(snapshot)
         if number in range(100, 130):
             continue
         topic = wire.TOPICS[type(message)]
-        follower._receive([topic, wire.sequence_frame(number), wire.encode(message)])
-        if follower._wanted.is_set():
-            await follower._catch_up()
-            follower._wanted.clear()
-    names = ("telemetry_healed", "telemetry_lost", "steps")
-    healed, lost, num_steps = (total(metrics, f"stepscope_{name}_total") for name in names)
-    if oldest == 0:
-        assert (healed, lost, num_steps) == (30, 0, 400)
-    else:
-        assert (healed, lost) == (0, 30)
-        assert num_steps < 400
+        follower.receive([topic, wire.sequence_frame(number), wire.encode(message)])
+    steps = [m for _, m in session if isinstance(m, StepRecord)]
+    lost = [m for _, m in session[100:130] if isinstance(m, StepRecord)]
+    assert total(metrics, "stepscope_telemetry_lost_total") == 30
+    assert total(metrics, "stepscope_steps_total") == len(steps) - len(lost)
 
 
 def test_a_scrape_of_a_real_server_counts_its_requests(

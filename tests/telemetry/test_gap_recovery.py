@@ -1,25 +1,19 @@
 """Many small gaps: few queries recover them, and stopping meanwhile loses nothing unreported."""
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.recorder import Recorder
-from tests.support.engines.fake_engine import FakeEngine, Session, info, step
-from tests.support.waiting import until, wait_for
+from tests.support.engines.fake_engine import Session
+from tests.support.waiting import wait_for
 
 ARRIVES_S = 0.3  # what was published is in the subscriber's socket by then
 
@@ -160,67 +154,3 @@ def test_messages_from_before_an_engine_fell_silent_are_kept_when_stopping_later
     assert recorded.numbers == [last]
     assert recorded.num_lost == session.history.num_lost == 3
     session.engine.close()
-
-
-# The metrics
-
-
-class Followed(NamedTuple):
-    """The metrics of a `FakeEngine`, followed over its sockets."""
-
-    engine: FakeEngine
-    metrics: EngineMetrics
-    follower: TelemetryFollower
-    task: "asyncio.Task[None]"
-
-    def run_with_gaps(self, num_steps: int) -> None:
-        for number in range(num_steps):
-            self.engine.publish(step(self.engine.next_sequence), lost=number % 2 == 0)
-
-    def total(self, name: str) -> float:
-        return self.metrics.meters.registry.get_sample_value(f"{name}_total") or 0.0
-
-    @property
-    def num_steps(self) -> float:
-        return self.total("stepscope_steps")
-
-    def has_caught_up(self) -> bool:
-        return self.follower._next_sequence == self.engine.next_sequence
-
-    async def leave(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-
-@asynccontextmanager
-async def followed(folder: Path) -> AsyncIterator[Followed]:
-    engine = FakeEngine(folder, info())
-    engine.publish(info())
-    client = EngineClient(engine.endpoint)
-    connecting = asyncio.create_task(client.run())
-    await until(lambda: client.info is not None, "found")
-    metrics = EngineMetrics()
-    follower = TelemetryFollower(client, metrics)
-    follows = Followed(engine, metrics, follower, asyncio.create_task(follower.run()))
-    while not follows.num_steps:  # a new subscription takes a moment
-        engine.publish(step(engine.next_sequence))
-        await asyncio.sleep(0.01)
-    await until(follows.has_caught_up, "caught up")
-    yield follows
-    await follows.leave()
-    connecting.cancel()
-    await asyncio.gather(connecting, return_exceptions=True)
-    engine.close()
-
-
-async def test_metrics_that_stop_without_a_reply_count_the_gap_as_lost(
-    tmp_path: Path,
-) -> None:
-    async with followed(tmp_path) as follows:
-        num_before = follows.num_steps
-        follows.engine.is_silent = True
-        follows.run_with_gaps(400)
-        await until(lambda: len(follows.follower._held) == 200, "received")
-        await follows.leave()
-        assert follows.num_steps - num_before == 200
-        assert follows.total("stepscope_telemetry_lost") == 200

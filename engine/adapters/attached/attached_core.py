@@ -194,10 +194,6 @@ class AttachedCore:
             pauses=self.pauses.published(),
         )
 
-    def settled(self, command: Change, asker: Asker, is_alone: bool) -> None:
-        """Return None: only the engine's thread may answer a change, between two steps."""
-        return
-
     def clock(self) -> int:
         """Return this machine's monotonic time in nanoseconds."""
         return time.monotonic_ns()

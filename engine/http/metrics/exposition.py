@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.protocol.silence import publishes
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _ENGINE = "0"
@@ -50,7 +49,7 @@ class Exposition(Collector):
         metrics = self._metrics
         info = metrics.info
         # Without telemetry, zeros would wrongly mean that there is no load.
-        if info is None or publishes(info):
+        if info is None or info.publishes:
             model = self._served_model_name or (info.model if info is not None else "")
             families = chain(self._gauges(), metrics.meters.registry.collect())
             yield from _labelled(families, {"model_name": model, "engine": _ENGINE})
@@ -81,12 +80,7 @@ class Exposition(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         metrics = self._metrics
-        text = (
-            "Requests per second that finished within their service levels, over the last minute."
-        )
-        values: list[tuple[str, str, float | None]] = [
-            ("stepscope_goodput_requests_per_second", text, metrics.goodput.per_s)
-        ]
+        values: list[tuple[str, str, float | None]] = []
         if (step := metrics.step) is not None:
             values += [
                 ("stepscope_token_budget", "Token budget of the latest step.", step.token_budget),

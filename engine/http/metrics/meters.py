@@ -49,7 +49,6 @@ _COUNTERS = {
     "stepscope_pauses": "Times that an operator paused the engine.",
     "stepscope_paused_seconds": "Time in which an operator had paused the engine.",
     "stepscope_telemetry_lost": "Messages of the engine that were lost: other metrics lack them.",
-    "stepscope_telemetry_healed": "Messages that came only when asked for again.",
 }
 _LABELS = {"vllm:request_success": ["finished_reason"], "stepscope_scheduled_tokens": ["phase"]}
 _HISTOGRAMS = {

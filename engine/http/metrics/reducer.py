@@ -4,49 +4,12 @@ Times are the engine's own, from its step records. So they do not include delays
 client or this process. If a request was first seen after it had started, only what was seen counts.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 from stepscope.engine.http.metrics.meters import Meters
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
-
-_WINDOW_NS = 60_000_000_000
-
-
-class GoodputRate:
-    """Counts the requests that met their service levels. Times are on the engine's clock."""
-
-    def __init__(self) -> None:
-        self._since_ns: int | None = None
-        self._now_ns = 0
-        self._kept_ns: deque[int] = deque()  # when each request finished
-
-    def restart(self) -> None:
-        """Forget all requests so far, because messages about them are missing."""
-        self._since_ns = None
-        self._kept_ns.clear()
-
-    def advance(self, now_ns: int) -> None:
-        """Set the current time on the engine's clock, and forget requests older than a minute."""
-        if self._since_ns is None:
-            self._since_ns = now_ns
-        self._now_ns = now_ns
-        while self._kept_ns and self._kept_ns[0] <= now_ns - _WINDOW_NS:
-            self._kept_ns.popleft()
-
-    def add(self, time_ns: int) -> None:
-        """Count a request that finished within its service levels."""
-        self._kept_ns.append(time_ns)
-
-    @property
-    def per_s(self) -> float | None:
-        """Requests per second that met their service levels. None until some time has passed."""
-        if self._since_ns is None or self._now_ns <= self._since_ns:
-            return None
-        return len(self._kept_ns) * 1e9 / min(self._now_ns - self._since_ns, _WINDOW_NS)
-
 
 _LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 _FIRST_TOKEN = int(wire.RowFlag.FIRST_TOKEN)
@@ -73,7 +36,6 @@ class EngineMetrics:
     def __init__(self) -> None:
         self.ttft_s, self.itl_s = 0.5, 0.05
         self.meters = Meters()
-        self.goodput = GoodputRate()
         self.info: wire.EngineInfo | None = None
         self.knobs: dict[str, wire.KnobValue] = {}
         # The latest message, and step; None: the engine is gone.
@@ -107,13 +69,11 @@ class EngineMetrics:
         """
         self.meters.count("stepscope_telemetry_lost", num_messages)
         self._lives.clear()
-        self.goodput.restart()
 
     def leave(self) -> None:
         """Clear the current values and requests, because the engine is gone."""
         self._lives.clear()
         self._pauses, self._now_ns = PauseTrail(), None
-        self.goodput.restart()
         self.latest = self.step = None
 
     def apply(self, message: wire.Telemetry) -> None:
@@ -136,7 +96,6 @@ class EngineMetrics:
         before_ns = self._now_ns or now_ns
         self._now_ns = now_ns = max(before_ns, now_ns)
         self.meters.count("stepscope_paused_seconds", self._pauses.within(before_ns, now_ns) / 1e9)
-        self.goodput.advance(now_ns)
         self.latest = message
         if (kv := message.kv) is not None:
             self.meters.count("vllm:prefix_cache_queries", kv.queried_tokens)
@@ -253,7 +212,6 @@ class EngineMetrics:
             return
         if life.has_kept_levels:
             self.meters.count("stepscope_requests_within_levels")
-            self.goodput.add(time_ns)
         decode_s = self._time("vllm:request_decode_time_seconds", first_ns, last_ns)
         gap_s = decode_s / max(1, num_output_tokens - 1)
         observe("vllm:request_time_per_output_token_seconds", gap_s)

@@ -7,7 +7,6 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from stepscope.engine.http.errors import ApiError, too_many
-from stepscope.engine.http.peers import PeerLimit
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
 # The decoded request must fit into one command.
@@ -16,38 +15,41 @@ MAX_BODY_BYTES = MAX_COMMAND_BYTES - 64 * 1024
 # long is read and discarded, up to this size.
 MAX_WASTED_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
-# Limits for bodies being received or not yet passed to the engine, in total and per peer. Small
-# bodies do not count.
 MAX_HELD_BYTES = 256 * 1024 * 1024
-MAX_PEER_BYTES = MAX_HELD_BYTES // 2
-SMALL_BODY_BYTES = 64 * 1024
+SMALL_BODY_BYTES = 64 * 1024  # so small a body is always taken
 
 
 class Vanished(Exception):  # noqa: N818 - reads as what happened
     """The client disconnected before its request was complete."""
 
 
-class HeldBody:
-    """A body that the engine has not received yet: it counts in `limit` until it is released."""
+class HeldBodies:
+    """The bodies that are being received, or that the engine has not taken yet."""
 
-    def __init__(self, limit: PeerLimit, peer: str) -> None:
-        self._limit = limit
-        self._peer = peer
+    def __init__(self) -> None:
+        self.num_bytes = 0  # of those that are not small
+
+
+class HeldBody:
+    """One of `bodies`, until it is released."""
+
+    def __init__(self, bodies: HeldBodies) -> None:
+        self._bodies = bodies
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Set the body's size so far. Raises ApiError if a limit is exceeded."""
+        """Set the body's size so far. Raises ApiError if all bodies together are too large."""
         if num_bytes <= SMALL_BODY_BYTES:
             return
-        limit = self._limit.add(self._peer, num_bytes - self._num_counted)
-        if limit is not None:
-            mine, all_of = "you have too many long requests in progress", "too many long requests"
-            raise too_many(f"{all_of} are under way" if limit == "all" else mine, "too_many_bytes")
+        added = num_bytes - self._num_counted
+        if self._bodies.num_bytes + added > MAX_HELD_BYTES:
+            raise too_many("too many long requests are under way", "too_many_bytes")
+        self._bodies.num_bytes += added
         self._num_counted = num_bytes
 
     def release(self) -> None:
         """Stop counting the body. May be called more than once."""
-        self._limit.remove(self._peer, self._num_counted)
+        self._bodies.num_bytes -= self._num_counted
         self._num_counted = 0
 
     def __enter__(self) -> Self:

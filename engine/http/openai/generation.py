@@ -1,23 +1,19 @@
 """`Generation`: submits one HTTP request to the engine, and keeps its outputs until they are read.
 
-A request has one or more choices. A client that reads slowly does not delay others. Its unread
-outputs are kept here. If there are many, the newest are joined into one, so that little more than
-the text itself is kept.
+A request has one or more choices. A client that reads slowly does not delay others: its unread
+outputs are kept here.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.protocol.commands import Abort, Submit, Withdraw
-from stepscope.engine.protocol.replies import AnyReply, Error, Output, PositionLogprobs, Submitted
+from stepscope.engine.protocol.commands import Abort, Submit
+from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 
-MAX_PENDING = 256  # unread outputs of one request before further ones are joined
+MAX_AT_ONCE = 256  # outputs that are written in one go, while other streams wait
 
 
 class TextPiece(NamedTuple):
@@ -29,28 +25,6 @@ class TextPiece(NamedTuple):
 
 class ClientGone(Exception):  # noqa: N818 - reads as what happened
     """The client has disconnected."""
-
-
-class _JoinedText:
-    def __init__(self, first: Output) -> None:
-        self._last = first
-        self._token_ids = list(first.token_ids)
-        self._texts = [first.text or ""]
-        self._logprobs: list[PositionLogprobs] = list(first.logprobs or ())
-
-    def add(self, output: Output) -> None:
-        self._last = output
-        self._token_ids += output.token_ids
-        self._texts.append(output.text or "")
-        self._logprobs += output.logprobs or ()
-
-    def output(self) -> Output:
-        return msgspec.structs.replace(
-            self._last,
-            token_ids=self._token_ids,
-            text="".join(self._texts),
-            logprobs=self._logprobs if self._last.logprobs is not None else None,
-        )
 
 
 class Generation:
@@ -74,8 +48,7 @@ class Generation:
         self._indices: dict[int, int] = {}  # choice by command id, of unfinished commands
         self._request_ids: dict[int, int] = {}  # by command id, of accepted commands
         self._num_submitted = 0
-        self._pending: deque[TextPiece] = deque()
-        self._joined: dict[int, _JoinedText] = {}  # by choice; newer than everything in `_pending`
+        self._pending: list[TextPiece] = []
         self._failure: Exception | None = None
         self._is_closed = False
         self._change: asyncio.Future[None] | None = None  # the latest future of `_changed`
@@ -97,15 +70,13 @@ class Generation:
         self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
-        """Wait for new outputs and return them, in order for each choice."""
-        while not self._pending and not self._joined:
+        """Wait for new outputs and return some, in order; an empty list after the last."""
+        while not self._pending:
             if not self._indices and self._failure is None:
                 return []
             await self._changed()
-        pieces = [*self._pending]
-        pieces += [TextPiece(index, joined.output()) for index, joined in self._joined.items()]
-        self._pending.clear()
-        self._joined.clear()
+        pieces = self._pending[:MAX_AT_ONCE]
+        del self._pending[:MAX_AT_ONCE]
         return pieces
 
     def abandon(self) -> None:
@@ -121,12 +92,10 @@ class Generation:
             return
         self._is_closed = True
         self._pending.clear()
-        self._joined.clear()
         for command_id in list(self._indices):
+            # One that is not accepted yet is aborted when it is.
             if (request_id := self._request_ids.get(command_id)) is not None:
-                self._send(Abort(request_id=request_id, who="http"))
-            else:
-                self._send(Withdraw(command_id=command_id))
+                self._abort(request_id)
 
     # Waiter
 
@@ -135,14 +104,14 @@ class Generation:
             self._num_submitted += 1
             self._request_ids[command_id] = reply.request_id
             if self._is_closed:
-                self._send(Abort(request_id=reply.request_id, who="http"))
+                self._abort(reply.request_id)
         elif isinstance(reply, Output):
             index = self._indices[command_id]
             if reply.finish_reason is not None:
                 self._done(command_id)
             if self._is_closed:
                 return
-            self._keep(index, reply)
+            self._pending.append(TextPiece(index, reply))
         elif isinstance(reply, Error):
             self._done(command_id)
             if self._failure is None:
@@ -155,23 +124,15 @@ class Generation:
             self._failure = error
         self._wake()
 
-    def _keep(self, index: int, output: Output) -> None:
-        if (joined := self._joined.get(index)) is not None:
-            joined.add(output)
-        elif len(self._pending) < MAX_PENDING:
-            self._pending.append(TextPiece(index, output))
-        else:
-            self._joined[index] = _JoinedText(output)
-
     def _done(self, command_id: int) -> None:
         self._engine.forget(command_id)
         self._indices.pop(command_id, None)
         self._request_ids.pop(command_id, None)
 
-    def _send(self, command: Abort | Withdraw) -> None:
+    def _abort(self, request_id: int) -> None:
         try:
             # Ignore the answer: the request may have finished meanwhile.
-            self._engine.send(command, None)
+            self._engine.send(Abort(request_id=request_id, who="http"), None)
         except EngineUnreachable:
             return  # the request has ended with its engine
 

@@ -26,8 +26,7 @@ from stepscope.engine.http.errors import (
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
 from stepscope.engine.http.openai.body import (
     MAX_BODY_BYTES,
-    MAX_HELD_BYTES,
-    MAX_PEER_BYTES,
+    HeldBodies,
     HeldBody,
     Vanished,
     read_body,
@@ -38,7 +37,6 @@ from stepscope.engine.http.openai.job import Head, Job
 from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
 from stepscope.engine.http.openai.responses import ModelCard, ModelList
 from stepscope.engine.http.openai.streaming import answer
-from stepscope.engine.http.peers import PeerLimit, peer_of
 from stepscope.engine.http.server.guard import Guard
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import ResetPrefixCache
@@ -59,7 +57,7 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
-        self._bodies = PeerLimit(MAX_HELD_BYTES, MAX_PEER_BYTES)
+        self._bodies = HeldBodies()
 
     # Requests that generate
 
@@ -68,8 +66,7 @@ class Api:
     ) -> None:
         """Read a request that generates tokens, run it, and send the answer, unless ApiError."""
         self._check_room()
-        client = scope.get("client")
-        with HeldBody(self._bodies, peer_of(client[0] if client else None)) as held:
+        with HeldBody(self._bodies) as held:
             try:
                 body = await read_body(receive, Headers(scope=scope), held)
             except Vanished:

@@ -1,8 +1,7 @@
 """`Connection`: one client's connection to the HTTP port, with limits on sizes and times.
 
-Without these limits, uvicorn's own protocol accepts a head of any size, waits for the head as long
-as it takes, keeps any number of pipelined requests, and adds trailers to the headers. All of that
-happens before the API key is checked.
+Without them, uvicorn's own protocol accepts a head of any size, waits for it as long as it takes,
+and adds trailers to the headers, all before the API key is checked.
 """
 
 import asyncio
@@ -15,176 +14,128 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from stepscope.engine.http.errors import ApiError, unavailable
-from stepscope.engine.http.peers import PeerLimit, peer_of
 
-MAX_HEAD_BYTES = 32 * 1024  # request line, headers and trailers
+MAX_HEAD_BYTES = 32 * 1024  # that may come without a whole head or a piece of a body
 MAX_HEAD_LINES = 128
 MAX_PIPELINED = 16  # requests that wait for the answer to an earlier one
-HEAD_S = 10.0  # for a whole head, from the connection or from its first byte
+HEAD_S = 10.0  # for a whole head, and for the rest of a body whose request is already answered
 IDLE_S = 75.0  # between an answer and the next request
-REST_S = 10.0  # for the rest of a body whose request is already answered
 LINGER_S = 2.0  # for the client to read its last answer
-# Bytes passed to the parser at once. Limits are checked after each slice.
+# Bytes passed to the parser at once. The limit is checked after each slice.
 _SLICE = 16 * 1024
-
-_Phase = Literal["head", "answer", "rest", "idle", "refused"]
-_LIMITS_S: dict[_Phase, float] = {"head": HEAD_S, "rest": REST_S, "idle": IDLE_S}
-
-
-class _TooMuch(Exception):  # noqa: N818 - the parser turns it into an error of its own
-    pass
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits."""
+    """uvicorn's protocol with limits. `most`: connections that the server may have."""
 
     def __init__(
         self,
-        peers: PeerLimit,
+        most: int,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._peers = peers
-        self._peer: str | None = None  # set once the connection is counted
-        self._phase: _Phase | None = None
+        self._most = most
+        # What comes next, or is being received. "silent": nothing has come yet.
+        self._expected: Literal["silent", "head", "body", "next"] = "silent"
+        self._num_bytes = 0  # since the last whole head or piece of a body
+        self._is_refused = False  # nothing more is read; it is closed after the answers under way
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: ApiError | None = None  # why the parser was stopped
-        # State of the message being received:
-        self._has_head = False
-        self._is_whole = True
-        self._num_head_bytes = 0
-        self._num_lines = 0
-        self._num_unheard = 0  # bytes since the parser last reported anything
-        self._was_heard = False
 
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        peer = peer_of(self.client[0] if self.client else None)
-        limit = self._peers.add(peer)
-        if limit is None:
-            self._peer = peer
-            self._look()
-            return
-        whose, most, then = "you have", self._peers.most_each, "close some"
-        if limit == "all":
-            whose, most, then = "this server has", self._peers.most, "try again later"
-        message = f"{whose} {most} connections already; {then}"
-        self._refuse(unavailable(message, "too_many_connections"))
-        transport.close()  # at once, because there are already too many connections
+        if len(self.connections) > self._most:
+            message = f"this server has {self._most} connections already; try again later"
+            self._refuse(unavailable(message, "too_many_connections"))
+            transport.close()  # at once, because there are already too many connections
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._is_refused = True
         self._unset_keepalive_if_required()
-        self._enter("refused")
         self._stop_timer()
-        if self._peer is not None:
-            self._peers.remove(self._peer)
-            self._peer = None
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._expected in ("silent", "next"):
+            self._expected = "head"
         view = memoryview(data)
         for begin in range(0, len(view), _SLICE):
-            if self._phase == "refused" or self.transport.is_closing():
+            if self._is_refused or self.transport.is_closing():
                 return  # discard the data
             self._feed(view[begin : begin + _SLICE])
-        self._look()
+        self._watch()
 
     def _feed(self, part: memoryview) -> None:
-        self._was_heard = False
+        self._num_bytes += len(part)
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
             # Answer the request without the upgrade. The bytes after it are not HTTP.
-            self._end_after_answer()
-            return
+            self._is_refused = True
         except httptools.HttpParserError:
-            self._refuse(self._refusal or ApiError(400, "this is no valid HTTP request"))
-            return
-        self._num_unheard = 0 if self._was_heard else self._num_unheard + len(part)
-        if self._num_unheard > MAX_HEAD_BYTES:
+            self._refuse(ApiError(400, "this is no valid HTTP request"))
+        if self._num_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        self._was_heard = True
-        self._has_head = self._is_whole = False
-        self._num_head_bytes = self._num_lines = 0
+        self._expected = "head"
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_lines += 1
-        self._count(len(name) + len(value) + len(b": \r\n"))
-        if not self._has_head:  # else it is a trailer, which is ignored
-            super().on_header(name, value)
+        if self._expected != "head":
+            return  # a trailer
+        if len(self.headers) == MAX_HEAD_LINES:
+            self._refuse(_head_too_large())
+            raise httptools.HttpParserError
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._was_heard = True
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _TooMuch
+            raise httptools.HttpParserError("too many requests wait for their answer")
+        self._expected, self._num_bytes = "body", 0
         super().on_headers_complete()
-        self._has_head = True
         if self.parser.get_http_version() == "1.0" and self.cycle is not None:
             _send_plainly(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        self._was_heard = True
+        self._num_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._was_heard = True
-        self._is_whole = True
+        self._expected, self._num_bytes = "next", 0
         super().on_message_complete()
-
-    def _count(self, num_bytes: int) -> None:
-        self._was_heard = True
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > MAX_HEAD_BYTES or self._num_lines > MAX_HEAD_LINES:
-            self._refusal = _head_too_large()
-            raise _TooMuch
 
     # Called by uvicorn
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._phase != "refused":
-            self._look()
+        if not self._is_refused:
+            self._watch()
         elif not self._is_answering:
             self._hang_up()
-
-    # The phases and their time limits
-
-    def _look(self) -> None:
-        if self._phase == "refused":
-            return
-        if self._is_answering:
-            self._enter("answer")
-        elif self.cycle is None or self._num_unheard or not (self._is_whole or self._has_head):
-            self._enter("head")
-        else:
-            self._enter("idle" if self._is_whole else "rest")
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _enter(self, phase: _Phase) -> None:
-        if phase == self._phase:
+    # Time limits
+
+    def _watch(self) -> None:
+        """Start the timer if something must come from the client now; stop it if nothing must."""
+        if self._is_refused:
             return
-        self._phase = phase
-        self._stop_timer()
-        if (limit_s := _LIMITS_S.get(phase)) is not None:
-            self._timer = self.loop.call_later(limit_s, self._expire)
+        if self._is_answering or self._expected == "next":
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self._expire)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -192,7 +143,8 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _expire(self) -> None:
-        if self._phase == "head" and (self._num_unheard or not self._is_whole):
+        self._timer = None
+        if self._expected == "head":
             message = f"the head of the request did not come within {HEAD_S:g} s"
             self._refuse(ApiError(408, message, code="timeout"))
         else:
@@ -200,33 +152,27 @@ class Connection(HttpToolsProtocol):
 
     # Refusing
 
-    def _end_after_answer(self) -> None:
-        self._enter("refused")
-        if not self._is_answering:
-            self._hang_up()
-
     def _refuse(self, error: ApiError) -> None:
-        """Stop reading, send the error and disconnect."""
+        """Stop reading, send the error unless an answer is under way, and disconnect."""
+        if self._is_refused:
+            return
+        self._is_refused = True
         if self._is_answering:
-            is_its_own = self._has_head and not self._is_whole and not self.pipeline
-            if not is_its_own or self.cycle.response_started:
-                self._end_after_answer()
-                return
+            if self._expected != "body" or self.pipeline or self.cycle.response_started:
+                return  # the connection ends after the answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._enter("refused")
         self.transport.write(self._refusal_bytes(error))
         self._hang_up()
 
     def _hang_up(self) -> None:
         """Close the connection after a delay: at once, unread data would reset it."""
-        self._enter("refused")
+        self._is_refused = True
         self._unset_keepalive_if_required()
-        if self.transport.is_closing():
-            return
-        self.transport.write_eof()
-        self.flow.resume_reading()
-        if self._timer is None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self.transport.write_eof()
+            self.flow.resume_reading()
             self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _refusal_bytes(self, error: ApiError) -> bytes:
@@ -258,8 +204,5 @@ def _send_plainly(cycle: RequestResponseCycle) -> None:
 
 
 def _head_too_large() -> ApiError:
-    return ApiError(
-        431,
-        f"the head of a request has at most {MAX_HEAD_LINES} lines and {MAX_HEAD_BYTES} bytes",
-        code="head_too_large",
-    )
+    most = f"{MAX_HEAD_LINES} lines and {MAX_HEAD_BYTES} bytes"
+    return ApiError(431, f"the head of a request has at most {most}", code="head_too_large")

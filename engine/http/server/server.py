@@ -19,7 +19,6 @@ from stepscope.engine.http.engine_client import HELLO_S, EngineClient
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.peers import PeerLimit
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.server.connection import IDLE_S, Connection
 from stepscope.engine.http.settings import Address, HttpSettings
@@ -88,11 +87,10 @@ def serve_http(
             its port, ends open requests with an error, and exits.
     """
     max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
-    peers = PeerLimit(max_connections, settings.max_connections_per_peer)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
         _loop_factory().run(
-            _main(settings, endpoint, listener, peers, parent_gone, found, collectors)
+            _main(settings, endpoint, listener, max_connections, parent_gone, found, collectors)
         )
 
 
@@ -100,7 +98,7 @@ async def _main(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
-    peers: PeerLimit,
+    max_connections: int,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
     collectors: Iterable[Collector],
@@ -126,7 +124,7 @@ async def _main(
     engine = EngineClient(endpoint, on_change)
     api = Api(settings, engine, exposition)
     # uvicorn calls this like a protocol class.
-    protocol: Any = functools.partial(Connection, peers)
+    protocol: Any = functools.partial(Connection, max_connections)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(api),

@@ -11,14 +11,15 @@ from protocol import Done, Work, serve
 
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
     import msgspec
+    import zmq
 
     from stepscope.engine.bench.measured_run import measure
-    from stepscope.engine.client.telemetry_reader import TelemetryReader
     from stepscope.engine.process.serve import open_engine
     from stepscope.engine.protocol.commands import Submit
     from stepscope.engine.protocol.settings.engine_config import EngineConfig
     from stepscope.engine.protocol.settings.knobs import Knobs
     from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+    from stepscope.engine.transport.sockets import client_socket
 
     resources = contextlib.ExitStack()
     folder = resources.enter_context(tempfile.TemporaryDirectory())
@@ -33,7 +34,10 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     core, intake, vocab_size = resources.enter_context(
         open_engine(config, knobs, progress=lambda what, share: None)
     )
-    reader = TelemetryReader(core.info.telemetry_endpoint)
+    subscriber = resources.enter_context(client_socket(zmq.SUB, None))
+    subscriber.rcvhwm = 0
+    subscriber.subscribe(b"")
+    subscriber.connect(core.info.telemetry_endpoint)
 
     def run(work: Work) -> Done:
         submits = [
@@ -45,7 +49,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
             for token_ids in work.prompts(vocab_size)
         ]
         start_cpu_s = time.process_time()
-        measurement = measure(core, intake, submits, reader=reader)
+        measurement = measure(core, intake, submits)
         cpu_s = time.process_time() - start_cpu_s
         result = measurement.result
         assert not result.num_failed, result.failures

@@ -162,13 +162,8 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
         f"KV cache   {result.num_preemptions:,} preemptions, {result.num_cached_tokens:,} prompt "
         f"tokens ({hits}) from the prefix cache"
     )
-    if (telemetry := result.telemetry) is None:
+    if result.steps is None:
         yield "telemetry off: no data about the steps"
-    else:
-        yield (
-            f"telemetry  {telemetry.num_published:,} messages, {telemetry.num_gaps:,} missed by a "
-            f"subscriber, {telemetry.num_dropped:,} dropped"
-        )
 
 
 def _document(

@@ -18,7 +18,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
-from stepscope.engine.transport.local_engines import stale_files, starting_pid
+from stepscope.engine.transport.local_engines import starting_pid
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.shared.output import say
@@ -199,9 +199,6 @@ def _files() -> Iterator[DoctorFinding]:
         if wanted and not folder.is_relative_to(wanted):
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
             yield DoctorFinding("note", "sockets", text)
-        if names := ", ".join(path.name for path in stale_files()):
-            text = f"left by dead engines: {names}; the next engine to start removes them"
-            yield DoctorFinding("note", "stale sockets", text)
     except (ConfigError, OSError) as error:
         yield DoctorFinding("bad", "sockets", str(error))
     try:

@@ -9,7 +9,6 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
 from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
-from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
@@ -67,7 +66,7 @@ def snapshot(
         chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:
             taken = client.snapshot()
-        if not publishes(taken.info):
+        if not taken.info.publishes:
             _print(taken, None, None, as_json)
             return
         history = last_seconds(chosen, LIVE_S, chosen_levels({}))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
-from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.advice import Run
 from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
@@ -155,7 +154,7 @@ def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
     """Fetch the last seconds of a running engine, as far as it keeps them."""
     name = endpoint.name
     with connect(endpoint) as client:
-        if not publishes(client.info()):
+        if not client.info().publishes:
             raise CommandFailed(f"{name} publishes nothing (--no-telemetry): it has no figures")
     source = Subscriber(endpoint, History(levels), past_s=seconds)
     source.start()

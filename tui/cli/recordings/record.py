@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol.commands import MAX_PAST_S
-from stepscope.engine.protocol.silence import publishes
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
@@ -227,7 +226,7 @@ class RecordedEngine:
 def _source(address: Address, past_s: float) -> LiveSource:
     if isinstance(address, Endpoint):
         with connect(address) as client:
-            if not publishes(client.info()):
+            if not client.info().publishes:
                 why = "publishes nothing (--no-telemetry): no step of it will be in the recording"
                 note(f"{address.name} {why}")
     return receive(address, Journal(), past_s)

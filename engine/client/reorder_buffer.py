@@ -1,22 +1,16 @@
-"""`TelemetryReader`: a subscriber that only counts messages, to check that telemetry arrives.
-
-`ReorderBuffer`: holds messages of one engine that arrived while earlier ones are missing.
+"""`ReorderBuffer`: holds messages of one engine that arrived while earlier ones are missing.
 
 A subscriber that missed messages asks the engine to send them again. This class decides how many to
 ask for, and which messages can be processed after an answer. A question costs the engine more than
 the messages in its answer, so one question covers all gaps.
 """
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-import zmq
-
 from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
-from stepscope.engine.protocol.wire import Telemetry, sequence_of
-from stepscope.engine.transport.sockets import client_socket
+from stepscope.engine.protocol.wire import Telemetry
 
 
 class Received(NamedTuple):
@@ -106,39 +100,3 @@ class ReorderBuffer:
         while self._messages and self.oldest < end:
             popped.append(self.pop())
         return popped
-
-
-class TelemetryReader:
-    def __init__(self, address: str) -> None:
-        self.num_received = 0
-        self.num_gaps = 0
-        self.last_sequence: int | None = None
-        self._socket = client_socket(zmq.SUB, None)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(address)
-
-    def drain(self) -> None:
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            sequence = sequence_of(frames[1])
-            if self.last_sequence is not None:
-                self.num_gaps += sequence - self.last_sequence - 1
-            self.last_sequence = sequence
-            self.num_received += 1
-
-    def drain_until(self, sequence: int, timeout_s: float) -> None:
-        """Count messages until `sequence` arrives or time is up; what is then missing is a gap."""
-        deadline_s = time.monotonic() + timeout_s
-        self.drain()
-        while (self.last_sequence or 0) < sequence and time.monotonic() < deadline_s:
-            self._socket.poll(20)
-            self.drain()
-        if self.last_sequence is not None:
-            self.num_gaps += max(0, sequence - self.last_sequence)
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
