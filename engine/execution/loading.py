@@ -194,7 +194,7 @@ def load_runner(
     dtype = devices.find_dtype(config.dtype, device)
     kv_dtype = devices.find_kv_dtype(config.kv_cache_dtype, dtype)
     try:
-        backend, _ = choose(config.attention, str(device), dtype)
+        backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # Check these settings now, before minutes of loading.

@@ -1,5 +1,5 @@
 """Chooses the kernel for a call: attention, and the small operations between matrix products.
 
-May import: kernels, kernels.cpu, kernels.triton.
+May import: kernels, kernels.cpu, kernels.plain, kernels.triton.
 A new backend gets an entry in `backends.py`, a new small operation a function in `fused.py`.
 """

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stepscope.kernels.cpu.attention import CpuAttention
-from stepscope.kernels.cpu.library import CACHES, LibraryMissingError, load, usable_levels
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 from stepscope.kernels.reference import ReferenceAttention
-from stepscope.kernels.torch_attention import TorchAttention
 
 
 class BackendUnavailableError(ValueError):
@@ -44,6 +41,21 @@ class _Candidate:
     device: str | None
     probe: Callable[[str, torch.dtype], tuple[bool, str]]
     create: Callable[[], AttentionBackend]
+    widens: bool = True  # can read a KV cache of another dtype than the queries
+
+
+def _for_gpus(
+    name: str,
+    dtypes: tuple[torch.dtype, ...],
+    what: str,
+    create: Callable[[], AttentionBackend],
+    *,
+    widens: bool,
+) -> _Candidate:
+    """Make a `_Candidate` for GPUs that tries the backend; `what` tells what it does."""
+    return _Candidate(
+        name, "cuda", lambda _, dtype: _probe_gpu(create, dtypes, dtype, what), create, widens
+    )
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -57,55 +69,121 @@ def _create_triton() -> AttentionBackend:
     return TritonAttention(Device.of(torch.device("cuda")))
 
 
+def _create_flash_attn() -> AttentionBackend:
+    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_flash_attn
+
+    return GatheredAttention("flash-attn", load_flash_attn(), _create_triton())
+
+
+def _create_torch_varlen() -> AttentionBackend:
+    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_torch_varlen
+
+    return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
+
+
 @functools.cache
-def _probe_triton(_: str, dtype: torch.dtype) -> tuple[bool, str]:
-    """Try the Triton kernels with a few tokens. Returns whether they work, and why or why not."""
+def _probe_gpu(
+    create: Callable[[], AttentionBackend],
+    dtypes: tuple[torch.dtype, ...],
+    dtype: torch.dtype,
+    what: str,
+) -> tuple[bool, str]:
+    """Try a GPU backend with a few tokens. Returns whether it works, and why or why not."""
     if not torch.cuda.is_available():
         return False, "torch sees no GPU"
+    if dtype not in dtypes:
+        return False, f"has {' and '.join(map(_name, dtypes))}, not {_name(dtype)}"
     try:
-        backend = _create_triton()
+        backend = create()
     except ImportError as error:
-        if error.name == "triton":
-            return False, "triton is not installed: pip install triton"
+        missing = {"triton": "triton", "flash_attn": "flash-attn"}.get(error.name or "")
+        if missing is not None:
+            return False, f"{missing} is not installed: pip install {missing}"
         return False, f"does not load: {error}"
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"
     device = torch.device("cuda")
     problem = trial_failure(backend, device, dtype)
-    return problem is None, problem or f"Triton, on {torch.cuda.get_device_name(device)}"
+    return problem is None, problem or f"{what}, on {torch.cuda.get_device_name(device)}"
 
 
-def _probe_cpu(_: str, dtype: torch.dtype) -> tuple[bool, str]:
-    if dtype not in CACHES:
+def _probe_cpu(device: str, dtype: torch.dtype) -> tuple[bool, str]:
+    from stepscope.kernels.cpu import library as cpu_library
+
+    if dtype not in cpu_library.CACHES:
         return False, f"has float32 and bfloat16, not {_name(dtype)}"
     try:
-        return True, f"C++ on cpu, {usable_levels()[-1]} instructions"
-    except LibraryMissingError as error:
+        level = cpu_library.usable_levels()[-1]
+    except cpu_library.LibraryMissingError as error:
         return False, str(error)
+    return True, f"C++ on cpu, {level} instructions"
+
+
+def _create_cpu() -> AttentionBackend:
+    from stepscope.kernels.cpu import attention as cpu_attention
+    from stepscope.kernels.cpu import library as cpu_library
+
+    return cpu_attention.CpuAttention(cpu_library.load())
+
+
+def _create_torch() -> AttentionBackend:
+    from stepscope.kernels.plain.torch_attention import TorchAttention
+
+    return TorchAttention()
+
+
+def _create_reference() -> AttentionBackend:
+    from stepscope.kernels.reference import ReferenceAttention
+
+    return ReferenceAttention()
 
 
 # Fastest first: 'auto' chooses the first usable one.
 _CANDIDATES = (
-    _Candidate("triton", "cuda", _probe_triton, _create_triton),
-    _Candidate("cpu", "cpu", _probe_cpu, lambda: CpuAttention(load())),
+    _for_gpus(
+        "flash-attn",
+        (torch.float16, torch.bfloat16),
+        "prefill by flash-attn, decode by our Triton kernel",
+        _create_flash_attn,
+        widens=False,
+    ),
+    _for_gpus(
+        "triton",
+        (torch.float32, torch.float16, torch.bfloat16),
+        "prefill and decode by our Triton kernel",
+        _create_triton,
+        widens=True,
+    ),
+    _for_gpus(
+        "torch-varlen",
+        (torch.float16, torch.bfloat16),
+        "prefill by torch, decode by our Triton kernel",
+        _create_torch_varlen,
+        widens=False,
+    ),
+    _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
     _Candidate(
         "torch",
         None,
         lambda device, dtype: (True, f"plain PyTorch, batched, on {device}"),
-        TorchAttention,
+        _create_torch,
     ),
     _Candidate(
         "reference",
         None,
         lambda device, dtype: (True, "plain PyTorch, request by request: slow, for checking"),
-        ReferenceAttention,
+        _create_reference,
     ),
 )
 
 
-def _probe(candidate: _Candidate, kind: str, dtype: torch.dtype) -> tuple[bool, str]:
+def _probe(
+    candidate: _Candidate, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> tuple[bool, str]:
     if candidate.device not in (None, kind):
         return False, f"runs on {candidate.device}, not on {kind}"
+    if kv_dtype not in (None, dtype) and not candidate.widens:
+        return False, f"reads no KV cache in {_name(kv_dtype)} for queries in {_name(dtype)}"
     return candidate.probe(kind, dtype)
 
 
@@ -118,11 +196,18 @@ def available_backends(
 
 
 def choose(
-    name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32
+    name: str = "auto",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
 ) -> BackendChoice:
     """Create the backend called `name`, or with 'auto' the fastest that runs on `device`.
 
-    Returns the backend, and the reason for the choice, which also says why faster ones cannot run.
+    Args:
+        kv_dtype: dtype of the KV cache; None: that of the queries.
+
+    Returns:
+        The backend, and the reason for the choice, which also says why faster backends cannot run.
 
     Raises BackendUnavailableError: no such backend, or it cannot run on this machine.
     """
@@ -135,7 +220,7 @@ def choose(
         )
     reasons: list[tuple[str | None, str]] = []
     for candidate in found:
-        usable, reason = _probe(candidate, kind, dtype)
+        usable, reason = _probe(candidate, kind, dtype, kv_dtype)
         if usable:
             missed = [text for device, text in reasons if device in (None, kind)]
             return BackendChoice(candidate.create(), "; ".join([reason, *missed]))

@@ -23,6 +23,7 @@ from stepscope.engine.execution.machine.devices import free_bytes
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain import flash_attention
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))
@@ -168,24 +169,15 @@ def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Make]]:
         yield "SDPA, dense", partial(_sdpa, bench, case)
     if case.is_decode or not bench.is_gpu:
         return
-    for name, load in (("flash-attn, packed", _flash_attn), ("torch varlen, packed", _varlen)):
+    for name, load in (
+        ("flash-attn, packed", flash_attention.load_flash_attn),
+        ("torch varlen, packed", flash_attention.load_torch_varlen),
+    ):
         try:
             varlen = load()
         except ImportError:
-            continue
+            continue  # its backend has already reported that it is missing
         yield name, partial(_packed, bench, case, varlen)
-
-
-def _flash_attn() -> Callable[..., torch.Tensor]:
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-
-    return partial(flash_attn_varlen_func, causal=True)
-
-
-def _varlen() -> Callable[..., torch.Tensor]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return partial(varlen_attn, window_size=(-1, 0), enable_gqa=True)
 
 
 def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
@@ -198,9 +190,7 @@ def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
     return [partial(attend, query, keys, values) for keys, values in dense]
 
 
-def _packed(
-    bench: Bench, case: Case, varlen: Callable[..., torch.Tensor], copies: int
-) -> list[Run]:
+def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
     num_heads, num_kv_heads, head_dim = case.heads
     query = _random(bench, sum(case.counts), num_heads, head_dim)
     starts = [
@@ -210,7 +200,8 @@ def _packed(
     most = (max(case.counts), max(case.contexts))
     shape = (2, sum(case.contexts), num_kv_heads, head_dim)
     packed = [_random(bench, *shape) for _ in range(copies)]
-    return [partial(varlen, query, keys, values, *starts, *most) for keys, values in packed]
+    rest = (*starts, *most, head_dim**-0.5, None, None)
+    return [partial(varlen.attend, query, keys, values, *rest) for keys, values in packed]
 
 
 def _measure_fused(bench: Bench, num_tokens: int) -> None:

@@ -33,6 +33,7 @@ def test_doctor_names_versions_the_attention_backend_and_the_folders(
         "[engine]",
         "[http]",
         "[gpu]",
+        "[flash-attn]",
         "[export]",
         "cpu",
         "gpu",

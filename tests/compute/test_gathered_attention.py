@@ -1,0 +1,311 @@
+"""Prefill by a library's attention over packed keys: stepscope gathers and splits them correctly.
+
+The libraries run on a GPU only. Here a plain function with the same signature takes their place,
+which attends as they document it.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepscope.kernels.dispatch import backends
+from stepscope.kernels.dispatch.backends import available_backends, choose
+from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.plain.flash_attention import (
+    GatheredAttention,
+    Varlen,
+    flash_attn_varlen,
+    load_torch_varlen,
+    torch_varlen,
+)
+from stepscope.kernels.plain.torch_attention import TorchAttention
+from stepscope.kernels.reference import ReferenceAttention
+
+CPU = torch.device("cpu")
+
+
+class Library:
+    """Attention over packed sequences as both libraries document it; records its arguments."""
+
+    def __init__(self, *, top_left: bool = False) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._top_left = top_left  # another way to align a mask, wrong here
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        most_queries: int,
+        most_keys: int,
+        scale: float,
+        window: tuple[int, int],
+        softcap: float,
+    ) -> torch.Tensor:
+        self.calls.append({"queries": len(q), "keys": len(k), "window": window, "softcap": softcap})
+        assert starts.dtype == key_starts.dtype == torch.int32
+        assert most_queries == int(starts.diff().max())
+        assert most_keys == int(key_starts.diff().max())
+        left, right = window
+        outputs = []
+        for r in range(len(starts) - 1):
+            query = q[starts[r] : starts[r + 1]].float()
+            key, value = (
+                t[key_starts[r] : key_starts[r + 1]]
+                .float()
+                .repeat_interleave(q.shape[1] // t.shape[1], dim=1)
+                for t in (k, v)
+            )
+            scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            shift = 0 if self._top_left else len(key) - len(query)
+            distance = torch.arange(len(query))[:, None] + shift - torch.arange(len(key))
+            hidden = distance < -right
+            if left >= 0:
+                hidden |= distance > left
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            outputs.append(torch.einsum("hqk,khd->qhd", weights, value))
+        return torch.cat(outputs).to(q.dtype)
+
+    def flash_attn_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """As in flash-attn 2.8."""
+        assert dropout_p == 0
+        assert causal
+        assert softmax_scale is not None
+        window = (window_size[0], 0)
+        lens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return self.attend(q, k, v, *lens, softmax_scale, window, softcap)
+
+    def varlen_attn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seq_q: torch.Tensor,
+        cu_seq_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """As in torch 2.12 and 2.13."""
+        assert enable_gqa
+        assert scale is not None
+        assert window_size[1] == 0
+        lens = (cu_seq_q, cu_seq_k, max_q, max_k)
+        return self.attend(query, key, value, *lens, scale, window_size, 0.0)
+
+
+def create(name: str, library: Library) -> GatheredAttention:
+    """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
+    varlen: Varlen = (
+        flash_attn_varlen(library.flash_attn_varlen_func)
+        if name == "flash-attn"
+        else torch_varlen(library.varlen_attn)
+    )
+    return GatheredAttention(
+        name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
+    )
+
+
+def step(
+    lengths: list[tuple[int, int]], block_size: int = 4, head_dim: int = 8
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
+    """(tokens before the step, tokens in it) of each request; blocks lie in no order."""
+    counts = np.array([new for _, new in lengths])
+    contexts = np.array([before + new for before, new in lengths])
+    width = -(-int(contexts.max()) // block_size)
+    num_blocks = len(lengths) * width
+    tables = np.random.default_rng(0).permutation(num_blocks).reshape(len(lengths), width)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(int(counts.sum()), 4, head_dim, generator=generator)
+    caches = torch.randn(2, num_blocks, block_size, 2, head_dim, generator=generator)
+    batch = PagedBatch(
+        query_starts=np.concatenate([[0], np.cumsum(counts)]),
+        context_lens=contexts,
+        block_tables=tables,
+        slot_mapping=torch.zeros(len(query), dtype=torch.int64),
+        block_size=block_size,
+        device=CPU,
+    )
+    return query, caches[0], caches[1], batch
+
+
+MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["flash-attn", "torch-varlen"])
+@pytest.mark.parametrize("lengths", [MIXED, [(0, 9), (7, 3)], [(9, 1), (4, 1)], [(3, 4), (5, 0)]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 1},
+        {"sliding_window": 6},
+        {"softcap": 2.0},
+        {"sinks": torch.linspace(-1, 2, 4), "sliding_window": 30},
+    ],
+)
+def test_gathered_attention_equals_the_reference(
+    name: str, lengths: list[tuple[int, int]], options: dict[str, Any]
+) -> None:
+    case = step(lengths)
+    expected = ReferenceAttention()(*case, scale=0.6, **options)
+    backend = create(name, Library())
+    for _ in range(2):  # as in two layers
+        found = backend(*case, scale=0.6, **options)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_attention_library_gets_prefill_chunks_and_only_the_keys_they_attend_to() -> None:
+    library = Library()
+    create("flash-attn", library)(*step(MIXED), scale=0.6, sliding_window=10)
+    (call,) = library.calls
+    assert call["queries"] == 33 + 5 + 2
+    assert call["keys"] == 33 + (5 + 9) + 3
+    assert call["window"] == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("torch-varlen", {"softcap": 2.0}),
+        ("torch-varlen", {"sinks": torch.zeros(4)}),
+        ("flash-attn", {"sinks": torch.zeros(4)}),
+    ],
+)
+def test_attention_with_an_option_the_library_lacks_uses_another_backend(
+    name: str, options: dict[str, Any]
+) -> None:
+    library = Library()
+    create(name, library)(*step(MIXED), scale=0.6, **options)
+    assert not library.calls
+
+
+def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend() -> None:
+    library = Library()
+    case = step(MIXED)
+    varlen = flash_attn_varlen(library.flash_attn_varlen_func)
+    GatheredAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
+    half = [tensor.bfloat16() for tensor in case[:3]]
+    narrow = varlen._replace(max_head_dim=4)
+    GatheredAttention("flash-attn", narrow, TorchAttention())(*half, case[3], scale=0.6)
+    odd = varlen._replace(head_dim_multiple=16)
+    GatheredAttention("flash-attn", odd, TorchAttention())(*half, case[3], scale=0.6)
+    assert not library.calls
+    GatheredAttention("flash-attn", varlen, TorchAttention())(*half, case[3], scale=0.6)
+    assert len(library.calls) == 1
+
+
+def test_the_trial_run_rejects_a_backend_with_wrong_results() -> None:
+    good = create("torch-varlen", Library())
+    assert backends.trial_failure(good, CPU, torch.bfloat16) is None
+    assert backends.trial_failure(TorchAttention(), CPU, torch.float32) is None
+    # A mask that is aligned at the first key instead of the last.
+    bad = create("torch-varlen", Library(top_left=True))
+    assert "its results are wrong here" in (backends.trial_failure(bad, CPU, torch.bfloat16) or "")
+
+    class Broken:
+        name = "broken"
+
+        def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
+            raise RuntimeError("no kernel image is available\nmore")
+
+    assert (
+        backends.trial_failure(Broken(), CPU, torch.float32)
+        == "it fails in a trial: no kernel image is available"
+    )
+
+
+# Every backend that runs on this machine, on each of its devices.
+HERE = [
+    (device, each.name)
+    for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]
+    for each in available_backends(device, torch.bfloat16)
+    if each.usable and each.name != "reference"
+]
+
+
+@pytest.mark.parametrize(("device", "name"), HERE, ids="-".join)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"softcap": 2.0}])
+def test_every_backend_of_this_machine_is_near_the_reference_in_half_precision(
+    device: str, name: str, options: dict[str, Any]
+) -> None:
+    lengths = [(700, 1), (0, 130), (90, 5), (3, 1), (300, 60)]
+    *tensors, batch = step(lengths, block_size=16, head_dim=64)
+    half = [tensor.to(device, torch.bfloat16) for tensor in tensors]
+    batch.device = torch.device(device)
+    found = choose(name, device, torch.bfloat16).backend(*half, batch, scale=0.125, **options)
+    exact = ReferenceAttention()(*(t.float() for t in half), batch, scale=0.125, **options)
+    # Weights and the result are rounded to 8 bits.
+    assert float((found.float() - exact).abs().max()) <= 2**-7 * float(half[2].abs().max())
+
+
+def test_a_torch_attention_without_the_needed_arguments_is_not_used() -> None:
+    def varlen_attn(query: object, is_causal: bool = False) -> torch.Tensor:
+        raise AssertionError
+
+    with pytest.raises(ImportError, match="has no scale"):
+        torch_varlen(varlen_attn)
+
+
+def test_the_installed_torch_attention_has_the_expected_arguments() -> None:
+    """The adapter's arguments are those of the installed function."""
+    varlen = load_torch_varlen()
+    assert not varlen.has_softcap
+
+
+def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine with a GPU that lacks a package, or whose driver does not answer."""
+    probe = backends._probe_gpu.__wrapped__
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def lacks(module: str) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    def breaks() -> None:
+        raise RuntimeError("CUDA driver version is insufficient\nmore")
+
+    half = (torch.float16, torch.bfloat16)
+    assert probe(breaks, half, torch.float32, "") == (
+        False,
+        "has float16 and bfloat16, not float32",
+    )
+
+    for create, expected in (
+        (lambda: lacks("flash_attn"), "flash-attn is not installed: pip install flash-attn"),
+        (lambda: lacks("triton"), "triton is not installed: pip install triton"),
+        (lambda: lacks("einops"), "does not load: No module named 'einops'"),
+        (breaks, "cannot be set up: CUDA driver version is insufficient"),
+    ):
+        assert probe(create, half, torch.bfloat16, "") == (False, expected)
+
+
+def test_an_unusable_gpu_backend_says_on_which_device_it_runs() -> None:
+    found = {each.name: each for each in available_backends("cpu")}
+    for name in ("flash-attn", "triton", "torch-varlen"):
+        assert not found[name].usable
+        assert found[name].reason == "runs on cuda, not on cpu"
