@@ -134,7 +134,7 @@ class Settlement:
         books, judged = self._books, self._judged
         misses: dict[TrackedRequest, PrefixMisses | None] = {}
         rows: dict[TrackedRequest, Row] = {}
-        if judged is not None and step.num_prefill_tokens:
+        if judged is not None and (step.num_prefill_tokens or step.admitted):
             rows = {row[0]: row for row in step.rows if not row[0].ended or row[0] in ended_now}
         elif not (step.preempted or step.taken or step.admitted or step.freed):
             return events

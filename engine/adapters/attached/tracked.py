@@ -36,7 +36,8 @@ class TrackedRequest:
         source: the engine's own object.
         block_table: a zero for each block that the request holds as scheduled.
         is_prefilling: whether part of the prompt is not scheduled yet.
-        recompute_until: tokens before this position are computed a second time.
+        num_known: tokens that it had when it was resumed last; all are computed before it decodes.
+        num_computed: tokens that were computed once, of a request that prefills or was preempted.
         num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
@@ -62,9 +63,10 @@ class TrackedRequest:
         "max_tokens",
         "num_blocks",
         "num_cached",
+        "num_computed",
+        "num_known",
         "num_loaded",
         "num_preemptions",
-        "recompute_until",
         "request_id",
         "source",
         "status",
@@ -89,7 +91,7 @@ class TrackedRequest:
         self.num_loaded, self.is_loaded_early = 0, False
         self.was_overtaken = False
         self.ended = False
-        self.recompute_until = 0
+        self.num_known = self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
         self.first_ns: int | None = None
