@@ -22,9 +22,9 @@ from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.end_signals import close_at_signal
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.adapters.attached.knob_values import KnobBoard
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.protocol.wire import EngineInfo
@@ -63,7 +63,7 @@ class AttachedEngine(NamedTuple):
     endpoint: Endpoint
     info: EngineInfo
     watcher: EngineWatcher
-    board: KnobBoard
+    knobs: AttachedKnobs
     hook: Callable[["Attachment"], None]
     reports: Reports | None = None
 
@@ -100,7 +100,7 @@ class Attachment:
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
             stack.callback(self.publisher.close)
             self.core = AttachedCore(
-                engine.name, engine.info, engine.watcher, engine.board, self.publisher
+                engine.name, engine.info, engine.watcher, engine.knobs, self.publisher
             )
             control = ControlServer(
                 endpoint.control,
@@ -238,7 +238,7 @@ class Attachment:
     def _restore(self) -> None:
         self.is_attached = False
         self._unhook()
-        self._engine.board.restore()
+        self._engine.knobs.restore()
 
     def _unhook(self) -> None:
         for hooks in self._hooks:

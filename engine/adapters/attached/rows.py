@@ -47,7 +47,7 @@ def fields_of(
     if not tracked.is_prefilling:  # with draft tokens
         return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
     flags = 0
-    num_prompt = tracked.source.num_prompt_tokens
+    num_prompt = tracked.engine_request.num_prompt_tokens
     known = max(num_prompt, tracked.num_known)
     if start + num_tokens >= known:
         tracked.is_prefilling = False

@@ -93,7 +93,7 @@ class UnfinishedStep:
         """Note that this step preempted these requests and took their blocks."""
         for tracked in sorted(requests, key=lambda each: each.request_id):
             if not tracked.is_prefilling:  # its newest token has not been computed
-                tracked.num_computed = tracked.source.num_tokens - 1
+                tracked.num_computed = tracked.engine_request.num_tokens - 1
             tracked.block_table = []
             tracked.num_loaded, tracked.is_loaded_early = 0, False
             tracked.is_prefilling = tracked.was_preempted = True
@@ -101,4 +101,4 @@ class UnfinishedStep:
 
     def resume(self, tracked: TrackedRequest) -> None:
         """Note that a preempted request runs again."""
-        tracked.num_known = tracked.source.num_tokens
+        tracked.num_known = tracked.engine_request.num_tokens
