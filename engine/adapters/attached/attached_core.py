@@ -86,6 +86,7 @@ class AttachedCore:
         watcher: EngineWatcher,
         knobs: AttachedKnobs,
         sink: Publisher,
+        tally: ControlTally,
     ) -> None:
         self.info = info
         self.sink = sink
@@ -93,7 +94,7 @@ class AttachedCore:
         self.inbox = Inbox()
         self.deferred: deque[Call] = deque()
         self.max_waiting = 0  # only the engine's own server accepts requests
-        self.control_tally = ControlTally()
+        self.control_tally = tally
         self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
         self.pauses = PauseTrail(())
         self.audit = AuditTrail(self.publish, time.monotonic_ns)
