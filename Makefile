@@ -32,7 +32,7 @@ steady: $(INSTALLED)
 test-clients: $(INSTALLED)
 	$(BIN)/python tests/clients/run_clients.py
 
-# Real vLLM servers of three releases under load; VLLM_ENVIRONMENTS: where they are installed.
+# Real vLLM servers of two releases under load; VLLM_ENVIRONMENTS: where they are installed.
 test-vllm: $(INSTALLED)
 	$(BIN)/python -m tests.attached.run_vllm $(ARGS)
 

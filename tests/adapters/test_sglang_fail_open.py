@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.sglang import plugin, support
-from stepscope.engine.adapters.sglang.watcher import PoolBooks
+from stepscope.engine.adapters.sglang.watcher import PageCounts
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import AttachSglang
 from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
@@ -58,8 +58,8 @@ PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
     "launch": lambda attachment: (attachment._engine.watcher, "launched"),
     "result": lambda attachment: (attachment._engine.watcher, "processed"),
     "abort": lambda attachment: (attachment._engine.watcher, "aborted"),
-    "pool": lambda attachment: (PoolBooks, "drain"),
-    "evictions": lambda attachment: (PoolBooks, "evicted"),
+    "pool": lambda attachment: (PageCounts, "drain"),
+    "evictions": lambda attachment: (PageCounts, "evicted"),
     "publish": lambda attachment: (attachment.core.sink, "publish"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
-from stepscope.engine.adapters.vllm.block_books import BlockBooks
+from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import Attach
@@ -56,7 +56,7 @@ PLACES: dict[str, Callable[[Attachment], tuple[object, str]]] = {
     "update": lambda attachment: (attachment._engine.watcher, "updated"),
     "add": lambda attachment: (attachment._engine.watcher, "added"),
     "finish": lambda attachment: (attachment._engine.watcher, "note_ended"),
-    "drain": lambda attachment: (BlockBooks, "drain"),
+    "drain": lambda attachment: (PublishedBlocks, "drain"),
     "publish": lambda attachment: (attachment.core.sink, "publish"),
 }
 
@@ -73,8 +73,7 @@ def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_vllm(
     scheduler = PlayedScheduler("0.32.0", "abort")
     before = outside(scheduler)
     attachment = attach(scheduler)
-    board = attachment._engine.board
-    board.set(board.changed(LIVE))
+    attachment._engine.knobs.set(LIVE)
     assert outside(scheduler)["config"] != before["config"]
     play = scheduler.play()
     next(play)

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.block_books import VllmPrefixHashes
+from stepscope.engine.adapters.vllm.kv_blocks import VllmPrefixHashes
 
 
 def test_without_the_environment_variable_the_plugin_imports_nothing_of_stepscope() -> None:

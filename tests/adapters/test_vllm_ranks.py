@@ -41,7 +41,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Atta
 
 
 def budgets(ranks: list[Attachment]) -> list[KnobValue]:
-    return [rank._engine.board.knobs.max_num_batched_tokens for rank in ranks]
+    return [rank._engine.knobs.values[BUDGET] for rank in ranks]
 
 
 def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Attachment]) -> None:
@@ -80,8 +80,8 @@ def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
 
 
 def test_a_knob_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
-    board = ranks[1]._engine.board
-    board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
+    knobs = ranks[1]._engine.knobs
+    knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
     with pytest.raises(CommandRefused, match=r"vllm-0.dp1: .*no engine of the group is changed"):
         set_on_all(clients, {BUDGET: 32}, "Ada")
@@ -160,8 +160,8 @@ def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
 def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
-    board = ranks[0]._engine.board
-    board.specs = tuple(spec for spec in board.specs if spec.name != BUDGET)
+    knobs = ranks[0]._engine.knobs
+    knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
     refused = answer_of(link, 32)
     assert "vllm-0.dp0: " in (refused.error or "")
     assert "no engine of the group is changed" in (refused.error or "")

@@ -176,15 +176,14 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
 def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) -> None:
     scheduler: Any = PlayedScheduler("0.33.0", "cadence")
     attachment = attach(scheduler)
-    board = attachment.core._board
-    knobs = board.changed({"prefill_schedule_interval": 7})
+    knobs = attachment.core._knobs
     with pytest.raises(ConfigError, match="1 or more"):
-        board.changed({"prefill_schedule_interval": 0})
-    board.set(knobs)
+        knobs.set({"prefill_schedule_interval": 0})
+    knobs.set({"prefill_schedule_interval": 7})
     assert scheduler.local_prefill_interval == 7
     attachment.close()
     assert scheduler.local_prefill_interval == 4  # vLLM's own
-    before = attach(PlayedScheduler("0.32.0", "chunked")).core._board
+    before = attach(PlayedScheduler("0.32.0", "chunked")).core._knobs
     with pytest.raises(ConfigError):
         before.changed({"prefill_schedule_interval": 7})
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 VOCABULARY = 260  # of the byte tokenizer
-START_S, STOP_S, REQUEST_S = 300.0, 60.0, 240.0
+START_S, STOP_S, REQUEST_S = 600.0, 60.0, 240.0
 SETTINGS = {
     "--load-format": "dummy",
     "--dtype": "float32",

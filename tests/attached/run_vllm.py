@@ -30,7 +30,7 @@ from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = Path(os.environ.get("VLLM_ENVIRONMENTS", ROOT / ".venv-vllm"))
-RELEASES = ("0.32.0", "0.20.2", "0.14.1")
+RELEASES = ("0.32.0", "0.27.0")
 STREAMS, REQUESTS = 24, 72
 SECRET = "the quick brown secret "
 CONSOLE = str(Path(sys.executable).parent / "stepscope")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from stepscope.engine.adapters.attached.knob_values import KnobBoard, KnobValues
+from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect, ControlTally
@@ -51,7 +51,7 @@ class EngineWatcher(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def kv_used(self) -> float | None:
-        """The share of the KV pool in use, by the engine's own figure; None: there are books."""
+        """The share of the KV pool in use, by the engine's own figure; None: `pool` says."""
         ...
 
     @property
@@ -84,16 +84,17 @@ class AttachedCore:
         engine: str,
         info: EngineInfo,
         watcher: EngineWatcher,
-        board: KnobBoard,
+        knobs: AttachedKnobs,
         sink: Publisher,
+        tally: ControlTally,
     ) -> None:
         self.info = info
         self.sink = sink
-        self._board = board
+        self._knobs = knobs
         self.inbox = Inbox()
         self.deferred: deque[Call] = deque()
         self.max_waiting = 0  # only the engine's own server accepts requests
-        self.control_tally = ControlTally()
+        self.control_tally = tally
         self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
         self.pauses = PauseTrail(())
         self.audit = AuditTrail(self.publish, time.monotonic_ns)
@@ -103,7 +104,6 @@ class AttachedCore:
         self._engine = engine
         self._watcher = watcher
         self._recorder = watcher.recorder
-        self._defers = board.is_deferred
         self.heartbeat = Heartbeat(self)
 
     def take(self, item: Item) -> None:
@@ -113,7 +113,7 @@ class AttachedCore:
         elif isinstance(item, Denial):
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
         elif isinstance(item, Call):
-            if self._defers and isinstance(item.command, SetKnobs):
+            if self._knobs.is_deferred and isinstance(item.command, SetKnobs):
                 self.deferred.append(item)
             else:
                 self._apply(item)
@@ -146,7 +146,7 @@ class AttachedCore:
 
         Does nothing if knob changes are deferred: then `apply_deferred` does this.
         """
-        if not self._defers:
+        if not self._knobs.is_deferred:
             end_lease_if_due(self)
 
     def note_change(self, command: Change, detail: str) -> None:
@@ -169,7 +169,7 @@ class AttachedCore:
         """Publish everything that happened so far, then return the engine's state."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
-        books, groups = self._recorder.books, self._recorder.groups
+        pool, groups = self._recorder.pool, self._recorder.groups
         return Snapshot(
             sequence=self.sink.next_sequence - 1,
             step=self.last_step,
@@ -179,12 +179,12 @@ class AttachedCore:
             knobs_version=self.knobs_version,
             state=self.state,
             requests=self._recorder.views(),
-            blocks=None if books is None else books.runs(),
-            kv=None if books is None else books.counts(),
+            blocks=None if pool is None else pool.runs(),
+            kv=None if pool is None else pool.counts(),
             kv_groups=None if groups is None else groups.counts(),
             block_groups=None if groups is None else bytes(groups.of_block),
             kv_transfers=self._watcher.kv_transfers,
-            totals=None if books is not None else Totals(kv_used=self._watcher.kv_used),
+            totals=None if pool is not None else Totals(kv_used=self._watcher.kv_used),
             num_dropped=self.sink.num_dropped,
             num_running=self._watcher.num_running,
             num_waiting=self._watcher.num_waiting,
@@ -242,12 +242,11 @@ class AttachedCore:
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
-        values: KnobValues = self._board.changed(changes) if changes else self._board.knobs
-        return values.as_dict()
+        return self._knobs.changed(changes)
 
     def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
         """Change knobs, from the next step that the engine schedules."""
-        self._board.set(self._board.changed(changes))
+        self._knobs.set(changes)
         self._recorder.knobs_version += 1
 
     @property

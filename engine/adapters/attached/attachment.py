@@ -22,15 +22,17 @@ from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
+from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.end_signals import close_at_signal
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.adapters.attached.knob_values import KnobBoard
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
+from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
+from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.local_engines import sweep
 
 REPLAY_MESSAGES = 20_000
@@ -63,7 +65,7 @@ class AttachedEngine(NamedTuple):
     endpoint: Endpoint
     info: EngineInfo
     watcher: EngineWatcher
-    board: KnobBoard
+    knobs: AttachedKnobs
     hook: Callable[["Attachment"], None]
     reports: Reports | None = None
 
@@ -83,7 +85,8 @@ class Attachment:
         """Open the endpoint, wrap the engine's methods and start the pump.
 
         Raises:
-            ConfigError: the endpoint is not available. The engine is then unchanged.
+            ConfigError: the endpoint is not available, or other machines can reach it and no key
+                is authorised. The engine is then unchanged.
         """
         self._engine = engine
         self.lock = threading.RLock()
@@ -96,20 +99,16 @@ class Attachment:
         endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(EndpointLock(endpoint, None, endpoint.name, _ADVICE))
-            self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES)
+            gate = stack.enter_context(gate_of("", endpoint))
+            stack.enter_context(EndpointLock(endpoint, local_key(gate), endpoint.name, _ADVICE))
+            self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES, gate)
             stack.callback(self.publisher.close)
+            tally = ControlTally(gate)
             self.core = AttachedCore(
-                engine.name, engine.info, engine.watcher, engine.board, self.publisher
+                engine.name, engine.info, engine.watcher, engine.knobs, self.publisher, tally
             )
-            control = ControlServer(
-                endpoint.control,
-                self.core,
-                NoIntake(engine.name),
-                None,
-                self.publisher.replay,
-                None,
-            )
+            intake, replay = NoIntake(engine.name), self.publisher.replay
+            control = ControlServer(endpoint.control, self.core, intake, None, replay, gate)
             control.start()
             stack.callback(control.close)
             stack.callback(self._unhook)
@@ -238,7 +237,7 @@ class Attachment:
     def _restore(self) -> None:
         self.is_attached = False
         self._unhook()
-        self._engine.board.restore()
+        self._engine.knobs.restore()
 
     def _unhook(self) -> None:
         for hooks in self._hooks:

@@ -47,7 +47,8 @@ def fields_of(
     if not tracked.is_prefilling:  # with draft tokens
         return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
     flags = 0
-    known = max(tracked.source.num_prompt_tokens, tracked.recompute_until)
+    num_prompt = tracked.engine_request.num_prompt_tokens
+    known = max(num_prompt, tracked.num_known)
     if start + num_tokens >= known:
         tracked.is_prefilling = False
         flags = _LAST_CHUNK if tracked.max_tokens else 0
@@ -57,7 +58,13 @@ def fields_of(
     num_cached = next((count for each, count in step.admitted if each is tracked), None)
     if num_cached is not None and tracked.was_preempted:
         flags |= _RESUMED
-    phase = _RECOMPUTE if start < tracked.recompute_until else _PREFILL
+    if start < tracked.num_computed:
+        phase = _RECOMPUTE
+    elif start >= num_prompt and start + 1 == known:
+        phase = DECODE  # resumed, and all but its newest token was still cached
+    else:
+        phase = _PREFILL
+    tracked.num_computed = max(tracked.num_computed, start + num_tokens)
     return tracked.request_id, phase, start, num_tokens, num_cached or 0, num_blocks, flags
 
 

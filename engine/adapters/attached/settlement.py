@@ -42,18 +42,14 @@ class BlockGroups:
         return bytes([self.of_block[move.block_id] for move in moves])
 
 
-class KVBooks(Protocol):
+class PublishedPool(Protocol):
     """The published state of the KV pool: which requests hold each block.
 
     Attributes:
         groups: None if all blocks are of one group.
-        num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
-            found in it, since the last `counts`.
     """
 
     groups: BlockGroups | None
-    num_queried: int
-    num_hit: int
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
         """Add request `owner` as a holder of `blocks`.
@@ -80,10 +76,14 @@ class KVBooks(Protocol):
         """
         ...
 
-    def counts(self) -> KVCounts:
+    def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
         """Return the numbers of used, cached and empty blocks as of the last `drain`.
 
-        Also returns the counts since the last call, such as evictions, and resets them.
+        Also returns the evictions since the last call.
+
+        Args:
+            num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
+                found in it, to be returned with them.
         """
         ...
 
@@ -108,20 +108,20 @@ class Settlement:
     """Applies the effects of ended steps. Use it only while the attachment's notes are held.
 
     Args:
-        books: the KV pool as published. None if the engine does not report its blocks.
+        pool: the KV pool as published. None if the engine does not report its blocks.
         caches_prefixes: whether the engine looks prompts up in a prefix cache.
-        judged: None if nobody wants to know why prompts miss; never without books.
+        judged: None if nobody wants to know why prompts miss; never without a pool.
     """
 
     def __init__(
-        self, books: KVBooks | None, caches_prefixes: bool, judged: Judged | None = None
+        self, pool: PublishedPool | None, caches_prefixes: bool, judged: Judged | None = None
     ) -> None:
-        self._books = books
+        self._pool = pool
         self._judged = judged
         self._caches = caches_prefixes
         self._to_release: list[TrackedRequest] = []
         self._to_free: list[Freed] = []
-        self._num_queried = self._num_hit = 0  # where no books count them
+        self._num_queried = self._num_hit = 0  # prompt tokens; since the last `drain`
 
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
         """Apply the effects of a step that is about to be published. Returns its request events.
@@ -131,10 +131,10 @@ class Settlement:
                 ended earlier are skipped.
         """
         events: list[RequestEvent] = []
-        books, judged = self._books, self._judged
+        pool, judged = self._pool, self._judged
         misses: dict[TrackedRequest, PrefixMisses | None] = {}
         rows: dict[TrackedRequest, Row] = {}
-        if judged is not None and step.num_prefill_tokens:
+        if judged is not None and (step.num_prefill_tokens or step.admitted):
             rows = {row[0]: row for row in step.rows if not row[0].ended or row[0] in ended_now}
         elif not (step.preempted or step.taken or step.admitted or step.freed):
             return events
@@ -163,8 +163,8 @@ class Settlement:
                 if tracked in num_cached_of:
                     misses[tracked] = judged.admitted(tracked, num_cached_of[tracked])
                 judged.took(tracked, blocks, num_hit)
-            if books is not None:
-                books.take(tracked.request_id, blocks, num_hit, group)
+            if pool is not None:
+                pool.take(tracked.request_id, blocks, num_hit, group)
             tracked.num_blocks += len(blocks)
             if judged is not None and tracked in rows:
                 judged.computed(tracked, rows[tracked])
@@ -175,13 +175,10 @@ class Settlement:
             tracked.held, tracked.held_blocks = "", 0
             if not tracked.num_preemptions:
                 tracked.num_cached = num_cached
-                num_prompt = tracked.source.num_prompt_tokens
-                if books is None:
+                num_prompt = tracked.engine_request.num_prompt_tokens
+                if self._caches:
                     self._num_queried += num_prompt
                     self._num_hit += num_cached
-                elif self._caches:
-                    books.num_queried += num_prompt
-                    books.num_hit += num_cached
             is_early, told = tracked.is_loaded_early, misses.get(tracked)
             num_loaded = tracked.num_loaded
             events.append(Admitted(tracked.request_id, num_cached, num_loaded, 0, told, is_early))
@@ -197,29 +194,29 @@ class Settlement:
 
     def _free(self, freed: Sequence[Freed]) -> None:
         for tracked, block, is_cached in freed:
-            assert self._books is not None
+            assert self._pool is not None
             owner = None if tracked is None else tracked.request_id
-            self._books.free(owner, block, is_cached=is_cached)
+            self._pool.free(owner, block, is_cached=is_cached)
             if tracked is not None:
                 tracked.num_blocks = max(0, tracked.num_blocks - 1)
 
     def totals(self, kv_used: float | None) -> Totals | None:
-        """Return what is known of the KV pool without books, and reset the counts; else None.
+        """Return what is known of a KV pool that is not published, and reset the counts; else None.
 
         Args:
             kv_used: the share of the pool in use, by the engine's own figure.
         """
-        if self._books is not None:
+        if self._pool is not None:
             return None
-        totals = Totals(kv_used=kv_used)
-        if self._caches:
-            totals = Totals(
-                kv_used=kv_used,
-                num_queried_tokens=self._num_queried,
-                num_cached_tokens=self._num_hit,
-            )
+        looked_up = self._drain_lookups() if self._caches else (None, None)
+        return Totals(
+            kv_used=kv_used, num_queried_tokens=looked_up[0], num_cached_tokens=looked_up[1]
+        )
+
+    def _drain_lookups(self) -> tuple[int, int]:
+        looked_up = self._num_queried, self._num_hit
         self._num_queried = self._num_hit = 0
-        return totals
+        return looked_up
 
     def drain(self) -> tuple[KVCounts | None, list[BlockMove]]:
         """Release the blocks that were freed since the last step.
@@ -227,14 +224,14 @@ class Settlement:
         Returns:
             The block counts, and the new state of each block that changed since the last call.
         """
-        books = self._books
+        pool = self._pool
         if self._judged is not None:
             for tracked in self._to_release:
                 self._judged.released(tracked)
         self._to_release.clear()
         self._free(self._to_free)
         self._to_free.clear()
-        if books is None:
+        if pool is None:
             return None, []
-        moves = books.drain()
-        return books.counts(), moves
+        moves = pool.drain()
+        return pool.counts(*self._drain_lookups()), moves

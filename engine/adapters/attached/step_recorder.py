@@ -21,7 +21,7 @@ from stepscope.engine.adapters.attached.rows import (
 from stepscope.engine.adapters.attached.settlement import (
     BlockGroups,
     Judged,
-    KVBooks,
+    PublishedPool,
     Settlement,
 )
 from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
@@ -45,7 +45,7 @@ class StepRecorder:
     """Builds step records. Use it only inside `with attachment.notes.done()`.
 
     Args:
-        books: the published state of the KV pool. None if the engine does not report its blocks.
+        pool: the published state of the KV pool. None if the engine does not report its blocks.
         caches_prefixes: whether the engine looks prompts up in a prefix cache.
         judged: says why prompts missed it; None if nobody wants to know.
 
@@ -59,16 +59,16 @@ class StepRecorder:
     """
 
     def __init__(
-        self, books: KVBooks | None, caches_prefixes: bool, judged: Judged | None = None
+        self, pool: PublishedPool | None, caches_prefixes: bool, judged: Judged | None = None
     ) -> None:
-        self.books = books
+        self.pool = pool
         self.hold_ups = HoldUps()
         self.table: dict[str, TrackedRequest] = {}
         self.next_step = 0
         self.published_step = -1
         self.knobs_version = 0
         self.has_unpublished = False
-        self._settlement = Settlement(books, caches_prefixes, judged)
+        self._settlement = Settlement(pool, caches_prefixes, judged)
         self._in_flight: deque[UnfinishedStep] = deque()
         self._arrivals: list[RequestEvent] = []
         self._settled: list[RequestEvent] = []  # in steps that ran no request
@@ -85,7 +85,7 @@ class StepRecorder:
 
     def arrived(
         self,
-        source: EngineRequest,
+        engine_request: EngineRequest,
         arrival_ns: int,
         prefix_hashes: list[int] | None = None,
         *,
@@ -99,19 +99,19 @@ class StepRecorder:
         Args:
             has_output: whether it samples tokens after its prompt.
         """
-        tracked = TrackedRequest(self._next_id, source, min(arrival_ns, monotonic_ns()))
+        tracked = TrackedRequest(self._next_id, engine_request, min(arrival_ns, monotonic_ns()))
         tracked.elsewhere = elsewhere
         if not has_output:
             tracked.max_tokens = 0
         self._next_id += 1
-        self.table[source.request_id] = tracked
+        self.table[engine_request.request_id] = tracked
         self._arrivals.append(
             Arrived(
                 request_id=tracked.request_id,
-                client_id=source.request_id,
-                num_prompt_tokens=source.num_prompt_tokens,
+                client_id=engine_request.request_id,
+                num_prompt_tokens=engine_request.num_prompt_tokens,
                 max_tokens=tracked.max_tokens,
-                priority=source.priority,
+                priority=engine_request.priority,
                 time_ns=tracked.arrival_ns,
                 prefix_hashes=prefix_hashes,
                 elsewhere=elsewhere,
@@ -137,7 +137,7 @@ class StepRecorder:
 
     def ended(self, tracked: TrackedRequest, event: RequestEvent) -> None:
         """Remove a request that the engine has ended. `event` says how it ended."""
-        del self.table[tracked.source.request_id]
+        del self.table[tracked.engine_request.request_id]
         tracked.ended = True
         self._ends.append(event)
         self._settlement.release(tracked)
@@ -191,7 +191,7 @@ class StepRecorder:
             tokens_ns: when the engine had the step's tokens.
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
-            kv_used: the share of the KV pool in use, if there are no books.
+            kv_used: the share of the KV pool in use, if the pool is not published.
             transfers: see `StepRecord.kv_transfers`.
         """
         assert step.number is not None
@@ -251,7 +251,7 @@ class StepRecorder:
     @property
     def groups(self) -> BlockGroups | None:
         """The groups of the KV blocks; None if all are of one, or unknown."""
-        return None if self.books is None else self.books.groups
+        return None if self.pool is None else self.pool.groups
 
     def _groups_of(self, moves: Sequence[BlockMove]) -> bytes | None:
         return self.groups.of_moves(moves) if self.groups is not None and moves else None

@@ -33,10 +33,11 @@ class TrackedRequest:
     Attributes:
         max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         request_id: our id. The engine's id is published as the client's id.
-        source: the engine's own object.
+        engine_request: the engine's own object.
         block_table: a zero for each block that the request holds as scheduled.
         is_prefilling: whether part of the prompt is not scheduled yet.
-        recompute_until: tokens before this position are computed a second time.
+        num_known: tokens that it had when it was resumed last; all are computed before it decodes.
+        num_computed: tokens that were computed once, of a request that prefills or was preempted.
         num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
@@ -52,6 +53,7 @@ class TrackedRequest:
         "block_table",
         "elsewhere",
         "ended",
+        "engine_request",
         "first_ns",
         "has_first_token",
         "held",
@@ -62,20 +64,20 @@ class TrackedRequest:
         "max_tokens",
         "num_blocks",
         "num_cached",
+        "num_computed",
+        "num_known",
         "num_loaded",
         "num_preemptions",
-        "recompute_until",
         "request_id",
-        "source",
         "status",
         "was_overtaken",
         "was_preempted",
     )
 
-    def __init__(self, request_id: int, source: EngineRequest, arrival_ns: int) -> None:
+    def __init__(self, request_id: int, engine_request: EngineRequest, arrival_ns: int) -> None:
         self.request_id = request_id
-        self.source = source
-        self.max_tokens = source.max_tokens
+        self.engine_request = engine_request
+        self.max_tokens = engine_request.max_tokens
         self.arrival_ns = arrival_ns
         self.block_table: list[int] = []
         self.num_blocks = 0
@@ -89,7 +91,7 @@ class TrackedRequest:
         self.num_loaded, self.is_loaded_early = 0, False
         self.was_overtaken = False
         self.ended = False
-        self.recompute_until = 0
+        self.num_known = self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
         self.first_ns: int | None = None
@@ -101,17 +103,17 @@ class TrackedRequest:
         Args:
             num_in_flight: the request's tokens in steps that are not published yet.
         """
-        source = self.source
+        engine_request = self.engine_request
         return RequestView(
             request_id=self.request_id,
-            client_id=source.request_id,
+            client_id=engine_request.request_id,
             status=self.status,
             arrival_ns=self.arrival_ns,
-            num_prompt_tokens=source.num_prompt_tokens,
+            num_prompt_tokens=engine_request.num_prompt_tokens,
             max_tokens=self.max_tokens,
-            priority=source.priority,
-            num_computed_tokens=max(0, source.num_computed_tokens - num_in_flight),
-            num_output_tokens=source.num_output_tokens,
+            priority=engine_request.priority,
+            num_computed_tokens=max(0, engine_request.num_computed_tokens - num_in_flight),
+            num_output_tokens=engine_request.num_output_tokens,
             num_cached_tokens=self.num_cached,
             num_blocks=self.num_blocks,
             num_preemptions=self.num_preemptions,

@@ -92,14 +92,13 @@ class UnfinishedStep:
     def preempt(self, requests: Sequence[TrackedRequest]) -> None:
         """Note that this step preempted these requests and took their blocks."""
         for tracked in sorted(requests, key=lambda each: each.request_id):
+            if not tracked.is_prefilling:  # its newest token has not been computed
+                tracked.num_computed = tracked.engine_request.num_tokens - 1
             tracked.block_table = []
             tracked.num_loaded, tracked.is_loaded_early = 0, False
             tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 
     def resume(self, tracked: TrackedRequest) -> None:
-        """Note that a preempted request runs again.
-
-        Its tokens so far are computed a second time.
-        """
-        tracked.recompute_until = tracked.source.num_tokens
+        """Note that a preempted request runs again."""
+        tracked.num_known = tracked.engine_request.num_tokens

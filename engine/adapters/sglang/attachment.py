@@ -15,11 +15,13 @@ from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
+from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.sglang import support
-from stepscope.engine.adapters.sglang.knobs import SglangKnobBoard
+from stepscope.engine.adapters.sglang.broadcast import KnobRequests
+from stepscope.engine.adapters.sglang.knobs import knobs_of
 from stepscope.engine.adapters.sglang.shapes import (
     SglangBatch,
     SglangPlan,
@@ -32,7 +34,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 
 
 def describe(
-    scheduler: SglangScheduler, parallel: Any, board: SglangKnobBoard, endpoint: Endpoint
+    scheduler: SglangScheduler, parallel: Any, knobs: AttachedKnobs, endpoint: Endpoint
 ) -> EngineInfo:
     """Return the engine's description. Values that this version of SGLang lacks are None.
 
@@ -56,10 +58,10 @@ def describe(
         num_kv_heads=known(lambda: int(model.num_key_value_heads)),
         head_dim=known(lambda: int(model.head_dim)),
         block_size=scheduler.page_size,
-        max_model_len=board.limits.max_model_len,
-        max_num_batched_tokens=board.limits.max_num_batched_tokens,
-        max_num_seqs=board.limits.max_num_seqs,
-        knobs=board.specs,
+        max_model_len=knobs.limits.max_model_len,
+        max_num_batched_tokens=knobs.limits.max_num_batched_tokens,
+        max_num_seqs=knobs.limits.max_num_seqs,
+        knobs=knobs.specs,
         telemetry_endpoint=endpoint.telemetry,
         control_endpoint=endpoint.control,
         monotonic_ns=time.monotonic_ns(),
@@ -112,17 +114,18 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     if not support.is_first_rank(parallel):
         return None
     support.check(scheduler, parallel)
-    board, watcher = SglangKnobBoard(scheduler, parallel), SglangWatcher(scheduler, parallel)
+    knobs, requests = knobs_of(scheduler, parallel)
+    watcher = SglangWatcher(scheduler, parallel)
     at = endpoint_of(parallel, endpoint)
     return Attachment(
         AttachedEngine(
             "SGLang",
             logging.getLogger("sglang.stepscope"),
             at,
-            describe(scheduler, parallel, board, at),
+            describe(scheduler, parallel, knobs, at),
             watcher,
-            board,
-            _SglangHooks(scheduler, watcher, board).hook,
+            knobs,
+            _SglangHooks(scheduler, watcher, requests).hook,
         )
     )
 
@@ -131,11 +134,11 @@ class _SglangHooks:
     """Wraps the methods of one scheduler, so that they report to the watcher."""
 
     def __init__(
-        self, scheduler: SglangScheduler, watcher: SglangWatcher, board: SglangKnobBoard
+        self, scheduler: SglangScheduler, watcher: SglangWatcher, requests: KnobRequests
     ) -> None:
         self._scheduler = scheduler
         self._watcher = watcher
-        self._board = board
+        self._requests = requests
         # Removed last: one more loop iteration must send SGLang's own values to the other ranks.
         self._turns = Hooks(scheduler)
 
@@ -216,12 +219,12 @@ class _SglangHooks:
     def _around_evict(
         self, attachment: Attachment, evict: Callable[..., Any]
     ) -> Callable[..., Any]:
-        books = self._watcher.books
+        pool = self._watcher.pool
 
         def stepscope_evict(*args: Any, **kwargs: Any) -> Any:
-            before = books.num_evicted_tokens  # one evict method may call the other: count once
+            before = pool.num_evicted_tokens  # one evict method may call the other: count once
             result = evict(*args, **kwargs)
-            attachment.note(lambda: books.evicted(before, result.num_tokens_evicted))
+            attachment.note(lambda: pool.evicted(before, result.num_tokens_evicted))
             return result
 
         return stepscope_evict
@@ -242,6 +245,6 @@ class _SglangHooks:
             with attachment.lock:
                 if not attachment.is_attached:
                     self._turns.restore()
-                return [*requests, *self._board.drain()]
+                return [*requests, *self._requests.drain()]
 
         return stepscope_poll_timeout_aborts

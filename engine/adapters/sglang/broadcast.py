@@ -8,25 +8,48 @@ of the next loop iteration. Every rank applies the change before the batch of th
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stepscope.engine.protocol.wire import KnobValue
+
 CHUNK = "chunked_prefill_size"
 SEATS = "pp_max_micro_batch_size"
+LIVE = {"max_num_batched_tokens": CHUNK, "max_num_seqs": SEATS}
+"""Knobs that can be changed while SGLang runs, and SGLang's names for them."""
 _MARK = "stepscope"
 
 
-class ChangeRequests:
-    """Builds SGLang requests that carry new knob values.
+class KnobRequests:
+    """Builds SGLang requests that carry new knob values, for `drain` to return.
+
+    Args:
+        start: the values at SGLang's start.
 
     Raises:
         ImportError: this SGLang has no `SetInternalStateReq`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: Mapping[str, KnobValue]) -> None:
         from sglang.srt.managers.io_struct import SetInternalStateReq
 
         self._kind = SetInternalStateReq
+        self._start = start
+        self._changed: set[str] = set()
+        self._to_send: list[Any] = []
 
-    def make(self, values: Mapping[str, int]) -> Any:
-        return self._kind(server_args={_MARK: 1, **values})
+    def write(self, values: Mapping[str, KnobValue]) -> None:
+        """Set knobs on all ranks, from the next batch on."""
+        self._changed |= values.keys()
+        theirs = {LIVE[name]: value for name, value in values.items()}
+        self._to_send.append(self._kind(server_args={_MARK: 1, **theirs}))
+
+    def restore(self) -> None:
+        """Restore the values at SGLang's start."""
+        if self._changed:
+            self.write({name: self._start[name] for name in self._changed})
+
+    def drain(self) -> list[Any]:
+        """Return the requests that were built since the last call."""
+        requests, self._to_send = self._to_send, []
+        return requests
 
 
 def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> Any:

@@ -33,8 +33,6 @@ NEEDED = (
     "is_generation",
 )
 TRIED_RELEASE = "0.5.23"
-LIVE = ("max_num_batched_tokens", "max_num_seqs")
-"""Knobs that can be changed while SGLang runs."""
 
 
 class UnknownSglangError(RuntimeError):

@@ -2,7 +2,7 @@
 
 `SglangRequest`: wraps SGLang's `Req` in the form that the step recorder reads.
 
-`PoolBooks`: how many pages of SGLang's KV pool are used and cached.
+`PageCounts`: how many pages of SGLang's KV pool are used and cached.
 
 SGLang does not report which request holds which page, so single pages are not published.
 """
@@ -77,13 +77,11 @@ class SglangRequest:
         return self.num_prompt_tokens + len(self.req.output_ids)
 
 
-class PoolBooks:
+class PageCounts:
     """Counts the pages. Create it on SGLang's own thread: only that thread may read the pool.
 
     Attributes:
         num_evicted_tokens: tokens evicted from the radix cache and not published yet.
-        num_queried, num_hit: prompt tokens that were looked up in the radix cache, and those found
-            in it, since the last `counts`.
     """
 
     def __init__(self, scheduler: SglangScheduler) -> None:
@@ -91,7 +89,6 @@ class PoolBooks:
         self._page_size = scheduler.page_size
         self._thread = threading.get_ident()
         self.num_evicted_tokens = 0
-        self.num_queried = self.num_hit = 0
         self._used, self._cached, self._empty = self._read()
 
     def evicted(self, before: int, num_tokens: int) -> None:
@@ -106,19 +103,15 @@ class PoolBooks:
         """
         self.num_evicted_tokens = before + num_tokens
 
-    def counts(self) -> KVCounts:
-        """Return the page counts.
+    def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
+        """See `PublishedPool`.
 
         On another thread than SGLang's, used and cached are those read last.
         """
         if threading.get_ident() == self._thread:
             self._used, self._cached, self._empty = self._read()
         num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)
-        found = KVCounts(
-            self._used, self._cached, self._empty, num_evicted, self.num_queried, self.num_hit
-        )
-        self.num_queried = self.num_hit = 0
-        return found
+        return KVCounts(self._used, self._cached, self._empty, num_evicted, num_queried, num_hit)
 
     def _read(self) -> tuple[int, int, int]:
         stats = self._observer.get_pool_stats()
@@ -155,8 +148,8 @@ class SglangWatcher:
     def __init__(self, scheduler: SglangScheduler, parallel: Any) -> None:
         self._scheduler = scheduler
         self._parallel = parallel
-        self.books = PoolBooks(scheduler)
-        self.recorder = StepRecorder(self.books, not scheduler.disable_radix_cache)
+        self.pool = PageCounts(scheduler)
+        self.recorder = StepRecorder(self.pool, not scheduler.disable_radix_cache)
         self._decoding: dict[str, TrackedRequest] = {}  # requests whose rows are ordinary decodes
         self._preempted: list[TrackedRequest] = []  # since the last step
         self._preempt_reason = _NOT_FULL
@@ -164,7 +157,7 @@ class SglangWatcher:
 
     @property
     def kv_used(self) -> None:
-        return  # `books` knows the pages
+        return  # `pool` knows the pages
 
     @property
     def kv_transfers(self) -> None:
@@ -184,8 +177,8 @@ class SglangWatcher:
         tracked = self._tracked(req)
         if tracked is None:
             self._arrived(req)
-        elif not _source(tracked).is_waiting:
-            _source(tracked).is_waiting = True
+        elif not _request_of(tracked).is_waiting:
+            _request_of(tracked).is_waiting = True
             self._decoding.pop(req.rid, None)
             self._preempted.append(tracked)
             self._preempt_reason = _FULL if is_retracted else _NOT_FULL
@@ -264,13 +257,13 @@ class SglangWatcher:
         If a new request reuses the id of an older one, the older one is recorded as ended.
         """
         tracked = self.recorder.table.get(req.rid)
-        if tracked is None or _source(tracked).req is req:
+        if tracked is None or _request_of(tracked).req is req:
             return tracked
         self._end(tracked, _end_of(tracked))
         return None
 
     def _end(self, tracked: TrackedRequest, event: RequestEvent) -> None:
-        self._decoding.pop(tracked.source.request_id, None)
+        self._decoding.pop(tracked.engine_request.request_id, None)
         self.recorder.ended(tracked, event)
 
     def _arrived(self, req: SglangReq) -> TrackedRequest:
@@ -319,12 +312,12 @@ class SglangWatcher:
     def _add_row(
         self, step: UnfinishedStep, tracked: TrackedRequest, start: int, num_tokens: int
     ) -> None:
-        source = _source(tracked)
-        if source.is_waiting:
-            source.is_waiting = False
-            if source.was_admitted:
+        request = _request_of(tracked)
+        if request.is_waiting:
+            request.is_waiting = False
+            if request.was_admitted:
                 step.resume(tracked)
-            source.was_admitted = True
+            request.was_admitted = True
             step.admitted.append((tracked, start))
         num_pages = -(-(start + num_tokens) // self._scheduler.page_size)
         tracked.block_table = [0] * num_pages
@@ -356,14 +349,14 @@ class SglangWatcher:
         return ended
 
 
-def _source(tracked: TrackedRequest) -> SglangRequest:
-    return cast(SglangRequest, tracked.source)
+def _request_of(tracked: TrackedRequest) -> SglangRequest:
+    return cast(SglangRequest, tracked.engine_request)
 
 
 def _end_of(tracked: TrackedRequest) -> RequestEvent:
-    source = _source(tracked)
-    reason = source.req.finished_reason
+    request = _request_of(tracked)
+    reason = request.req.finished_reason
     kind = "abort" if reason is None else reason.to_json()["type"]
     if kind == "abort":
         return Aborted(tracked.request_id, _ABORTED)
-    return Finished(tracked.request_id, kind, source.num_output_tokens)
+    return Finished(tracked.request_id, kind, request.num_output_tokens)

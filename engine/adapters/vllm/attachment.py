@@ -16,10 +16,11 @@ from time import monotonic_ns
 from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore
+from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.knobs import VllmKnobBoard
+from stepscope.engine.adapters.vllm.knobs import knobs_of
 from stepscope.engine.adapters.vllm.shapes import (
     SchedulerOutput,
     VllmBlock,
@@ -35,7 +36,7 @@ _API = "vLLM's own API"  # the client is unknown
 
 
 def describe(
-    scheduler: VllmScheduler, board: VllmKnobBoard, endpoint: Endpoint, watcher: VllmWatcher
+    scheduler: VllmScheduler, knobs: AttachedKnobs, endpoint: Endpoint, watcher: VllmWatcher
 ) -> EngineInfo:
     """Return the engine's description. Values that this version of vLLM lacks are None."""
     groups = watcher.groups
@@ -58,11 +59,11 @@ def describe(
         num_kv_heads=known(lambda: int(model.get_total_num_kv_heads())),
         head_dim=known(lambda: int(model.get_head_size())),
         block_size=scheduler.block_size,
-        num_blocks=None if watcher.books is None else watcher.books.num_blocks,
+        num_blocks=None if watcher.pool is None else watcher.pool.num_blocks,
         max_model_len=scheduler.max_model_len,
-        max_num_batched_tokens=board.limits.max_num_batched_tokens,
-        max_num_seqs=board.limits.max_num_seqs,
-        knobs=board.specs,
+        max_num_batched_tokens=knobs.limits.max_num_batched_tokens,
+        max_num_seqs=knobs.limits.max_num_seqs,
+        knobs=knobs.specs,
         telemetry_endpoint=endpoint.telemetry,
         control_endpoint=endpoint.control,
         monotonic_ns=time.monotonic_ns(),
@@ -117,15 +118,15 @@ def attach(scheduler: Any, endpoint: str) -> Attachment:
     """
     versions.check(scheduler)
     at = endpoint_of(scheduler, endpoint)
-    board, watcher = VllmKnobBoard(scheduler), VllmWatcher(scheduler, reports_path(at))
+    knobs, watcher = knobs_of(scheduler), VllmWatcher(scheduler, reports_path(at))
     attachment = Attachment(
         AttachedEngine(
             "vLLM",
             logging.getLogger("vllm.stepscope"),
             at,
-            describe(scheduler, board, at, watcher),
+            describe(scheduler, knobs, at, watcher),
             watcher,
-            board,
+            knobs,
             _VllmHooks(scheduler, watcher).hook,
             watcher.reports,
         )
@@ -227,7 +228,7 @@ class _VllmHooks:
     ) -> Callable[..., Any]:
         watcher, lock = self._watcher, attachment.lock
         publisher, notes = attachment.publisher, attachment.notes
-        knows_blocks = watcher.books is not None
+        has_pool = watcher.pool is not None
 
         def publish(
             out: SchedulerOutput,
@@ -262,7 +263,7 @@ class _VllmHooks:
                             for name, request, before in drafted
                         }
                         ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
-                        kv_used = None if knows_blocks else watcher.kv_used
+                        kv_used = None if has_pool else watcher.kv_used
                         found = (out, model_runner_output, tokens_ns, num_got, kv_used)
                         notes.put(publish, *found, *ended)
                         notes.wake()

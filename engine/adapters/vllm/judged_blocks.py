@@ -30,7 +30,7 @@ class JudgedBlocks:
         """Note an admission, before its blocks are taken. None if the request comes back."""
         num_hit = self._num_noted[tracked] = num_cached // self._block_size
         self._blocks[tracked] = []
-        hashes, num_prompt = _hashes_of(tracked), tracked.source.num_prompt_tokens
+        hashes, num_prompt = _hashes_of(tracked), tracked.engine_request.num_prompt_tokens
         if tracked.num_preemptions or len(hashes) < num_prompt // self._block_size:
             return None
         return self._judge.admitted(num_prompt, num_hit, hashes.__getitem__)
@@ -39,7 +39,7 @@ class JudgedBlocks:
         """Note that a request received blocks, the first `num_hit` of them from the cache."""
         contents, hashes = self._contents, _hashes_of(tracked)
         if tracked in self._decoding:  # it has filled all that it had, but for rejected drafts
-            self._note(tracked, tracked.source.num_tokens - 1)
+            self._note(tracked, tracked.engine_request.num_tokens - 1)
         for i, block in enumerate(blocks):
             held, now = contents[block], hashes[i] if i < num_hit else None
             if held == now:
@@ -62,7 +62,7 @@ class JudgedBlocks:
         """Note that a request loses its blocks. Call it before they are taken from it."""
         if tracked in self._decoding:
             self._decoding.remove(tracked)
-            self._note(tracked, tracked.source.num_tokens - 1)  # the newest is not computed
+            self._note(tracked, tracked.engine_request.num_tokens - 1)  # the newest is not computed
         self._num_noted.pop(tracked, None)
         self._blocks.pop(tracked, None)
 
@@ -83,4 +83,4 @@ class JudgedBlocks:
 
 
 def _hashes_of(tracked: TrackedRequest) -> Sequence[bytes]:
-    return cast(VllmRequest, tracked.source).block_hashes
+    return cast(VllmRequest, tracked.engine_request).block_hashes

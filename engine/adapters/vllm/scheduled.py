@@ -6,7 +6,7 @@ from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.block_books import BlockHolders
+from stepscope.engine.adapters.vllm.kv_blocks import BlockHolders
 from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
 from stepscope.engine.protocol.wire import Phase
 

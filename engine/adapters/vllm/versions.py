@@ -39,19 +39,35 @@ _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
-WATERMARK = "watermark_blocks"
 CADENCE = "local_prefill_interval"
 
 FIRST_RELEASE = (0, 11)
-LIVE_SINCE = {
-    "max_num_batched_tokens": FIRST_RELEASE,
-    "long_prefill_token_threshold": FIRST_RELEASE,
-    "reserve": (0, 20),
-    "max_num_seqs": (0, 31),
-    "watermark": (0, 31),
-    "prefill_schedule_interval": (0, 33),
+
+
+class LiveKnob(NamedTuple):
+    """Where vLLM keeps a knob that can be changed while it runs, and from which release on.
+
+    Attributes:
+        owner: the attribute of the scheduler that has it; "": the scheduler itself.
+    """
+
+    since: tuple[int, int]
+    attribute: str
+    owner: str = ""
+
+    def owner_in(self, scheduler: VllmScheduler) -> Any:
+        return getattr(scheduler, self.owner) if self.owner else scheduler
+
+
+_LONG_PREFILL = "long_prefill_token_threshold"
+LIVE = {
+    "max_num_batched_tokens": LiveKnob(FIRST_RELEASE, "max_num_scheduled_tokens"),
+    _LONG_PREFILL: LiveKnob(FIRST_RELEASE, _LONG_PREFILL, "scheduler_config"),
+    "reserve": LiveKnob((0, 20), RESERVE),
+    "max_num_seqs": LiveKnob((0, 31), SEATS),
+    "watermark": LiveKnob((0, 31), "watermark_blocks", "kv_cache_manager"),
+    "prefill_schedule_interval": LiveKnob((0, 33), CADENCE),
 }
-"""Knobs that can be changed while vLLM runs, by the release from which they can be."""
 
 
 class UnknownVllmError(RuntimeError):
@@ -74,7 +90,7 @@ def live_knobs(release: str) -> list[str]:
     """
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
-    return [name for name, since in LIVE_SINCE.items() if number >= since]
+    return [name for name, live in LIVE.items() if number >= live.since]
 
 
 def data_parallel_rank(owner: Any) -> int:

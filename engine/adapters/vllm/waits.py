@@ -146,24 +146,24 @@ def overtaken(
     One that lacks a LoRA slot would have waited anyhow.
     """
     loaded = {adapter for row in step.rows if (adapter := _adapter_of(row[0]))}
-    admitted = [tracked for tracked, _ in step.admitted]
-    best = min((tracked.source.priority for tracked in admitted), default=0)
+    came = [(each.request_id, each.engine_request.priority) for each, _ in step.admitted]
+    best = min((priority for _, priority in came), default=0)
     found = []
     for tracked in table.values():
         adapter = _adapter_of(tracked)
-        if tracked.was_overtaken or tracked.block_table or tracked.source.priority <= best:
+        priority = tracked.engine_request.priority
+        if tracked.was_overtaken or tracked.block_table or priority <= best:
             continue
         if adapter and adapter not in loaded and len(loaded) >= max_loras:
             continue
-        came, priority = tracked.request_id, tracked.source.priority
-        if any(each.request_id > came and each.source.priority < priority for each in admitted):
+        if any(later > tracked.request_id and first < priority for later, first in came):
             tracked.was_overtaken = True
             found.append(tracked)
     return found
 
 
 def _adapter_of(tracked: TrackedRequest) -> int | None:
-    adapter = getattr(tracked.source, "lora_request", None)
+    adapter = getattr(tracked.engine_request, "lora_request", None)
     return None if adapter is None else int(adapter.lora_int_id)
 
 

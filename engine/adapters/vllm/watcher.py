@@ -10,14 +10,14 @@ from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest
 from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
-from stepscope.engine.adapters.vllm.block_books import (
-    BlockBooks,
+from stepscope.engine.adapters.vllm.device_times import DeviceTimes
+from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
+from stepscope.engine.adapters.vllm.kv_blocks import (
     BlockHolders,
+    PublishedBlocks,
     VllmPrefixHashes,
     groups_of,
 )
-from stepscope.engine.adapters.vllm.device_times import DeviceTimes
-from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.ranks import RankTable
 from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
@@ -74,7 +74,7 @@ class VllmWatcher:
     Use it only inside `with attachment.notes.done()`, except for `note` and what it passes on.
 
     Attributes:
-        books: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
+        pool: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
         groups: of the KV blocks; None if all are of one, which holds the whole context.
         device_times: None if the GPU times are unknown.
     """
@@ -84,7 +84,7 @@ class VllmWatcher:
         self._queues = versions.queues(scheduler)
         self._has_cadence = hasattr(scheduler, versions.CADENCE)
         self.groups: tuple[KVGroup, ...] | None = None
-        self.books: BlockBooks | None = None
+        self.pool: PublishedBlocks | None = None
         self.holders: BlockHolders | None = None
         self._has_connector = getattr(scheduler, "connector", None) is not None
         if (found := groups_of(scheduler)) is not None:
@@ -92,7 +92,7 @@ class VllmWatcher:
             if len(groups) > 1 or groups[0].kind != "full attention":
                 self.groups = tuple(groups)
             pool = scheduler.kv_cache_manager.block_pool
-            self.books = BlockBooks(pool, len(self.groups or ()))
+            self.pool = PublishedBlocks(pool, len(self.groups or ()))
             self.holders = BlockHolders(of_table, [group.block_size for group in groups])
         self._freed: list[int] = []
         self._loads: list[tuple[str, int, bool]] = []
@@ -101,9 +101,9 @@ class VllmWatcher:
         self._hashes = VllmPrefixHashes.if_wanted(size) if caches_prefixes else None
         self._judged: JudgedBlocks | None = None
         is_plain = self.groups is None and not self._has_connector
-        if self.books is not None and self._hashes is not None and is_plain:
-            self._judged = JudgedBlocks(self.books.num_blocks, size)
-        self.recorder = StepRecorder(self.books, caches_prefixes, self._judged)
+        if self.pool is not None and self._hashes is not None and is_plain:
+            self._judged = JudgedBlocks(self.pool.num_blocks, size)
+        self.recorder = StepRecorder(self.pool, caches_prefixes, self._judged)
         sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
         self._ranks = RankTable(*sizes)
         self._has_ranks = sizes != (1, 1)
@@ -327,7 +327,7 @@ class VllmWatcher:
             step.ranks = self._ranks.of(out, step.start_ns, tokens_ns)
         step.cuda_graph, step.num_padded_tokens = graph
         for tracked in step.drafted:
-            step.num_got[tracked] = num_got.get(tracked.source.request_id, 0)
+            step.num_got[tracked] = num_got.get(tracked.engine_request.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed
                 step.lost.add(tracked)
         recorder, transfers = self.recorder, self.kv_transfers
@@ -372,8 +372,8 @@ class VllmWatcher:
                 self.recorder.settle_empty()
         if self._judged is not None:
             self._judged.forget_all()
-        if self.books is not None:
-            self.books.check_cached()
+        if self.pool is not None:
+            self.pool.check_cached()
             self.recorder.has_unpublished = True
 
     @property
@@ -386,7 +386,7 @@ class VllmWatcher:
 
     @property
     def kv_used(self) -> float | None:
-        if self.books is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
+        if self.pool is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
             return None
         usage: float = self._scheduler.kv_cache_manager.usage
         return usage
@@ -400,7 +400,7 @@ class VllmWatcher:
         return versions.num_waiting(self._scheduler, self._queues)
 
     def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
-        request = cast(VllmRequest, tracked.source)
+        request = cast(VllmRequest, tracked.engine_request)
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
             # vLLM's front end looks for stop strings, and then aborts the request here.

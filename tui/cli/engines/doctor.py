@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import platformdirs
 
-from stepscope.engine.adapters.sglang import support
+from stepscope.engine.adapters.sglang import broadcast, support
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
@@ -127,7 +127,7 @@ def _sglang() -> Iterator[DoctorFinding]:
     if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
         yield DoctorFinding("note", "sglang", f"sglang {release}{_LACKS_PLUGIN}")
         return
-    live = ", ".join(support.LIVE)
+    live = ", ".join(broadcast.LIVE)
     text = f"sglang {release}: {_SEEN}, KV pages as counts; live: {live}"
     yield DoctorFinding("ok", "sglang", text)
     text = f"tried with {support.TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"

@@ -1,4 +1,4 @@
-"""vLLM's KV blocks: `BlockBooks` as published; `BlockHolders`, who holds them as scheduled.
+"""vLLM's KV blocks: `PublishedBlocks` as published; `BlockHolders`, who holds them as scheduled.
 
 Published block ids are one lower than vLLM's, because vLLM's block 0 belongs to no request.
 
@@ -72,7 +72,7 @@ class VllmPrefixHashes:
         return [salted(bytes(each), self._salt) for each in hashes]
 
 
-class BlockBooks:
+class PublishedBlocks:
     """Tracks who holds each block. Use it only inside `with attachment.notes.done()`.
 
     Args:
@@ -81,7 +81,6 @@ class BlockBooks:
     Attributes:
         groups: see `BlockGroups`. None if all blocks are of one group.
         num_evicted: blocks evicted from the prefix cache since the last `counts`.
-        num_queried, num_hit: see `KVBooks`.
     """
 
     def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:
@@ -97,10 +96,10 @@ class BlockBooks:
         self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
         self._published = memoryview(self._published_bytes).cast("q")
         self._num_used = self._num_cached = 0
-        self.num_evicted = self.num_queried = self.num_hit = 0
+        self.num_evicted = 0
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
-        """See `KVBooks`."""
+        """See `PublishedPool`."""
         if self.groups is not None:
             self._regroup(self.groups, blocks, group)
         ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
@@ -125,7 +124,7 @@ class BlockBooks:
             groups.of_block[block] = group
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
-        """See `KVBooks`."""
+        """See `PublishedPool`."""
         self._changed[block] = None
         self._free_as[block] = is_cached
         owners, count = self._owners, self._ref_counts[block] - 1
@@ -141,7 +140,7 @@ class BlockBooks:
                 del self._holders[block]
 
     def drain(self) -> list[BlockMove]:
-        """See `KVBooks`."""
+        """See `PublishedPool`."""
         if not self._changed:
             return []
         published, ref_counts, owners = self._published, self._ref_counts, self._owners
@@ -166,22 +165,15 @@ class BlockBooks:
         free_as.clear()
         return moves
 
-    def counts(self) -> KVCounts:
-        """See `KVBooks`."""
-        num_empty = self.num_blocks - self._num_used - self._num_cached
-        found = KVCounts(
-            self._num_used,
-            self._num_cached,
-            num_empty,
-            self.num_evicted,
-            self.num_queried,
-            self.num_hit,
-        )
-        self.num_evicted = self.num_queried = self.num_hit = 0
-        return found
+    def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
+        """See `PublishedPool`."""
+        used, cached = self._num_used, self._num_cached
+        num_evicted, self.num_evicted = self.num_evicted, 0
+        empty = self.num_blocks - used - cached
+        return KVCounts(used, cached, empty, num_evicted, num_queried, num_hit)
 
     def runs(self) -> list[BlockRun]:
-        """See `KVBooks`."""
+        """See `PublishedPool`."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
@@ -311,7 +303,7 @@ class BlockHolders:
                 holders,
                 key=lambda each: (
                     each.ended or (each.was_preempted and not each.block_table),
-                    each.source.num_computed_tokens,
+                    each.engine_request.num_computed_tokens,
                 ),
             )
         holders.remove(tracked)
