@@ -70,6 +70,7 @@ def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
         client.set_knobs({"max_num_seqs": 7}, "somebody")
         wait_for(lambda: (first.history.last_step or 0) > 300, "300 steps")
         late = joined(live_engine.endpoint)
+        load(client)  # the engine may have been quicker than this thread
         wait_for(lambda: late.history.num_steps > 30, "some steps")
         tapped: list[int] = []
         late.tap.attach(lambda topic, sequence, payload: tapped.append(sequence))
@@ -85,6 +86,7 @@ def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
         assert late.history.first_step == 0
         assert late.backfill.num_steps == old_first
         last = first.history.last_step or 0
+        load(client)
         wait_for(lambda: (late.history.last_step or 0) > last + 50, "steps that come afterwards")
         recorder.stop()
         last = late.history.last_step or 0
