@@ -304,13 +304,12 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
     cut = client.send(Submit(prompt="y" * (LONG_TEXT + 1), max_prompt_tokens=20))
     assert outputs(client, client.send(submit()))[-1].finish_reason == "length"
     go_on.set()
-    answers = [client.receive(5.0) for _ in range(2)]
-    assert answers[0][0] == refused
-    assert isinstance(answers[0][1], Error)
-    assert answers[0][1].code == "prompt_too_long"
-    assert answers[1][0] == cut
-    assert isinstance(answers[1][1], Submitted)
-    assert answers[1][1].num_prompt_tokens == 20
+    answers = dict(client.receive(5.0) for _ in range(2))
+    error, submitted = answers[refused], answers[cut]
+    assert isinstance(error, Error)
+    assert error.code == "prompt_too_long"
+    assert isinstance(submitted, Submitted)
+    assert submitted.num_prompt_tokens == 20
 
 
 def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(

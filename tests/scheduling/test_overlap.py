@@ -201,7 +201,7 @@ def test_the_wait_of_a_request_that_arrived_during_a_step_is_fully_explained(ear
         assert [piece.cause for piece in late.pieces] == ["queued", "prompt"]
         assert "for the step under way to end" in late.pieces[0].text
         alone = explainers[request_id]
-        assert alone.life[0].start_ns == arrival_ns
+        assert alone.waits.life[0].start_ns == arrival_ns
         assert alone.late[0] == late
     for explainer in explainers:
         assert all(piece.cause != "unknown" for late in explainer.late for piece in late.pieces)
