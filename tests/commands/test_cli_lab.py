@@ -24,7 +24,7 @@ def test_lab_lists_every_experiment_with_its_source(stepscope: Callable[..., Any
 def test_an_unknown_experiment_gives_a_one_line_error_with_the_known_names(
     stepscope: Callable[..., Any],
 ) -> None:
-    for arguments in (("alchemy",), ("run", "alchemy"), ("freeze", "--all")):
+    for arguments in (("alchemy",), ("freeze", "--all")):
         done = stepscope("lab", *arguments)
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
         assert "there are: tokens, freeze" in done.stderr

@@ -3,10 +3,9 @@
 import datetime
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     sections=("serve", "knobs"),
 )
 def bench(
-    what: Annotated[
-        Literal["throughput"] | None, typer.Argument(hidden=True, metavar="[throughput]")
-    ] = None,
     num_requests: int | None = option(
         "INT", "number of requests  [default: 256, on a CPU 32]", min=1
     ),

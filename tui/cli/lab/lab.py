@@ -57,8 +57,7 @@ def lab(
             say(f"{each.name:<12} {each.claim}", f"{'':12} {each.source}", "")
         say("stepscope lab NAME runs one, stepscope lab --all runs all of them")
         return
-    wanted = [name for name in names or () if name != "run"]  # as it was called: lab run NAME
-    chosen = _chosen(wanted, runs_all)
+    chosen = _chosen(names or (), runs_all)
     with ExitStack() as stack, Progress() as progress:
         kept = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-lab-"))
         target = Path(kept)
