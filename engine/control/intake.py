@@ -26,7 +26,7 @@ class TextCodec(Protocol):
     """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return token ids. Raises ConfigError: too long a text for `most` tokens to be tried."""
+        """Return token ids. Raises ConfigError: the text is too long for `most` tokens."""
         ...
 
     def encode_chat(

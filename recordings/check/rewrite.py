@@ -135,7 +135,7 @@ def _copy(
     report = RewriteReport(recording.num_chunks, index.num_lost_bytes, info.with_tokens)
     if without_tokens:
         info = msgspec.structs.replace(info, with_tokens=False)
-    # Keyframes have a checksum and the metadata of a file have none: what both tell is of those.
+    # What both tell is taken from keyframes: they have a checksum, the file's metadata have none.
     known = {*_OF_THE_FILE, *engine_metadata(info)}
     metadata = {name: each for name, each in recording.metadata.items() if name not in known}
     if without_tokens and report.had_tokens:

@@ -402,13 +402,6 @@ def test_names_of_derived_files_repeat_neither_prefix_nor_suffix_of_the_recordin
 # Files that are broken
 
 
-def expected_message(recording: Recording) -> str:
-    message = recording.message
-    assert message is not None
-    assert "\n" not in message
-    return message
-
-
 def refused(path: Path) -> str:
     with pytest.raises(RecordingError) as caught:
         Recording(path)
