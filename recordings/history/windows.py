@@ -133,7 +133,7 @@ class Windows:
             return self._sums(start_ns, end_ns)
 
     def _sums(self, start_ns: int, end_ns: int) -> Sums:
-        """The sums of a window, kept until a step comes: one picture asks for them several times."""
+        """The sums of a window, kept until a step comes: a picture asks for them several times."""
         columns = self._timeline.columns
         now = (len(columns), columns.steps[0], columns.steps[-1]) if columns.steps else ()
         if self._summed_at != now or len(self._summed) >= _MAX_WINDOWS:

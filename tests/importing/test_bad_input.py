@@ -138,7 +138,7 @@ def test_records_are_not_counted_as_steps(stepscope: Callable[..., Any], tmp_pat
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result()), "utf-8")
     assert "1,280 records in" in stepscope("compare", str(path), str(path), "--table").stdout
-    assert "records of unknown steps in 10.0 s" in stepscope("stats", str(path)).stdout
+    assert "unknown steps in 10.0 s" in stepscope("stats", str(path)).stdout
     picture = tmp_path / "picture.txt"
     stepscope("screenshot", str(path), "-o", str(picture))
     drawn = picture.read_text("utf-8")

@@ -98,7 +98,7 @@ def session_text(
 ) -> str:
     """Return the name of a session, the part that is meant (its last seconds), and its steps."""
     part = "" if last_s is None else f", last {last_s:g} s"
-    steps = "records of unknown steps" if num_steps is None else f"{num_steps:,.0f} steps"
+    steps = "unknown steps" if num_steps is None else fmt.plural(round(num_steps), "step")
     return f"{name}{part}: {steps}" + ("" if seconds is None else f" in {seconds:,.1f} s")
 
 
