@@ -6,7 +6,9 @@ graph for each of a few batch sizes, and a step is padded to the next size. Inpu
 step to step lie in `StepBuffers`.
 """
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,11 +28,65 @@ class StepInputs(NamedTuple):
     batch: PagedBatch  # those of `StepBuffers` have host arrays for the longest possible contexts
 
 
-class StepBuffers:
-    """Inputs for up to `most` requests of up to `max_model_len` tokens.
+class TokenBuffers:
+    """Ids, positions, slots and places of logits for up to `most` tokens.
 
-    The rows after a step's last request are padding. They read nothing, and write to
-    `scratch_slot`, a KV slot that no request uses.
+    The tokens after a step's last are padding. They write to `scratch_slot`, a KV slot that no
+    request uses.
+    """
+
+    def __init__(self, most: int, block_size: int, scratch_slot: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._scratch_slot = scratch_slot
+        self._device = device
+        is_cuda = device.type == "cuda"
+        # One tensor, so that one copy moves all four.
+        self._host = torch.zeros(4, most, dtype=torch.int64, pin_memory=is_cuda)
+        self.rows = torch.zeros(4, most, dtype=torch.int64, device=device)
+        self.rows[2] = scratch_slot
+        self._copied = torch.cuda.Event() if is_cuda else None
+
+    def inputs(self, size: int, num_logits: int) -> StepInputs:
+        """Return inputs that are views of the first `size` tokens, of any requests."""
+        input_ids, positions, slots, logits_of = self.rows
+        return StepInputs(
+            input_ids[:size],
+            positions[:size],
+            logits_of[:num_logits],
+            PagedBatch(
+                query_starts=np.array([0, size]),
+                context_lens=np.array([size]),
+                block_tables=np.zeros((1, 1), dtype=np.int64),
+                slot_mapping=slots[:size],
+                block_size=self._block_size,
+                device=self._device,
+            ),
+        )
+
+    def fill(self, batch: InputBatch, fed: torch.Tensor | None = None) -> None:
+        """Copy a step to the device; `fed` as in `DecodeGraphs.fill`."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last step's copies must have left host memory
+        rows = self._host.numpy()
+        for row, array, filler in (
+            (0, batch.input_ids, 0),
+            (1, batch.positions, 0),
+            (2, batch.slot_mapping, self._scratch_slot),
+            (3, batch.logits_of, 0),
+        ):
+            rows[row, : len(array)] = array
+            rows[row, len(array) :] = filler
+        self.rows.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        if fed is not None:
+            self.rows[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
+
+
+class StepBuffers:
+    """Inputs for up to `most` requests of up to `max_model_len` tokens, one in the step each.
+
+    The rows after a step's last request are padding. They read nothing.
     """
 
     def __init__(
@@ -43,13 +99,10 @@ class StepBuffers:
     ) -> None:
         self._max_model_len = max_model_len
         self._block_size = block_size
-        self._scratch_slot = scratch_slot
         self._device = device
         num_blocks = -(-max_model_len // block_size)
         is_cuda = device.type == "cuda"
-        # Input ids, positions and slots, in one tensor so that one copy moves all three.
-        self._host_tokens = torch.zeros(3, most, dtype=torch.int64, pin_memory=is_cuda)
-        self._tokens = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._tokens = TokenBuffers(most, block_size, scratch_slot, device)
         self._host_lens = torch.zeros(most, dtype=torch.int32, pin_memory=is_cuda)
         self._lens = torch.zeros(most, dtype=torch.int32, device=device)
         self._host_tables = torch.zeros(most * num_blocks, dtype=torch.int32, pin_memory=is_cuda)
@@ -57,12 +110,11 @@ class StepBuffers:
         self._tables = torch.zeros(most, num_blocks, dtype=torch.int32, device=device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(most, dtype=torch.int64, device=device)
-        self._tokens[2] = scratch_slot
         self._copied = torch.cuda.Event() if is_cuda else None
 
     def inputs(self, size: int) -> StepInputs:
         """Return inputs that are views of the first `size` rows."""
-        input_ids, positions, slots = (row[:size] for row in self._tokens)
+        input_ids, positions, slots, _ = (row[:size] for row in self._tokens.rows)
         return StepInputs(
             input_ids,
             positions,
@@ -82,26 +134,16 @@ class StepBuffers:
 
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
         """Copy a step with one token per request to the device, padded to `size` rows."""
+        self._tokens.fill(batch, fed)
         if self._copied is not None:
-            self._copied.synchronize()  # the last step's copies must have left host memory
+            self._copied.synchronize()
         count = len(batch.input_ids)
-        tokens = self._host_tokens.numpy()
-        for row, array, filler in (
-            (0, batch.input_ids, 0),
-            (1, batch.positions, 0),
-            (2, batch.slot_mapping, self._scratch_slot),
-        ):
-            tokens[row, :count] = array
-            tokens[row, count:] = filler
         lens = self._host_lens.numpy()
         lens[:count] = batch.context_lens
         lens[count:size] = 0
         width = batch.block_tables.shape[1]
         used = count * width
         self._host_tables.numpy()[:used] = batch.block_tables.ravel()
-        self._tokens.copy_(self._host_tokens, non_blocking=True)
-        if fed is not None:
-            self._tokens[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
         self._lens[:size].copy_(self._host_lens[:size], non_blocking=True)
         # Copy only the width of the longest context, because the whole table may be megabytes.
         self._staged_tables[:used].copy_(self._host_tables[:used], non_blocking=True)
@@ -133,9 +175,16 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+Cut = Callable[[], None]
+
+
 class GraphDevice(Protocol):
-    def record(self, launch: Callable[[], None]) -> Graph:
-        """Run `launch` once or more, and return a graph of the kernels that it launches."""
+    def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
+        """Run `launch` once or more, and return graphs of the kernels that it launches.
+
+        `launch` gets a function that ends one graph and begins the next. What runs between the
+        two when they are replayed, may change only the contents of tensors.
+        """
         ...
 
 
@@ -169,10 +218,10 @@ class DecodeGraphs:
             progress("recording CUDA graphs", done / len(self.sizes))
             inputs = self._buffers.inputs(size)
 
-            def launch(size: int = size, inputs: StepInputs = inputs) -> None:
+            def launch(_: Cut, size: int = size, inputs: StepInputs = inputs) -> None:
                 self._logits[:size].copy_(self._forward(inputs))
 
-            self._graphs[size] = self._device.record(launch)
+            [self._graphs[size]] = self._device.record(launch)
 
     def size_for(self, batch: InputBatch) -> int | None:
         """Return the batch size to which a step is padded. None if no graph can run the step."""
@@ -201,15 +250,40 @@ class CudaGraphDevice:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, launch: Callable[[], None]) -> Graph:
+    def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
+        graphs: list[Graph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool)
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
         # Run it before recording, so that first-use setup (compiling, workspaces) stays outside.
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            launch()
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
+            launch(lambda: None)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            begin()
+            try:
+                launch(cut)
+            finally:
+                graphs[-1].capture_end()
         current.wait_stream(self._stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            launch()
-        return graph
+        return graphs
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Free no tensor or graph of somebody else's while kernels are recorded."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

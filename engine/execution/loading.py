@@ -18,12 +18,14 @@ from stepscope.engine.execution.graphs import (
     DecodeGraphs,
     GraphDevice,
     StepBuffers,
+    TokenBuffers,
     graph_sizes,
 )
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.pieces import PieceGraphs, piece_sizes
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
@@ -111,6 +113,7 @@ def prepare(
     """
     gpu = CudaGpu(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []
+    num_tokens = piece_sizes(config.token_capacity or TRIAL_TOKENS) if sizes else []
     lower = (
         "lower --token-capacity or --seq-capacity, or take a smaller model; "
         "nvidia-smi shows who else uses the GPU"
@@ -118,7 +121,7 @@ def prepare(
     with torch.inference_mode():
         progress("a trial of the largest step", 0.0)
         with memory_for("the largest step", lower):
-            use = _trial(runner, config, sizes, gpu)
+            use = _trial(runner, config, sizes, num_tokens, gpu)
         num_blocks = device_kv_blocks(config, runner.kv_shape, runner.max_model_len, use)
         progress("allocating the KV cache", 0.0)
         with memory_for("the KV cache", "lower --gpu-memory-utilization or --kv-memory"):
@@ -129,12 +132,21 @@ def prepare(
             runner.execute(trial_step([pair], runner.num_blocks, runner.block_size))
         if sizes:
             with memory_for("CUDA graphs", "lower --gpu-memory-utilization or --seq-capacity"):
-                runner.graphs = _record(runner, sizes, progress, gpu.recorder())
+                _record(runner, sizes, num_tokens, progress, gpu.recorder())
     progress("ready", 1.0)
 
 
-def _trial(runner: "ModelRunner", config: EngineConfig, sizes: list[int], gpu: Gpu) -> DeviceUse:
-    """Run the largest step. Returns the memory of the weights, of this step and of the graphs."""
+def _trial(
+    runner: "ModelRunner",
+    config: EngineConfig,
+    sizes: list[int],
+    num_tokens: list[int],
+    gpu: Gpu,
+) -> DeviceUse:
+    """Run the largest step. Returns the memory of the weights, of this step and of the graphs.
+
+    The graphs are of decodes of so many requests (`sizes`), and of steps of so many tokens.
+    """
     wanted = config.token_capacity or TRIAL_TOKENS
     num_requests = min(config.seq_capacity, wanted)
     each = max(1, min(wanted // num_requests, runner.max_model_len))
@@ -149,7 +161,12 @@ def _trial(runner: "ModelRunner", config: EngineConfig, sizes: list[int], gpu: G
     graphs = 0
     if sizes:
         before = min(each, runner.max_model_len - 1)
-        graphs = peak_bytes([(before, 1)] * sizes[-1]) + len(sizes) * GRAPH_BYTES
+        chunk = min(num_tokens[-1], runner.max_model_len)
+        most = max(
+            peak_bytes([(before, 1)] * sizes[-1]),
+            peak_bytes([(0, chunk)] * -(-num_tokens[-1] // chunk)),
+        )
+        graphs = most + (len(sizes) + len(num_tokens)) * GRAPH_BYTES
     now = gpu.memory()
     use = DeviceUse(
         total=now.total,
@@ -163,16 +180,22 @@ def _trial(runner: "ModelRunner", config: EngineConfig, sizes: list[int], gpu: G
 
 
 def _record(
-    runner: "ModelRunner", sizes: list[int], progress: Progress, recorder: GraphDevice
-) -> DecodeGraphs:
+    runner: "ModelRunner",
+    sizes: list[int],
+    num_tokens: list[int],
+    progress: Progress,
+    recorder: GraphDevice,
+) -> None:
     most, device = sizes[-1], runner.device
-    buffers = StepBuffers(
-        most, runner.max_model_len, runner.block_size, runner.scratch_slot, device
-    )
+    block_size, scratch_slot = runner.block_size, runner.scratch_slot
     logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
+    buffers = StepBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
     graphs = DecodeGraphs(sizes, runner.forward, buffers, logits, recorder)
-    graphs.record(progress)
-    return graphs
+    tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
+    pieces = PieceGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
+    pieces.record(lambda what, share: progress(what, share / 2))
+    graphs.record(lambda what, share: progress(what, (1 + share) / 2))
+    runner.graphs, runner.pieces = graphs, pieces
 
 
 def load_runner(

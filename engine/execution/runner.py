@@ -6,6 +6,7 @@ It owns every tensor of the engine.
 import hashlib
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.pieces import PieceGraphs
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.execution.smaller_steps import Halving
 from stepscope.engine.execution.step_costs import trial_step
@@ -66,9 +68,10 @@ class ModelRunner:
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
         self.graphs: DecodeGraphs | None = None
+        self.pieces: PieceGraphs | None = None
         self.step_costs: StepCosts | None = None
         self._model = model
-        self._backend = backend
+        self.backend = backend
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
@@ -97,7 +100,7 @@ class ModelRunner:
         If steps can be recorded as graphs, there is one more block, for padding rows
         (`scratch_slot`).
         """
-        self.graphs = None
+        self.graphs = self.pieces = None
         self._key_caches, self._value_caches = [], []
         devices.give_back_memory(self.device)
         shape = self.kv_shape
@@ -142,13 +145,18 @@ class ModelRunner:
     @property
     def is_capturable(self) -> bool:
         """Whether decodes can be recorded as CUDA graphs."""
-        return self._model.is_capturable and self._backend.is_capturable
+        return self._model.is_capturable and self.backend.is_capturable
 
     @property
     def description(self) -> dict[str, Any]:
         """The fields of `EngineInfo` that describe the model and how it runs."""
         model, shape = self._model, self._model.kv_shape
-        graphs = "" if self.graphs is None else f", CUDA graphs up to {self.graphs.sizes[-1]}"
+        graphs = ""
+        if self.graphs is not None and self.pieces is not None:
+            graphs = (
+                f", CUDA graphs up to {self.graphs.sizes[-1]} requests, "
+                f"in pieces up to {self.pieces.sizes[-1]} tokens"
+            )
         return {
             "model": model.name,
             "architecture": model.architecture,
@@ -156,7 +164,7 @@ class ModelRunner:
             "kv_cache_dtype": str(self._kv_dtype).removeprefix("torch."),
             "device": str(self.device),
             "implementation": model.implementation + graphs,
-            "attention_backend": self._backend.name,
+            "attention_backend": self.backend.name,
             "num_layers": shape.num_layers,
             "num_kv_heads": shape.num_kv_heads,
             "head_dim": shape.head_dim,
@@ -178,10 +186,17 @@ class ModelRunner:
             return self.launch_whole(step)
         return self._halving.launch(step)
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Launch the model, without waiting. Returns logits [len(inputs.logits_of), vocab_size]."""
+    def forward(self, inputs: StepInputs, backend: AttentionBackend | None = None) -> torch.Tensor:
+        """Launch the model, without waiting. Returns logits [len(inputs.logits_of), vocab_size].
+
+        `backend`: None for that of the runner.
+        """
         context = StepContext(
-            inputs.batch, self._key_caches, self._value_caches, self._backend, self._kv_scales
+            inputs.batch,
+            self._key_caches,
+            self._value_caches,
+            self.backend if backend is None else backend,
+            self._kv_scales,
         )
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
@@ -196,12 +211,7 @@ class ModelRunner:
             if batch.fed_by:
                 assert isinstance(after, LaunchedStep), "nothing is launched upon a step in parts"
                 fed = after.tokens_of(batch.fed_by)
-            size = None if self.graphs is None else self.graphs.size_for(batch)
-            if self.graphs is None or size is None:
-                compute = partial(self.forward, self._inputs(batch, fed))
-            else:
-                self.graphs.fill(batch, size, fed)
-                compute = partial(self.graphs.run, size, num_tokens)
+            size, cuda_graph, compute = self._prepared(batch, fed)
             threads = self._use_threads(num_tokens)
             launch_ns = self.clock()
             timer.start()  # not before: an idle device would wait for the inputs in this time
@@ -222,17 +232,31 @@ class ModelRunner:
             timer,
             launch_ns,
             self.clock,
-            num_padded_tokens=0 if size is None else size - num_tokens,
+            num_padded_tokens=size - num_tokens,
             has_drafts=bool(batch.depths),
-            cuda_graph=self._cuda_graph(size),
+            cuda_graph=cuda_graph,
         )
 
-    def _cuda_graph(self, size: int | None) -> str | None:
-        """Return how a step used CUDA graphs: "full", "none", or None on a CPU without graphs."""
-        if size is not None:
-            return "full"
-        has_graphs = self.graphs is not None or self.device.type == "cuda"
-        return "none" if has_graphs else None
+    def _prepared(
+        self, batch: input_batch.InputBatch, fed: torch.Tensor | None
+    ) -> tuple[int, str | None, Callable[[], torch.Tensor]]:
+        """Copy the inputs of a step to the device.
+
+        Returns the number of tokens with padding; how the step uses CUDA graphs: "full",
+        "piecewise", "none", or None on a CPU without graphs; and what launches the model.
+        """
+        num_tokens = len(batch.input_ids)
+        graphs, pieces = self.graphs, self.pieces
+        if graphs is not None and (size := graphs.size_for(batch)) is not None:
+            graphs.fill(batch, size, fed)
+            return size, "full", partial(graphs.run, size, num_tokens)
+        if pieces is not None and (size := pieces.size_for(batch)) is not None:
+            pieces.fill(batch, fed)
+            run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
+            return size, "piecewise", run
+        has_graphs = graphs is not None or self.device.type == "cuda"
+        compute = partial(self.forward, self._inputs(batch, fed))
+        return num_tokens, "none" if has_graphs else None, compute
 
     def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
         input_ids = self._tensor(batch.input_ids)
@@ -242,15 +266,18 @@ class ModelRunner:
             input_ids,
             self._tensor(batch.positions),
             self._tensor(batch.logits_of),
-            PagedBatch(
-                query_starts=batch.query_starts,
-                context_lens=batch.context_lens,
-                block_tables=batch.block_tables,
-                slot_mapping=self._tensor(batch.slot_mapping),
-                block_size=self.block_size,
-                device=self.device,
-                decodes=batch.decodes,
-            ),
+            self._paged(batch),
+        )
+
+    def _paged(self, batch: input_batch.InputBatch) -> PagedBatch:
+        return PagedBatch(
+            query_starts=batch.query_starts,
+            context_lens=batch.context_lens,
+            block_tables=batch.block_tables,
+            slot_mapping=self._tensor(batch.slot_mapping),
+            block_size=self.block_size,
+            device=self.device,
+            decodes=batch.decodes,
         )
 
     def warm_up(self, progress: Progress) -> None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from stepscope.kernels.paged_attention import BatchTensors
 from stepscope.kernels.triton.combine import combine
-from stepscope.kernels.triton.plan import MIN_SPLIT_KEYS, Launch
+from stepscope.kernels.triton.plan import Launch
 
 LOG2_E = math.log2(math.e)
 
@@ -38,7 +38,9 @@ def _request_of(starts: tl.tensor, block: tl.tensor, num_requests: tl.tensor, Q:
 
 
 @triton.jit(
-    do_not_specialize=["num_requests", "num_tokens", "num_splits", "table_stride", "window"],
+    do_not_specialize=[
+        *("num_requests", "num_tokens", "num_splits", "first_block", "table_stride", "window")
+    ],
     do_not_specialize_on_alignment=["query_starts", "context_lens", "block_tables"],
 )
 def _attend(  # type: ignore[no-untyped-def]
@@ -58,6 +60,7 @@ def _attend(  # type: ignore[no-untyped-def]
     num_requests: tl.tensor,
     num_tokens: tl.tensor,
     num_splits: tl.tensor,
+    first_block: tl.tensor,
     table_stride: tl.tensor,
     token_stride: tl.tensor,  # of the queries
     head_stride: tl.tensor,
@@ -74,7 +77,6 @@ def _attend(  # type: ignore[no-untyped-def]
     UPCAST: tl.constexpr,  # multiply in fp32, because Triton's interpreter has no bf16
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    MIN_SPLIT_TILES: tl.constexpr,
 ):
     """Each program computes a tile of rows (queries times heads of a group) over some keys."""
     QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
@@ -83,7 +85,7 @@ def _attend(  # type: ignore[no-untyped-def]
     split = tl.program_id(1)
     kv_head = program % NUM_KV_HEADS
     # The last queries of a chunk have the most keys, so they start first.
-    block = (tl.num_programs(0) - 1 - program) // NUM_KV_HEADS
+    block = first_block + (tl.num_programs(0) - 1 - program) // NUM_KV_HEADS
     if DECODE:
         request = block
     else:
@@ -117,7 +119,6 @@ def _attend(  # type: ignore[no-untyped-def]
     end_tile = (end_key + KEYS - 1) // KEYS
     if SPLIT:
         share = (end_tile - first_tile + num_splits - 1) // num_splits
-        share = tl.maximum(share, MIN_SPLIT_TILES)
         first_tile = first_tile + split * share
         end_tile = tl.minimum(first_tile + share, end_tile)
         partial_rows = (split.to(tl.int64) * num_tokens + tokens) * NUM_HEADS + heads
@@ -254,6 +255,7 @@ def attend(
         num_requests,
         num_tokens,
         launch.num_splits,
+        launch.first_block,
         tensors.block_tables.stride(0),
         query.stride(0),
         query.stride(1),
@@ -270,7 +272,6 @@ def attend(
         UPCAST=upcast,
         ROWS=tile.rows,
         KEYS=tile.keys,
-        MIN_SPLIT_TILES=max(1, MIN_SPLIT_KEYS // tile.keys),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,

@@ -15,9 +15,10 @@ import torch
 
 from stepscope.kernels.paged_attention import IntArray, PagedBatch
 
-# Fewest keys for which a program is worthwhile.
-MIN_SPLIT_KEYS = 256
-MAX_SPLITS = 128
+# A context that is split, for the steps that warm up.
+LONG_CONTEXT = 16384
+# Numbers of parts that are considered.
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Most bytes of partial results in one launch; a larger one has enough work without splitting.
 MAX_PARTIAL_BYTES = 128 << 20
 # Rows of a tensor core's smallest product.
@@ -64,6 +65,7 @@ class Launch(NamedTuple):
     tile: Tile
     num_blocks: int  # blocks of queries
     num_splits: int
+    first_block: int = 0  # those before it belong to requests that the launch skips
 
 
 def plan_launches(
@@ -85,7 +87,10 @@ def plan_launches(
         tile = decode_tile(group, head_dim, itemsize, device)
         ends = batch.context_lens[is_decode]
         splits = num_splits(
-            _num_tiles(ends, 1, sliding_window, tile.keys), num_kv_heads, device.num_sms, tile.keys
+            _num_tiles(ends, 1, sliding_window, tile.keys),
+            num_kv_heads,
+            DECODE_PROGRAMS * device.num_sms,
+            len(ends) * num_heads,
         )
         launches.append(Launch(True, tile, len(num_queries), splits))
     is_chunk = num_queries > 1
@@ -102,10 +107,12 @@ def plan_launches(
             _num_tiles(ends, at_once, sliding_window, tile.keys),
             num_kv_heads,
             device.num_sms,
-            tile.keys,
+            int(batch.query_starts[-1]) * num_heads,
         )
-        num_blocks = int(batch.query_starts[-1]) // at_once + len(num_queries)
-        launches.append(Launch(False, tile, num_blocks, splits))
+        first, last = np.flatnonzero(is_chunk)[[0, -1]]
+        first_block = int(batch.query_starts[first]) // at_once + int(first)
+        end_block = int(batch.query_starts[last + 1]) // at_once + int(last) + 1
+        launches.append(Launch(False, tile, end_block - first_block, splits, first_block))
     part_bytes = int(batch.query_starts[-1]) * num_heads * head_dim * 4
     most = max(1, MAX_PARTIAL_BYTES // max(1, part_bytes))
     return [each._replace(num_splits=min(each.num_splits, most)) for each in launches]
@@ -121,19 +128,40 @@ def _num_tiles(
     return -(-visible // tile_keys)
 
 
-def num_splits(num_tiles: IntArray, num_kv_heads: int, num_sms: int, tile_keys: int) -> int:
+# Costs of a split, in the time of one tile: of launching the merge, of the rows that it merges at a
+# time, of reading one more part of each, and of a program without work. From one H200, in whole
+# numbers: a tile takes 1 to 2 us.
+MERGE, MERGED_AT_ONCE, PARTS_AT_ONCE, IDLE = 3.0, 500, 16, 0.5
+# A split must save this share of the time.
+LEAST_GAIN = 0.1
+
+
+def num_splits(num_tiles: IntArray, num_kv_heads: int, num_slots: int, num_merged: int) -> int:
     """Return among how many programs the keys of each query block are split.
 
-    A program gets the share that two programs on every multiprocessor would get if all work were
-    split evenly, and at least `MIN_SPLIT_KEYS`. So one long context among short ones is split, but
-    many contexts of equal length are not.
+    The number whose estimated time is the shortest. So one long context among short ones is split,
+    but many contexts of equal length are not.
 
     Args:
         num_tiles: number of key tiles of each query block.
+        num_slots: programs that run at a time.
+        num_merged: rows to merge after a split.
     """
-    even_share = -(-int(num_tiles.sum()) * num_kv_heads // (2 * num_sms))
-    share = max(even_share, MIN_SPLIT_KEYS // tile_keys, 1)
-    return max(1, min(-(-int(num_tiles.max()) // share), MAX_SPLITS))
+    num_programs = len(num_tiles) * num_kv_heads
+    even = int(num_tiles.sum()) * num_kv_heads / num_slots
+    longest = int(num_tiles.max())
+
+    def estimate(splits: int) -> float:
+        one = -(-longest // splits)
+        # Programs of more than one wave end at different times.
+        time = one if num_programs * splits <= num_slots else max(one, even + one / 2)
+        if splits == 1:
+            return time
+        merge = MERGE + num_merged / MERGED_AT_ONCE + splits / PARTS_AT_ONCE
+        return time + merge + IDLE * num_programs * splits / num_slots
+
+    best = min((each for each in SPLITS if each <= max(1, longest)), key=estimate)
+    return best if estimate(best) < (1 - LEAST_GAIN) * estimate(1) else 1
 
 
 def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Tile:
@@ -196,7 +224,7 @@ def _power_of_2(number: int) -> int:
 
 def warm_up_steps(max_model_len: int) -> list[tuple[int, int]]:
     """Return steps of one request that need every kernel: (tokens before, tokens in it)."""
-    long = max(0, min(3 * MIN_SPLIT_KEYS, max_model_len) - 3 * MIN_ROWS)
+    long = max(0, min(LONG_CONTEXT, max_model_len) - 3 * MIN_ROWS)
     counts = (1, 2, 3 * MIN_ROWS)  # for the tile of decodes, and the small and large tile of chunks
     return [
         (before, count)

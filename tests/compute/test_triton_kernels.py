@@ -158,7 +158,7 @@ def test_triton_reads_no_slot_without_a_token_and_accepts_queries_by_head(run: A
     assert answer["same_again"]
 
 
-@pytest.mark.parametrize("num_sms", [4, 64], ids=["whole", "split"])
+@pytest.mark.parametrize("num_sms", [1, 64], ids=["whole", "split"])
 def test_a_kernel_launch_planned_for_a_larger_step_serves_a_smaller_one(
     run: Ask, num_sms: int
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_kernel_launch_planned_for_a_larger_step_serves_a_smaller_one(
     )
     assert answer["error"] < 5e-5
     assert answer["padding"] == 0
-    assert (answer["splits"] == [1]) == (num_sms == 4)
+    assert (answer["splits"] == [1]) == (num_sms == 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -221,9 +221,11 @@ def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
     answer = run("engine", folder=str(tiny_checkpoint("qwen3")))
     assert answer["found"] == answer["expected"]
     assert answer["attention"] == "triton"
-    assert answer["implementation"].endswith("CUDA graphs up to 4")
-    # Steps with a prompt run as they are; three decodes are filled up to four.
-    assert answer["shapes"] == [[0, "none"], [0, "none"], [1, "full"], [0, "full"]]
+    assert answer["implementation"].endswith(
+        "CUDA graphs up to 4 requests, in pieces up to 16 tokens"
+    )
+    # Steps of 8 tokens with a prompt are filled up to 16; three decodes up to four.
+    assert answer["shapes"] == [[8, "piecewise"], [8, "piecewise"], [1, "full"], [0, "full"]]
     # Steps upon a step in flight take its tokens on the device, in graphs and out of them.
     assert answer["ahead"] == answer["expected"]
     assert answer["num_ahead"] == 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.triton.plan import (
     MAX_PARTIAL_BYTES,
-    MAX_SPLITS,
+    SPLITS,
     Device,
     Launch,
     decode_tile,
@@ -72,7 +72,7 @@ def test_one_long_context_among_many_short_ones_is_split() -> None:
 
 
 def test_a_sliding_window_bounds_the_splits_of_a_context() -> None:
-    assert splits([(16384, 1)], window=512)[0] <= 2
+    assert splits([(16384, 1)], window=512)[0] <= 8
     assert splits([(16384, 1)], window=128) == [1]
 
 
@@ -83,6 +83,12 @@ def test_decodes_and_chunks_of_a_mixed_step_are_laid_out_apart() -> None:
     assert decode.tile.rows < prefill.tile.rows
     assert decode.num_splits > 1
     assert prefill.num_splits == 1  # 64 blocks of queries times 8 heads are enough
+
+
+def test_a_chunk_is_split_only_if_that_saves_more_than_the_merge_costs() -> None:
+    assert splits([(0, 512)]) == [1]
+    assert splits([(14336, 512)]) == [1]  # 128 programs keep 132 multiprocessors busy
+    assert splits([(14336, 64)])[0] > 4
 
 
 def test_partial_results_of_split_contexts_have_bounded_memory() -> None:
@@ -117,7 +123,7 @@ def test_in_any_step_every_query_is_covered_by_a_triton_program(
     starts = np.concatenate([[0], np.cumsum(counts)])
     group = num_heads // num_kv_heads
     for launch in launches:
-        assert 1 <= launch.num_splits <= MAX_SPLITS
+        assert 1 <= launch.num_splits <= SPLITS[-1]
         assert launch.tile.rows >= group
         if launch.decode:
             assert launch.num_blocks == len(lengths)
@@ -126,7 +132,9 @@ def test_in_any_step_every_query_is_covered_by_a_triton_program(
         queries = launch.tile.rows // group
         first = starts // queries + np.arange(len(starts))
         assert (np.diff(first) * queries >= counts).all()
-        assert first[-1] == launch.num_blocks
+        chunks = np.flatnonzero(counts > 1)
+        assert launch.first_block == first[chunks[0]]
+        assert launch.first_block + launch.num_blocks == first[chunks[-1] + 1]
 
 
 @pytest.mark.parametrize("device", [H200, L4])

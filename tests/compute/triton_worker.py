@@ -248,7 +248,7 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class TrialGpu:
-    """A GPU with memory in round numbers that launches graphs again instead of replaying them."""
+    """A GPU with memory in round numbers, which launches graphs again to replay them."""
 
     def memory(self) -> Any:
         return SimpleNamespace(total=1 << 30, free=700 << 20, reserved=9 << 20, allocated=9 << 20)
@@ -258,11 +258,9 @@ class TrialGpu:
         return 5 << 20
 
     def recorder(self) -> Any:
-        return self
+        from tests.support.engines.relaunching import RelaunchingDevice
 
-    def record(self, launch: Callable[[], None]) -> Any:
-        launch()
-        return SimpleNamespace(replay=launch)
+        return RelaunchingDevice()
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
@@ -278,7 +276,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         max_model_len=16,
         block_size=4,
         seq_capacity=4,
-        token_capacity=4,
+        token_capacity=16,
         kv_memory="1MB",
     )
     told: list[str] = []
@@ -294,7 +292,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         found, shapes = serve(ours)
         ahead, num_ahead = pipelined(ours)
     else:
-        ours._backend = TritonAttention(Device.of(DEVICE))
+        ours.backend = TritonAttention(Device.of(DEVICE))
         kernels = fused._DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
         with (
             mock.patch.object(fused, "default_library", return_value=None),

@@ -1,10 +1,9 @@
 """Decode by recorded graphs equals an ordinary step of any size, after any earlier steps.
 
-Graphs need a GPU; here a stand-in "records" by keeping the function and launches it again on
-replay. As on a GPU, only the contents of tensors can change from step to step.
+Graphs need a GPU; here a stand-in launches what was recorded again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,22 +26,10 @@ from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.kernels.triton.plan import warm_up_steps
+from tests.support.engines.relaunching import RelaunchingDevice
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 4, 64, 40, 11
 SCRATCH_SLOT = NUM_BLOCKS * BLOCK_SIZE
-
-
-class Recorded:
-    def __init__(self, launch: Callable[[], None]) -> None:
-        self.replay = launch
-
-
-class KeepingDevice:
-    """Notes the order in which sizes were recorded, by counting runs of `launch`."""
-
-    def record(self, launch: Callable[[], None]) -> Recorded:
-        launch()
-        return Recorded(launch)
 
 
 class Model:
@@ -101,7 +88,7 @@ def recorded(model: Model, most: int) -> DecodeGraphs:
     sizes = graph_sizes(most)
     buffers = StepBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     logits = torch.zeros(most, VOCAB_SIZE)
-    graphs = DecodeGraphs(sizes, model.forward, buffers, logits, KeepingDevice())
+    graphs = DecodeGraphs(sizes, model.forward, buffers, logits, RelaunchingDevice())
     graphs.record(lambda what, share: None)
     return graphs
 
@@ -165,7 +152,7 @@ def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
     sizes = graph_sizes(6)
     buffers = StepBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     graphs = DecodeGraphs(
-        sizes, model.forward, buffers, torch.zeros(6, VOCAB_SIZE), KeepingDevice()
+        sizes, model.forward, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
     )
     graphs.record(lambda what, share: told.append(share))
     assert model.sizes == [6, 4, 2, 1]
