@@ -186,6 +186,23 @@ def _itl_ratio(outcome: Outcome) -> float | None:
     return _over(outcome.fact("continuous", "p99_ms"), outcome.fact("chunked", "p99_ms"))
 
 
+def hidden_share(point: Point | None) -> float | None:
+    """The share of the host's work in a step that ran while the device worked on another.
+
+    The device's work is the forward pass and the sampling. With no other step in flight, the rest
+    of a step is the host's; with two in flight, the rest is what the device waited for.
+    """
+    if point is None or not point.samples or not point.facts.get("sampling_ms"):
+        return None
+    median = {
+        name: statistics.median(point.facts[name])
+        for name in ("device_ms", "sampling_ms", "alone_ms")
+    }
+    device_ms = median["device_ms"] + median["sampling_ms"]
+    host_ms, left_ms = median["alone_ms"] - device_ms, statistics.median(point.samples) - device_ms
+    return 1 - max(0.0, left_ms) / host_ms if host_ms > 0 else None
+
+
 def _telemetry_ratio(outcome: Outcome) -> float | None:
     ratios = outcome.fact("with telemetry / without", "ratios")
     return statistics.median(ratios) if ratios else None
@@ -208,6 +225,10 @@ def judge(report: Report) -> list[Aim]:
         if each.part == "b" and is_large:
             for what, share in (("batch 1, context 512", 0.80), ("batch 128, context 4096", 0.70)):
                 at_least(f"{model}: decode, {what}", share, each.point(what))
+            shares = [share for point in each.points if (share := hidden_share(point)) is not None]
+            hidden = statistics.median(shares) if shares else None
+            what = f"{model}: the host's work in decodes hidden by overlap, median"
+            aim(what, "90% or more", hidden, (hidden or 0) >= 0.9)
         elif each.part == "c" and is_large:
             at_least(f"{model}: prefill of 2048 tokens", 0.65, each.point("2048 tokens"))
         elif each.part == "g":
@@ -252,6 +273,8 @@ def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
             words.append(f"{median:.4g} ms")
             if share := report.share_of_floor(point):
                 words.append(f"{share:.0%} of the floor's rate")
+            if (share := hidden_share(point)) is not None:
+                words.append(f"{share:.0%} of the host's work hidden")
         words += [f"{name} {facts[name]:.4g}" for name in _SHOWN if facts.get(name) is not None]
         words += ["a part of it"] * bool(facts.get("is_partial"))
         words += ["requests share blocks"] * bool(facts.get("has_shared_blocks"))

@@ -169,7 +169,14 @@ def judged_report(**more: Any) -> Report:
         return step(name, ms, contender=name, work="w", output_tokens_per_s=1e6 / ms)
 
     decodes = [
-        step("batch 1, context 512", 4.0, floor_bytes=14 << 30, device_ms=[3.8]),
+        step(
+            "batch 1, context 512",
+            4.0,
+            floor_bytes=14 << 30,
+            device_ms=[3.8],
+            sampling_ms=[0.15],
+            alone_ms=[4.95],
+        ),
         step("batch 128, context 4096", 40.0, floor_bytes=90 << 30, device_ms=[38.0]),
         Point(what="batch 256, context 4096", why="out of memory: 70 GiB were asked for"),
     ]
@@ -192,6 +199,7 @@ def test_performance_aims_are_judged_by_the_measured_samples() -> None:
     assert {what: aim.held for what, aim in judged.items()} == {
         "decode, batch 1, context 512": True,
         "decode, batch 128, context 4096": False,
+        "the host's work in decodes hidden by overlap, median": True,  # 0.05 of 1 ms is left
         "prefill of 2048 tokens": True,
         "stepscope / generate_batch, w": True,
         "p99 ITL, continuous / chunked": True,
