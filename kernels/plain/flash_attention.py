@@ -9,7 +9,7 @@ query in the step go to another backend, and so do calls with options that Flash
 import inspect
 from collections.abc import Callable, Collection
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -40,13 +40,21 @@ class Sequences(NamedTuple):
     key_lens: torch.Tensor | None = None
 
 
+class Options(NamedTuple):
+    """What `AttentionBackend` is called with besides."""
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
 class VarlenFunction(Protocol):
     """Causal attention of packed queries over keys that are packed or in pages.
 
     Args:
         query: `[num_queries, num_heads, head_dim]`.
         key, value: `[num_keys, num_kv_heads, head_dim]`; with `lens.pages` the caches.
-        sinks: see `AttentionBackend`.
     """
 
     def __call__(
@@ -55,10 +63,7 @@ class VarlenFunction(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         lens: Sequences,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: Options,
     ) -> torch.Tensor: ...
 
 
@@ -104,17 +109,12 @@ class FlashAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        options: dict[str, Any] = {
-            "scale": scale,
-            "sliding_window": sliding_window,
-            "softcap": softcap,
-            "sinks": sinks,
-        }
+        options = Options(scale, sliding_window, softcap, sinks)
         plan = None
-        if self._takes(query, key_cache, softcap, sinks):
+        if self._takes(query, key_cache, options):
             plan = self._plan(batch, sliding_window, query.shape[2])
         if plan is None:
-            return self._rest(query, key_cache, value_cache, batch, **options)
+            return self._rest(query, key_cache, value_cache, batch, **options._asdict())
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
         key, value = key_cache, value_cache
         if plan.slots is not None:
@@ -122,29 +122,23 @@ class FlashAttention:
                 cache.flatten(0, 1).index_select(0, plan.slots)
                 for cache in (key_cache, value_cache)
             )
-        attended = self._varlen.attend(chunks.contiguous(), key, value, plan.lens, **options)
+        attended = self._varlen.attend(chunks.contiguous(), key, value, plan.lens, options)
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options
+            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options._asdict()
         )
         return output
 
-    def _takes(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> bool:
+    def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, options: Options) -> bool:
         return (
             query.dtype in self._varlen.dtypes
             and key_cache.dtype == query.dtype
             and query.shape[2] in self._varlen.head_dims
-            and (softcap is None or self._varlen.has_softcap)
-            and (sinks is None or self._varlen.has_sinks)
+            and (options.softcap is None or self._varlen.has_softcap)
+            and (options.sinks is None or self._varlen.has_sinks)
         )
 
     def _plan(
@@ -246,17 +240,15 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
         key: torch.Tensor,
         value: torch.Tensor,
         lens: Sequences,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: Options,
     ) -> torch.Tensor:
-        assert sinks is None
+        assert options.sinks is None
+        window = options.sliding_window
         return function(
             query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, softmax_scale=scale, causal=True,
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-            softcap=softcap or 0.0,
+            lens.most_keys, softmax_scale=options.scale, causal=True,
+            window_size=(-1, -1) if window is None else (window - 1, 0),
+            softcap=options.softcap or 0.0,
         )  # fmt: skip
 
     return Varlen(attend, has_softcap=True)
@@ -270,19 +262,17 @@ def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) ->
         key: torch.Tensor,
         value: torch.Tensor,
         lens: Sequences,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: Options,
     ) -> torch.Tensor:
+        window = options.sliding_window
         keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
         if lens.pages is None:
             keys = {"cu_seqlens_k": lens.key_starts}
         # It compiles another kernel for short chunks if it is told the longest chunk.
         output, _ = function(
-            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=scale,
-            causal=True, softcap=softcap or 0.0, learnable_sink=sinks,
-            window_size=(None, None) if sliding_window is None else (sliding_window - 1, 0),
+            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=options.scale,
+            causal=True, softcap=options.softcap or 0.0, learnable_sink=options.sinks,
+            window_size=(None, None) if window is None else (window - 1, 0),
         )  # fmt: skip
         return output
 
@@ -316,17 +306,15 @@ def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
         key: torch.Tensor,
         value: torch.Tensor,
         lens: Sequences,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
+        options: Options,
     ) -> torch.Tensor:
-        assert softcap is None
-        assert sinks is None
+        assert options.softcap is None
+        assert options.sinks is None
+        window = options.sliding_window
         return function(
             query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, scale=scale,
-            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0), **grouped,
+            lens.most_keys, scale=options.scale,
+            window_size=(-1, 0) if window is None else (window - 1, 0), **grouped,
         )  # fmt: skip
 
     return Varlen(attend)

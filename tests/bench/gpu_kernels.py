@@ -200,7 +200,7 @@ def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
     lens = flash_attention.Sequences(*starts, max(case.counts), max(case.contexts))
     shape = (2, sum(case.contexts), num_kv_heads, head_dim)
     packed = [_random(bench, *shape) for _ in range(copies)]
-    rest = (lens, head_dim**-0.5, None, None, None)
+    rest = (lens, flash_attention.Options(head_dim**-0.5))
     return [partial(varlen.attend, query, keys, values, *rest) for keys, values in packed]
 
 

@@ -134,8 +134,8 @@ class Library:
         assert num_heads % k.shape[-2] == 0
         assert 8 <= head_dim <= 256
         assert head_dim % 8 == 0
-        lens = [t for t in (cu_seqlens_q, cu_seqlens_k, seqused_k) if t is not None]
-        assert all(t.dtype == torch.int32 and t.stride(0) == 1 for t in lens)
+        known = [t for t in (cu_seqlens_q, cu_seqlens_k, seqused_k) if t is not None]
+        assert all(t.dtype == torch.int32 and t.stride(0) == 1 for t in known)
         if learnable_sink is not None:
             assert learnable_sink.shape == (num_heads,)
             assert learnable_sink.dtype in (torch.float16, torch.bfloat16, torch.float32)
@@ -160,9 +160,9 @@ class Library:
             )
             cu_seqlens_k = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).int()
         window = (-1 if window_size[0] is None else window_size[0], 0)
-        most = [int(starts.diff().max()) for starts in (cu_seqlens_q, cu_seqlens_k)]
-        ends = (cu_seqlens_q, cu_seqlens_k, *most)
-        found = self.attend(q, k, v, *ends, softmax_scale, window, softcap, learnable_sink)
+        most = (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
+        lens = (cu_seqlens_q, cu_seqlens_k, *most)
+        found = self.attend(q, k, v, *lens, softmax_scale, window, softcap, learnable_sink)
         self.calls[-1]["paged"] = page_table is not None
         return found, None
 
