@@ -70,15 +70,15 @@ def _create_triton() -> AttentionBackend:
 
 
 def _create_flash_attn() -> AttentionBackend:
-    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_flash_attn
+    from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
 
-    return GatheredAttention("flash-attn", load_flash_attn(), _create_triton())
+    return FlashAttention("flash-attn", load_flash_attn(), _create_triton())
 
 
 def _create_torch_varlen() -> AttentionBackend:
-    from stepscope.kernels.plain.flash_attention import GatheredAttention, load_torch_varlen
+    from stepscope.kernels.plain.flash_attention import FlashAttention, load_torch_varlen
 
-    return GatheredAttention("torch-varlen", load_torch_varlen(), _create_triton())
+    return FlashAttention("torch-varlen", load_torch_varlen(), _create_triton())
 
 
 @functools.cache
@@ -96,9 +96,13 @@ def _probe_gpu(
     try:
         backend = create()
     except ImportError as error:
-        missing = {"triton": "triton", "flash_attn": "flash-attn"}.get(error.name or "")
+        missing = {
+            "triton": "triton is not installed: pip install triton",
+            "flash_attn": "flash-attn is not installed: pip install flash-attn, or flash-attn-4 "
+            "for Hopper and Blackwell",
+        }.get(error.name or "")
         if missing is not None:
-            return False, f"{missing} is not installed: pip install {missing}"
+            return False, missing
         return False, f"does not load: {error}"
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return False, f"cannot be set up: {(str(error).splitlines() or ['no reason given'])[0]}"

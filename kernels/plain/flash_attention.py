@@ -1,13 +1,14 @@
-"""Prefill by an installed FlashAttention: the flash-attn package, or the version in torch.
+"""Prefill by an installed FlashAttention: flash-attn 4 or 2, or the version in torch.
 
-Both need contiguous keys and values (their pages have 256 tokens, ours are as small as prefix
-caching needs). So the keys and values for a step's chunks are gathered first, which costs little
-compared with a chunk's products. Requests with one query in the step go to another backend, and so
-do calls with options that FlashAttention lacks.
+flash-attn 4 reads the pages of the KV cache where they are. The others need contiguous keys and
+values (their pages have 256 tokens, ours are as small as prefix caching needs): those of a step's
+chunks are gathered first, which costs little compared with a chunk's products. Requests with one
+query in the step go to another backend, and so do calls with options that FlashAttention lacks.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from importlib import metadata
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,18 +16,45 @@ import torch
 
 from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedBatch, to_device
 
+# Major compute capabilities (Hopper, Blackwell) of which flash-attn 4 reads pages.
+_FLASH_ATTN_4 = 9, 10, 11
 
-class VarlenFunction(Protocol):
-    """Causal attention of packed queries over packed keys (requests one after the other, unpadded).
+
+class Sequences(NamedTuple):
+    """Where the queries and the keys of R requests are. Tensors are int32, on the device.
 
     The last query of a request attends up to its last key.
 
+    Attributes:
+        query_starts: request `r` has the queries `query_starts[r]` up to `query_starts[r + 1]`.
+        key_starts: the same for its keys, if they are packed (request after request, unpadded).
+        pages: `[R, blocks]`, block tables, if the keys are read where they are in the cache.
+        key_lens: `[R]`, the number of the keys in those blocks.
+    """
+
+    query_starts: torch.Tensor
+    key_starts: torch.Tensor
+    most_queries: int
+    most_keys: int
+    pages: torch.Tensor | None = None
+    key_lens: torch.Tensor | None = None
+
+
+class Options(NamedTuple):
+    """What `AttentionBackend` is called with besides."""
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+class VarlenFunction(Protocol):
+    """Causal attention of packed queries over keys that are packed or in pages.
+
     Args:
         query: `[num_queries, num_heads, head_dim]`.
-        key, value: `[num_keys, num_kv_heads, head_dim]`.
-        query_starts: request `r` has the queries `query_starts[r]` up to `query_starts[r + 1]`
-            (int32, on the device).
-        key_starts: the same for its keys.
+        key, value: `[num_keys, num_kv_heads, head_dim]`; with `lens.pages` the caches.
     """
 
     def __call__(
@@ -34,13 +62,8 @@ class VarlenFunction(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        query_starts: torch.Tensor,
-        key_starts: torch.Tensor,
-        most_queries: int,
-        most_keys: int,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        lens: Sequences,
+        options: Options,
     ) -> torch.Tensor: ...
 
 
@@ -48,10 +71,11 @@ class Varlen(NamedTuple):
     """A `VarlenFunction` of a library, and the calls that it supports."""
 
     attend: VarlenFunction
-    has_softcap: bool
+    has_softcap: bool = False
+    has_sinks: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-    max_head_dim: int = 256
-    head_dim_multiple: int = 8
+    head_dims: Collection[int] = range(8, 257, 8)
+    paged_head_dims: Collection[int] = ()  # those for which it reads pages, of any size
 
 
 class _FlashPlan(NamedTuple):
@@ -60,15 +84,12 @@ class _FlashPlan(NamedTuple):
     decodes: PagedBatch | None
     decode_tokens: torch.Tensor  # [decodes], indices into the step's tokens
     chunk_tokens: torch.Tensor
-    query_starts: torch.Tensor  # int32
-    key_starts: torch.Tensor  # int32
-    slots: torch.Tensor  # [keys], slots of the cache, request by request
-    most_queries: int
-    most_keys: int
+    lens: Sequences  # of the chunks
+    slots: torch.Tensor | None  # [keys], slots of the cache, request by request; None: in pages
 
 
-class GatheredAttention:
-    """`AttentionBackend` with FlashAttention's prefill, as the module describes."""
+class FlashAttention:
+    """`AttentionBackend` with a library's prefill, as the module describes."""
 
     def __init__(self, name: str, varlen: Varlen, rest: AttentionBackend) -> None:
         self.name = name
@@ -88,70 +109,82 @@ class GatheredAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        options = Options(scale, sliding_window, softcap, sinks)
         plan = None
-        if sinks is None and self._takes(query, key_cache, softcap):
-            plan = self._plan(batch, sliding_window)
+        if self._takes(query, key_cache, options):
+            plan = self._plan(batch, sliding_window, query.shape[2])
         if plan is None:
-            return self._rest(
-                query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window,
-                softcap=softcap, sinks=sinks,
-            )  # fmt: skip
+            return self._rest(query, key_cache, value_cache, batch, **options._asdict())
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
-        attended = self._varlen.attend(
-            chunks.contiguous(), key_cache.flatten(0, 1).index_select(0, plan.slots),
-            value_cache.flatten(0, 1).index_select(0, plan.slots), plan.query_starts,
-            plan.key_starts, plan.most_queries, plan.most_keys, scale, sliding_window, softcap,
-        )  # fmt: skip
+        key, value = key_cache, value_cache
+        if plan.slots is not None:
+            key, value = (
+                cache.flatten(0, 1).index_select(0, plan.slots)
+                for cache in (key_cache, value_cache)
+            )
+        attended = self._varlen.attend(chunks.contiguous(), key, value, plan.lens, options)
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, scale=scale,
-            sliding_window=sliding_window, softcap=softcap,
-        )  # fmt: skip
+            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options._asdict()
+        )
         return output
 
-    def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, softcap: float | None) -> bool:
-        head_dim = query.shape[2]
+    def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, options: Options) -> bool:
         return (
             query.dtype in self._varlen.dtypes
             and key_cache.dtype == query.dtype
-            and head_dim <= self._varlen.max_head_dim
-            and head_dim % self._varlen.head_dim_multiple == 0
-            and (softcap is None or self._varlen.has_softcap)
+            and query.shape[2] in self._varlen.head_dims
+            and (options.softcap is None or self._varlen.has_softcap)
+            and (options.sinks is None or self._varlen.has_sinks)
         )
 
-    def _plan(self, batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
+    def _plan(
+        self, batch: PagedBatch, sliding_window: int | None, head_dim: int
+    ) -> _FlashPlan | None:
         """Return the plan of a step; None if no request has more than one query."""
-        key = (self.name, sliding_window)
+        paged = head_dim in self._varlen.paged_head_dims
+        key = (self.name, paged, None if paged else sliding_window)
         if key not in batch.plans:
-            batch.plans[key] = _make_plan(batch, sliding_window)
+            batch.plans[key] = _make_plan(batch, sliding_window, paged=paged)
         plan = batch.plans[key]
         assert plan is None or isinstance(plan, _FlashPlan)
         return plan
 
 
-def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | None:
+def _make_plan(batch: PagedBatch, sliding_window: int | None, *, paged: bool) -> _FlashPlan | None:
     counts = np.diff(batch.query_starts)
     is_chunk = counts > 1
     if not is_chunk.any():
         return None
     is_decode = counts == 1
     queries, contexts = counts[is_chunk], batch.context_lens[is_chunk]
+    tables = batch.block_tables[is_chunk]
     first_keys = np.zeros_like(contexts)
-    if sliding_window is not None:
+    if sliding_window is not None and not paged:
         first_keys = np.maximum(contexts - queries - sliding_window + 1, 0)
     num_keys = contexts - first_keys
     key_starts = _starts(num_keys)
-    positions = np.arange(key_starts[-1]) + np.repeat(first_keys - key_starts[:-1], num_keys)
-    tables = batch.block_tables[is_chunk]
-    blocks = tables[np.repeat(np.arange(len(tables)), num_keys), positions // batch.block_size]
-    slots = blocks * batch.block_size + positions % batch.block_size
 
     def on_device(array: IntArray) -> torch.Tensor:
         return to_device(array, batch.device)
 
+    lens = Sequences(
+        query_starts=on_device(_starts(queries)).int(),
+        key_starts=on_device(key_starts).int(),
+        most_queries=int(queries.max()),
+        most_keys=int(num_keys.max()),
+    )
+    slots = None
+    if paged:
+        pages, key_lens = on_device(tables).int(), on_device(num_keys).int()
+        lens = lens._replace(pages=pages, key_lens=key_lens)
+    else:
+        positions = np.arange(key_starts[-1]) + np.repeat(first_keys - key_starts[:-1], num_keys)
+        blocks = tables[np.repeat(np.arange(len(tables)), num_keys), positions // batch.block_size]
+        slots = on_device(blocks * batch.block_size + positions % batch.block_size)
     decodes = None
     if is_decode.any():
         decodes = PagedBatch(
@@ -166,11 +199,8 @@ def _make_plan(batch: PagedBatch, sliding_window: int | None) -> _FlashPlan | No
         decodes=decodes,
         decode_tokens=on_device(batch.query_starts[:-1][is_decode]),
         chunk_tokens=on_device(np.flatnonzero(np.repeat(is_chunk, counts))),
-        query_starts=on_device(_starts(queries)).int(),
-        key_starts=on_device(key_starts).int(),
-        slots=on_device(slots),
-        most_queries=int(queries.max()),
-        most_keys=int(num_keys.max()),
+        lens=lens,
+        slots=slots,
     )
 
 
@@ -179,35 +209,80 @@ def _starts(counts: IntArray) -> IntArray:
 
 
 def load_flash_attn() -> Varlen:
-    """Load the flash-attn package (Dao, 2023). Raises ImportError without one for this torch."""
-    from flash_attn import flash_attn_varlen_func
+    """Load flash-attn 4 (module `flash_attn.cute`) on Hopper and Blackwell, else flash-attn 2.
 
+    Raises ImportError: neither is installed for this torch and this GPU.
+    """
+    has_4 = any(True for _ in metadata.distributions(name="flash-attn-4"))
+    major, minor = torch.cuda.get_device_capability()
+    if has_4 and major in _FLASH_ATTN_4:
+        from flash_attn.cute import flash_attn_varlen_func as function
+
+        return flash_attn_4_varlen(function)
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError as error:
+        if not has_4:
+            raise
+        needed = ", ".join(map(str, _FLASH_ATTN_4))
+        raise ImportError(
+            f"flash-attn 4 needs a compute capability of {needed}, this GPU has {major}.{minor}; "
+            f"and flash-attn 2 is missing: {error}"
+        ) from error
     return flash_attn_varlen(flash_attn_varlen_func)
 
 
 def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later."""
+    """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later (Dao, 2023)."""
 
     def attend(
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        query_starts: torch.Tensor,
-        key_starts: torch.Tensor,
-        most_queries: int,
-        most_keys: int,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        lens: Sequences,
+        options: Options,
     ) -> torch.Tensor:
+        assert options.sinks is None
+        window = options.sliding_window
         return function(
-            query, key, value, query_starts, key_starts, most_queries, most_keys,
-            softmax_scale=scale, causal=True,
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-            softcap=softcap or 0.0,
+            query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
+            lens.most_keys, softmax_scale=options.scale, causal=True,
+            window_size=(-1, -1) if window is None else (window - 1, 0),
+            softcap=options.softcap or 0.0,
         )  # fmt: skip
 
     return Varlen(attend, has_softcap=True)
+
+
+def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) -> Varlen:
+    """Wrap `flash_attn_varlen_func` of flash-attn 4, beta 36 or later."""
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lens: Sequences,
+        options: Options,
+    ) -> torch.Tensor:
+        window = options.sliding_window
+        keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
+        if lens.pages is None:
+            keys = {"cu_seqlens_k": lens.key_starts}
+        # It compiles another kernel for short chunks if it is told the longest chunk.
+        output, _ = function(
+            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=options.scale,
+            causal=True, softcap=options.softcap or 0.0, learnable_sink=options.sinks,
+            window_size=(None, None) if window is None else (window - 1, 0),
+        )  # fmt: skip
+        return output
+
+    return Varlen(
+        attend,
+        has_softcap=True,
+        has_sinks=True,
+        head_dims=(*range(8, 129, 8), 256),
+        paged_head_dims=(*range(16, 129, 16), 256),
+    )
 
 
 def load_torch_varlen() -> Varlen:
@@ -230,18 +305,16 @@ def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        query_starts: torch.Tensor,
-        key_starts: torch.Tensor,
-        most_queries: int,
-        most_keys: int,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        lens: Sequences,
+        options: Options,
     ) -> torch.Tensor:
-        assert softcap is None
+        assert options.softcap is None
+        assert options.sinks is None
+        window = options.sliding_window
         return function(
-            query, key, value, query_starts, key_starts, most_queries, most_keys, scale=scale,
-            window_size=(-1, 0) if sliding_window is None else (sliding_window - 1, 0), **grouped,
+            query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
+            lens.most_keys, scale=options.scale,
+            window_size=(-1, 0) if window is None else (window - 1, 0), **grouped,
         )  # fmt: skip
 
-    return Varlen(attend, has_softcap=False)
+    return Varlen(attend)

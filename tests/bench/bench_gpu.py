@@ -43,7 +43,7 @@ QUICK_MODELS = ("qwen3-tiny", "llama-tiny")
 # A worker that is out of time may take this long to end: it checks the clock between points only.
 GRACE_S = 20.0
 LEAST_S = 10.0
-PACKAGES = ("triton", "flash-attn", "transformers", "numpy", "stepscope")
+PACKAGES = ("triton", "flash-attn", "flash-attn-4", "transformers", "numpy", "stepscope")
 # Batching modes of (h) to record, with their files: the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
 RECORDER = (

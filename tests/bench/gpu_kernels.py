@@ -197,10 +197,10 @@ def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
         torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=bench.device)
         for each in (case.counts, case.contexts)
     ]
-    most = (max(case.counts), max(case.contexts))
+    lens = flash_attention.Sequences(*starts, max(case.counts), max(case.contexts))
     shape = (2, sum(case.contexts), num_kv_heads, head_dim)
     packed = [_random(bench, *shape) for _ in range(copies)]
-    rest = (*starts, *most, head_dim**-0.5, None, None)
+    rest = (lens, flash_attention.Options(head_dim**-0.5))
     return [partial(varlen.attend, query, keys, values, *rest) for keys, values in packed]
 
 

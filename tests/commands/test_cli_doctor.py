@@ -34,6 +34,7 @@ def test_doctor_names_versions_the_attention_backend_and_the_folders(
         "[http]",
         "[gpu]",
         "[flash-attn]",
+        "[flash-attn-4]",
         "[export]",
         "cpu",
         "gpu",

@@ -1,9 +1,12 @@
-"""Prefill by a library's attention over packed keys: stepscope gathers and splits them correctly.
+"""Prefill by a library's attention, over packed keys or pages: stepscope hands them over correctly.
 
 The libraries run on a GPU only. Here a plain function with the same signature takes their place,
-which attends as they document it.
+which attends as they document it, and refuses what they refuse.
 """
 
+import sys
+from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,10 @@ from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.plain.flash_attention import (
-    GatheredAttention,
-    Varlen,
+    FlashAttention,
+    flash_attn_4_varlen,
     flash_attn_varlen,
+    load_flash_attn,
     load_torch_varlen,
     torch_varlen,
 )
@@ -45,6 +49,7 @@ class Library:
         scale: float,
         window: tuple[int, int],
         softcap: float,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.calls.append({"queries": len(q), "keys": len(k), "window": window, "softcap": softcap})
         assert starts.dtype == key_starts.dtype == torch.int32
@@ -68,7 +73,11 @@ class Library:
             hidden = distance < -right
             if left >= 0:
                 hidden |= distance > left
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if sinks is not None:
+                column = sinks.float()[:, None, None].expand(-1, len(query), 1)
+                scores = torch.cat([scores, column], dim=-1)
+            weights = scores.softmax(-1)[..., : len(key)]
             outputs.append(torch.einsum("hqk,khd->qhd", weights, value))
         return torch.cat(outputs).to(q.dtype)
 
@@ -95,6 +104,68 @@ class Library:
         lens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         return self.attend(q, k, v, *lens, softmax_scale, window, softcap)
 
+    def flash_attn_4_varlen_func(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        qv: None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        min_seqlen_k: int | None = None,
+        seqused_q: torch.Tensor | None = None,
+        seqused_k: torch.Tensor | None = None,
+        gather_kv_indices: torch.Tensor | None = None,
+        page_table: torch.Tensor | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int | None, int | None] = (None, None),
+        learnable_sink: torch.Tensor | None = None,
+        softcap: float = 0.0,
+    ) -> tuple[torch.Tensor, None]:
+        """As in flash-attn 4.0.0b36 on Hopper, whose further arguments are not used here."""
+        assert causal
+        assert softmax_scale is not None
+        assert cu_seqlens_q is not None
+        assert q.dtype == k.dtype == v.dtype
+        (_, num_heads, head_dim), num_requests = q.shape, len(cu_seqlens_q) - 1
+        assert num_heads % k.shape[-2] == 0
+        assert 8 <= head_dim <= 256
+        assert head_dim % 8 == 0
+        known = [t for t in (cu_seqlens_q, cu_seqlens_k, seqused_k) if t is not None]
+        assert all(t.dtype == torch.int32 and t.stride(0) == 1 for t in known)
+        if learnable_sink is not None:
+            assert learnable_sink.shape == (num_heads,)
+            assert learnable_sink.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        if page_table is None:
+            assert cu_seqlens_k is not None
+            assert cu_seqlens_k.shape == (num_requests + 1,)
+            assert k.shape == v.shape == (len(k), k.shape[1], head_dim)
+        else:
+            assert cu_seqlens_k is None
+            assert seqused_k is not None
+            assert seqused_k.shape == (num_requests,)
+            assert page_table.dtype == torch.int32
+            assert page_table.shape == (num_requests, page_table.shape[1])
+            assert page_table.stride(-1) == 1
+            assert k.shape == v.shape == (*k.shape[:2], k.shape[2], head_dim)
+            assert head_dim % 16 == 0, "Paged KV does not support irregular head dim"
+            assert k.untyped_storage().size() > k.nbytes, "keys were copied"
+            used = [slice(0, int(num_keys)) for num_keys in seqused_k]
+            k, v = (
+                torch.cat([c[t].flatten(0, 1)[u] for t, u in zip(page_table, used, strict=True)])
+                for c in (k, v)
+            )
+            cu_seqlens_k = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0)).int()
+        window = (-1 if window_size[0] is None else window_size[0], 0)
+        most = (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
+        lens = (cu_seqlens_q, cu_seqlens_k, *most)
+        found = self.attend(q, k, v, *lens, softmax_scale, window, softcap, learnable_sink)
+        self.calls[-1]["paged"] = page_table is not None
+        return found, None
+
     def varlen_attn(
         self,
         query: torch.Tensor,
@@ -117,14 +188,14 @@ class Library:
         return self.attend(query, key, value, *lens, scale, window_size, 0.0)
 
 
-def create(name: str, library: Library) -> GatheredAttention:
+def create(name: str, library: Library) -> FlashAttention:
     """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
-    varlen: Varlen = (
-        flash_attn_varlen(library.flash_attn_varlen_func)
-        if name == "flash-attn"
-        else torch_varlen(library.varlen_attn)
-    )
-    return GatheredAttention(
+    varlen = {
+        "flash-attn": flash_attn_varlen(library.flash_attn_varlen_func),
+        "flash-attn-4": flash_attn_4_varlen(library.flash_attn_4_varlen_func),
+        "torch-varlen": torch_varlen(library.varlen_attn),
+    }[name]
+    return FlashAttention(
         name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
     )
 
@@ -155,7 +226,11 @@ def step(
 MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
 
 
-@pytest.mark.parametrize("name", ["flash-attn", "torch-varlen"])
+# flash-attn 4 reads the pages of heads whose width is a multiple of 16.
+@pytest.mark.parametrize(
+    ("name", "head_dim"),
+    [("flash-attn", 8), ("flash-attn-4", 8), ("flash-attn-4", 16), ("torch-varlen", 8)],
+)
 @pytest.mark.parametrize("lengths", [MIXED, [(0, 9), (7, 3)], [(9, 1), (4, 1)], [(3, 4), (5, 0)]])
 @pytest.mark.parametrize(
     "options",
@@ -167,10 +242,10 @@ MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
         {"sinks": torch.linspace(-1, 2, 4), "sliding_window": 30},
     ],
 )
-def test_gathered_attention_equals_the_reference(
-    name: str, lengths: list[tuple[int, int]], options: dict[str, Any]
+def test_prefill_by_a_library_equals_the_reference(
+    name: str, head_dim: int, lengths: list[tuple[int, int]], options: dict[str, Any]
 ) -> None:
-    case = step(lengths)
+    case = step(lengths, head_dim=head_dim)
     expected = ReferenceAttention()(*case, scale=0.6, **options)
     backend = create(name, Library())
     for _ in range(2):  # as in two layers
@@ -185,6 +260,22 @@ def test_the_attention_library_gets_prefill_chunks_and_only_the_keys_they_attend
     assert call["queries"] == 33 + 5 + 2
     assert call["keys"] == 33 + (5 + 9) + 3
     assert call["window"] == (9, 0)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> None:
+    library = Library()
+    case = step(MIXED, block_size, head_dim=64)
+    options = {"sliding_window": 10, "softcap": 2.0, "sinks": torch.linspace(-1, 2, 4)}
+    found = create("flash-attn-4", library)(*case, scale=0.6, **options)
+    torch.testing.assert_close(
+        found, ReferenceAttention()(*case, scale=0.6, **options), rtol=1e-5, atol=1e-5
+    )
+    (call,) = library.calls
+    assert call["queries"] == 33 + 5 + 2
+    assert call["keys"] == 33 + 95 + 3
+    assert call["window"] == (9, 0)
+    assert call["paged"]
 
 
 @pytest.mark.parametrize(
@@ -207,14 +298,12 @@ def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend
     library = Library()
     case = step(MIXED)
     varlen = flash_attn_varlen(library.flash_attn_varlen_func)
-    GatheredAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
+    FlashAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
     half = [tensor.bfloat16() for tensor in case[:3]]
-    narrow = varlen._replace(max_head_dim=4)
-    GatheredAttention("flash-attn", narrow, TorchAttention())(*half, case[3], scale=0.6)
-    odd = varlen._replace(head_dim_multiple=16)
-    GatheredAttention("flash-attn", odd, TorchAttention())(*half, case[3], scale=0.6)
+    wide = varlen._replace(head_dims=(16,))
+    FlashAttention("flash-attn", wide, TorchAttention())(*half, case[3], scale=0.6)
     assert not library.calls
-    GatheredAttention("flash-attn", varlen, TorchAttention())(*half, case[3], scale=0.6)
+    FlashAttention("flash-attn", varlen, TorchAttention())(*half, case[3], scale=0.6)
     assert len(library.calls) == 1
 
 
@@ -296,12 +385,43 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     )
 
     for create, expected in (
-        (lambda: lacks("flash_attn"), "flash-attn is not installed: pip install flash-attn"),
+        (
+            lambda: lacks("flash_attn"),
+            "flash-attn is not installed: pip install flash-attn, or flash-attn-4 for Hopper and "
+            "Blackwell",
+        ),
         (lambda: lacks("triton"), "triton is not installed: pip install triton"),
         (lambda: lacks("einops"), "does not load: No module named 'einops'"),
         (breaks, "cannot be set up: CUDA driver version is insufficient"),
     ):
         assert probe(create, half, torch.bfloat16, "") == (False, expected)
+
+
+def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = ["flash-attn-4"]
+    monkeypatch.setattr(
+        metadata, "distributions", lambda name: [each for each in installed if each == name]
+    )
+    two, four = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
+    vars(four)["flash_attn_varlen_func"] = Library().flash_attn_4_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", two)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", four)
+
+    def reads_pages(*capability: int) -> bool:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        return bool(load_flash_attn().paged_head_dims)
+
+    assert reads_pages(9, 0)
+    assert reads_pages(10, 3)
+    needs = (
+        r"flash-attn 4 needs a compute capability of 9, 10, 11, this GPU has 8\.6; and flash-attn"
+    )
+    with pytest.raises(ImportError, match=needs):
+        reads_pages(8, 6)
+    vars(two)["flash_attn_varlen_func"] = Library().flash_attn_varlen_func
+    assert not reads_pages(12, 0)
+    installed.clear()
+    assert not reads_pages(9, 0)
 
 
 def test_an_unusable_gpu_backend_says_on_which_device_it_runs() -> None:

@@ -32,6 +32,7 @@ _EXTRAS: Mapping[str | None, str] = {
     "http": "the OpenAI API of an engine (part of the extra 'engine')",
     "gpu": "our kernels on an NVIDIA GPU",
     "flash-attn": "faster prefill on an NVIDIA GPU",
+    "flash-attn-4": "faster prefill on Hopper and Blackwell",
     "web": "the dashboard in browsers (--web)",
     "gguf": "models from GGUF files, SmolLM2 among them",
     "export": "exports to Perfetto and Parquet, figures",
