@@ -240,7 +240,7 @@ def test_show_prints_every_figure_and_two_reports_beside_one_another(tmp_path: P
     for words in ("4 ms, 88% of the floor's rate", "70 GiB were asked for", "aim not held"):
         assert words in text
     text = shown("one", "two")
-    assert "context 512: 4 ms, 88% of the floor's rate  |  8 ms, 44% of" in text
+    assert "512: 4 ms, 88% of the floor's rate, 95% of the host's work hidden  |  8 ms, 44%" in text
     assert "(2.00 times)" in text
     assert "incomplete: its process ended by signal 9" in text
 
