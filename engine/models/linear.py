@@ -6,6 +6,9 @@ is used:
 - oneDNN's, otherwise. It takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same
   time from 256 rows on (one core with AVX-512).
 - None, with `F.linear`, if torch lacks oneDNN's packing operators, which are private.
+
+On a GPU weights stay as they are. One row is multiplied by whichever is faster, `F.linear` or our
+own kernel (`kernels/dispatch/one_row.py`), and several rows by `F.linear`.
 """
 
 from collections.abc import Callable
@@ -17,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from stepscope.kernels.cpu.huge_pages import HugePages
 from stepscope.kernels.cpu.linear import PackedLinear, is_usable
 from stepscope.kernels.dispatch.fused import silu_mul
+from stepscope.kernels.dispatch.one_row import one_row_product
 
 # The number of rows for which oneDNN chooses its layout. A layout for 1 row is slow in fp32 with
 # more rows; a layout for many rows is also good for few.
@@ -56,7 +60,9 @@ class Linear:
         else:
             self.layout = "plain"
             product = partial(F.linear, weight=weight, bias=bias)
-        self._multiply = (lambda x: silu_mul(product(x))) if is_gated else product
+        several = (lambda x: silu_mul(product(x))) if is_gated else product
+        one = one_row_product(weight, bias, is_gated=is_gated)
+        self._multiply = several if one is None else lambda x: (one if len(x) == 1 else several)(x)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)

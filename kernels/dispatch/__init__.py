@@ -1,4 +1,4 @@
-"""Chooses the kernel for a call: attention, and the small operations between matrix products.
+"""Chooses the kernel for a call: attention, products of one row, and what lies between products.
 
 May import: kernels, kernels.cpu, kernels.plain, kernels.triton.
 A new backend gets an entry in `backends.py`, a new small operation a function in `fused.py`.

@@ -210,6 +210,19 @@ def test_the_gated_silu_equals_plain_torch(run: Ask, dtype: str) -> None:
     assert run("gate", rows=3, size=1100, dtype=dtype)["output"] <= 4
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("outputs", "size", "gated", "bias"),
+    [(7, 4096, False, True), (5, 515, False, False), (3, 4096, True, False), (5, 77, True, True)],
+)
+def test_the_product_of_one_row_differs_from_the_exact_one_by_its_rounding_only(
+    run: Ask, outputs: int, size: int, gated: bool, bias: bool, dtype: str
+) -> None:
+    answer = run("row", outputs=outputs, size=size, gated=gated, bias=bias, dtype=dtype)
+    assert max(answer["errors"]) <= (4 if gated else 1)
+    assert answer["passes_on"]
+
+
 def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
     run: Ask, tiny_checkpoint: Callable[..., Path]
 ) -> None:
@@ -265,6 +278,27 @@ def test_every_kernel_compiles_for_an_h200_within_its_shared_memory(compiled: As
     assert decode["shared"] <= (227 << 10) // 2
     assert prefill["wgmma"]
     assert prefill["shared"] <= 227 << 10
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_the_kernel_for_one_row_keeps_enough_of_the_weight_in_flight(
+    compiled: Ask, gated: bool
+) -> None:
+    """In loads of 16 bytes, from as many programs as a multiprocessor of an H200 has room for."""
+    for each in compiled("row_compiled", outputs=12288, size=4096, gated=gated)["kernels"]:
+        for load in each["loads"]:
+            assert "v4.b32" in load or "v2.b64" in load or load.startswith("cp.async.cg"), load
+        assert each["loads"]
+        assert each["stack"] <= 8  # an address; no part of the weight is spilled
+        threads = 32 * each["num_warps"]
+        registers = -(-each["registers"] // 8) * 8
+        num_programs = min(
+            65536 // (registers * threads),
+            2048 // threads,
+            32,
+            (227 << 10) // (each["shared"] + 1024),
+        )
+        assert num_programs * each["bytes"] >= 64 << 10
 
 
 def test_after_warm_up_steps_of_other_sizes_compile_no_new_kernel(compiled: Ask) -> None:

@@ -13,7 +13,10 @@ returned, or `{"raised": TRACEBACK}`.
 
 import json
 import math
+import re
+import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -43,6 +46,7 @@ from stepscope.kernels.triton import combine as triton_combine
 from stepscope.kernels.triton.add_rms_norm import add_rms_norm
 from stepscope.kernels.triton.attention import TritonAttention
 from stepscope.kernels.triton.norm_rope_store import norm_rope_store
+from stepscope.kernels.triton.one_row import TILES, one_row
 from stepscope.kernels.triton.plan import Device
 from stepscope.kernels.triton.silu_mul import silu_mul
 
@@ -196,6 +200,37 @@ def gate(request: dict[str, Any]) -> dict[str, Any]:
     return {"output": relative(silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
 
 
+def row(request: dict[str, Any]) -> dict[str, Any]:
+    """The product of one row, in each tile, and the same with a NaN and an infinity in it."""
+    dtype = getattr(torch, request["dtype"])
+    outputs, size, is_gated = request["outputs"], request["size"], request["gated"]
+    num_rows = 2 * outputs if is_gated else outputs
+    generator = torch.Generator().manual_seed(5)
+    x, weight = (
+        (torch.randn(rows, size, generator=generator) * size**-0.25).to(DEVICE, dtype)
+        for rows in (1, num_rows)
+    )
+    bias = torch.randn(num_rows, generator=generator).to(DEVICE, dtype)
+    bias = bias if request["bias"] else None
+    expected = exact_row(x, weight, bias, is_gated)
+    errors, passes_on = [], True
+    for tile in TILES:
+        errors.append(relative(one_row(x, weight, bias, tile, is_gated=is_gated), expected))
+        broken = weight.clone()
+        broken[0, size - 1], broken[1, 0] = math.nan, math.inf
+        found = one_row(x, broken, bias, tile, is_gated=is_gated)
+        passes_on &= torch.equal(found.isfinite(), exact_row(x, broken, bias, is_gated).isfinite())
+    return {"errors": errors, "passes_on": passes_on}
+
+
+def exact_row(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, is_gated: bool
+) -> torch.Tensor:
+    product = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    rounded = product.to(x.dtype)
+    return fused.torch_silu_mul(rounded) if is_gated else rounded
+
+
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest error, in units of the rounding of the largest value in its dtype."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -224,6 +259,38 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
             for kernel in COMPILED
         ]
     }
+
+
+def row_compiled(request: dict[str, Any]) -> dict[str, Any]:
+    """What became of the kernel for one row, in each tile."""
+    from triton import knobs
+
+    dump = [str(knobs.nvidia.cuobjdump.path), "--dump-resource-usage"]
+    num_rows, size = request["outputs"] * (1 + request["gated"]), request["size"]
+    x, weight = (torch.empty(n, size, dtype=torch.bfloat16) for n in (1, num_rows))
+    kernels = []
+    for tile in TILES:
+        COMPILED.clear()
+        one_row(x, weight, None, tile, is_gated=request["gated"])
+        (kernel,) = COMPILED
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.asm["cubin"])
+            file.flush()
+            usage = subprocess.run([*dump, file.name], capture_output=True, text=True, check=True)
+        numbers = dict(re.findall(r"(REG|STACK):(\d+)", usage.stdout))
+        rows = max(2, tile.rows) if request["gated"] else tile.rows
+        kernels.append(
+            {
+                "loads": re.findall(r"(?:ld\.global|cp\.async\.c[ag])\..*", kernel.asm["ptx"]),
+                "registers": int(numbers["REG"]),
+                "stack": int(numbers["STACK"]),
+                "shared": kernel.metadata.shared,
+                "num_warps": tile.num_warps,
+                # Of the weight, that a program has asked for before it adds up.
+                "bytes": 16 * 32 * tile.num_warps * rows * tile.depth * max(1, tile.num_stages - 1),
+            }
+        )
+    return {"kernels": kernels}
 
 
 def variants(request: dict[str, Any]) -> dict[str, Any]:
@@ -379,7 +446,18 @@ def serve(runner: Any) -> tuple[list[list[int]], list[tuple[int, str | None]]]:
 COMPILED: list[Any] = []
 CASES = {
     each.__name__: each
-    for each in (attention, padded, norms_and_rope, add_and_norm, gate, compiled, variants, engine)
+    for each in (
+        attention,
+        padded,
+        norms_and_rope,
+        add_and_norm,
+        gate,
+        row,
+        compiled,
+        row_compiled,
+        variants,
+        engine,
+    )
 }
 
 
