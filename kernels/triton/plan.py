@@ -132,15 +132,15 @@ def _num_tiles(
 # time, of reading one more part of each, and of a program without work. From one H200, in whole
 # numbers: a tile takes 1 to 2 us.
 MERGE, MERGED_AT_ONCE, PARTS_AT_ONCE, IDLE = 3.0, 500, 16, 0.5
-# A split must save this share of the time.
-LEAST_GAIN = 0.1
+# A further split must save this share of the time.
+LEAST_GAIN = 0.05
 
 
 def num_splits(num_tiles: IntArray, num_kv_heads: int, num_slots: int, num_merged: int) -> int:
     """Return among how many programs the keys of each query block are split.
 
-    The number whose estimated time is the shortest. So one long context among short ones is split,
-    but many contexts of equal length are not.
+    The smallest number with about the shortest estimated time. So one long context among short ones
+    is split, but contexts of equal length only as far as there are programs to run at a time.
 
     Args:
         num_tiles: number of key tiles of each query block.
@@ -152,16 +152,15 @@ def num_splits(num_tiles: IntArray, num_kv_heads: int, num_slots: int, num_merge
     longest = int(num_tiles.max())
 
     def estimate(splits: int) -> float:
-        one = -(-longest // splits)
-        # Programs of more than one wave end at different times.
-        time = one if num_programs * splits <= num_slots else max(one, even + one / 2)
+        time = max(-(-longest // splits), even)
         if splits == 1:
             return time
         merge = MERGE + num_merged / MERGED_AT_ONCE + splits / PARTS_AT_ONCE
         return time + merge + IDLE * num_programs * splits / num_slots
 
-    best = min((each for each in SPLITS if each <= max(1, longest)), key=estimate)
-    return best if estimate(best) < (1 - LEAST_GAIN) * estimate(1) else 1
+    times = {each: estimate(each) for each in SPLITS if each <= max(1, longest)}
+    enough = min(times.values()) / (1 - LEAST_GAIN)
+    return next(each for each, time in times.items() if time <= enough)
 
 
 def decode_tile(group: int, head_dim: int, itemsize: int, device: Device) -> Tile:
