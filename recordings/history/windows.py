@@ -4,11 +4,13 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from stepscope.engine.simulation.knee import Knee
 from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
+from stepscope.recordings.session.knee import knee_of, newest_columns
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
@@ -125,6 +127,12 @@ class Windows:
         sums = self.sums(end_ns, window_s)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
+
+    def knee(self) -> Knee | None:
+        """From how many tokens on a step is bound by compute; see `knee_of`. Takes some 5 ms."""
+        with self._lock:
+            columns = newest_columns(self._timeline.columns)
+        return knee_of(columns)
 
     def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
         """The sums over the steps of a window. The window is given as in `HistoryView.latency`."""

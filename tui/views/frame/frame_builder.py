@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 _MOST_REFRESH_S = 5.0  # of figures that cost very much
+_KNEE_SHARE = 4_000  # a knee that took t seconds is found again after 4,000 t: it hardly changes
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
 
@@ -140,6 +141,7 @@ class FrameBuilder:
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._lag = _Lag(clock)
+        self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -221,6 +223,7 @@ class FrameBuilder:
             windows=windows,
             speculation=figures.speculation,
             prompts=figures.prompts,
+            knee=self._knee_tokens(),
             keys=self._keys,
         )
 
@@ -286,6 +289,18 @@ class FrameBuilder:
         if history.is_short and rates.seconds < RATES_WINDOW_S:
             return history.rates(end_ns, 0.0)
         return rates
+
+    def _knee_tokens(self) -> int | None:
+        """Return the knee of the steps in memory, in tokens, rounded to two digits."""
+        history = self._history
+        of = None if history.info is None else history.info.engine_id
+        if of != self._knee[0] or self._clock() >= self._knee[2]:
+            spent_s = -self._cpu_clock()
+            found = history.windows.knee() if history.num_steps else None
+            tokens = None if found is None else int(float(f"{found.tokens:.2g}"))
+            pause_s = max(_REFRESH_S, _KNEE_SHARE * (spent_s + self._cpu_clock()))
+            self._knee = of, tokens, self._clock() + pause_s
+        return self._knee[1]
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)

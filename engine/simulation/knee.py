@@ -1,0 +1,61 @@
+"""`find_knee`: from how many tokens on a step is bound by compute.
+
+A step of few tokens takes as long as one of a single token, because it reads all weights. The time
+of a large step is proportional to its tokens. At the knee the two lines meet: a smaller token
+budget wastes the device, a larger one only makes steps longer. The bench, the lab and the dashboard
+find it here.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.engine.simulation.fitted import fit_relative
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MIN_STEPS = 7
+
+
+class Knee(NamedTuple):
+    flat_ms: float  # of the smallest steps
+    tokens_per_s: float  # added tokens per added second, among the largest steps
+
+    @property
+    def tokens(self) -> float:
+        return self.flat_ms / 1e3 * self.tokens_per_s
+
+
+def find_knee(
+    num_tokens: "Sequence[float] | NDArray[np.float64]",
+    seconds: "Sequence[float] | NDArray[np.float64]",
+    others: "Sequence[NDArray[np.float64]]" = (),
+) -> Knee | None:
+    """Fit the time of steps as a convex curve over their tokens, of straight pieces.
+
+    Args:
+        num_tokens, seconds: of each step; all above zero.
+        others: other numbers of each step that its time grows with, such as tokens attended to.
+
+    Returns:
+        The knee; None unless three steps have at most a quarter of its tokens, and three twice as
+        many.
+    """
+    import numpy as np
+
+    tokens = np.asarray(num_tokens, dtype=np.float64)
+    if len(tokens) < _MIN_STEPS:
+        return None
+    # The last piece reaches from a quarter of the largest step on, so that it rests on many steps.
+    bends = 2.0 ** np.unique(np.floor(np.log2(tokens)))
+    bends = np.append(0.0, bends[bends <= tokens.max() / 4])
+    pieces = np.maximum(0.0, tokens[:, None] - bends)
+    terms = np.column_stack([np.ones(len(tokens)), pieces, *others])
+    flat_s, *rest = fit_relative(terms, seconds)
+    token_s = sum(rest[: len(bends)])
+    if flat_s <= 0 or token_s <= 0:
+        return None
+    knee = Knee(flat_s * 1e3, 1 / token_s)
+    sizes = np.sort(tokens)
+    return knee if 4 * sizes[2] <= knee.tokens <= sizes[-3] / 2 else None
