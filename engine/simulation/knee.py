@@ -9,11 +9,10 @@ find it here.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.engine.simulation.fitted import fit_relative
+from stepscope.engine.simulation.regression import fit_relative
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from stepscope.engine.simulation.regression import Floats
 
 _MIN_STEPS = 7
 
@@ -26,11 +25,16 @@ class Knee(NamedTuple):
     def tokens(self) -> float:
         return self.flat_ms / 1e3 * self.tokens_per_s
 
+    @property
+    def rounded(self) -> int:
+        """The tokens for people: two digits."""
+        return int(float(f"{self.tokens:.2g}"))
+
 
 def find_knee(
-    num_tokens: "Sequence[float] | NDArray[np.float64]",
-    seconds: "Sequence[float] | NDArray[np.float64]",
-    others: "Sequence[NDArray[np.float64]]" = (),
+    num_tokens: "Sequence[float] | Floats",
+    seconds: "Sequence[float] | Floats",
+    others: "Sequence[Sequence[float] | Floats]" = (),
 ) -> Knee | None:
     """Fit the time of steps as a convex curve over their tokens, of straight pieces.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Columns: TypeAlias = dict[str, NDArray[np.int64]]
 
-_NEWEST = 16_384  # steps that are looked at
+_NEWEST = 16_384  # steps of a table that are looked at
 _OF_A_SIZE = 32  # steps that are fitted, of those with about as many tokens
 _MOST_APART = 1.5  # factor by which the knees in one half of them and in the other may differ
 _NAMES = (
@@ -25,12 +25,14 @@ _NAMES = (
 )  # fmt: skip
 
 
-def newest_columns(steps: StepTable) -> "Columns":
-    """A copy of what `knee_of` needs of the newest steps."""
+def newest_columns(*tables: StepTable) -> "Columns":
+    """A copy of what `knee_of` needs of the newest steps of each table."""
     import numpy as np
 
-    begin = max(0, len(steps) - _NEWEST)
-    return {name: np.array(steps.column(name)[begin:], dtype=np.int64) for name in _NAMES}
+    return {
+        name: np.concatenate([each.column(name)[-_NEWEST:] for each in tables], dtype=np.int64)
+        for name in _NAMES
+    }
 
 
 def knee_of(of: "Columns") -> Knee | None:
@@ -45,22 +47,23 @@ def knee_of(of: "Columns") -> Knee | None:
     took_ns = np.where(of["device_ns"] > 0, of["device_ns"], of["tokens_ns"] - start_ns)
     num_tokens = of["num_prefill_tokens"] + of["num_decode_tokens"]
     is_known = (of["num_steps"] == 1) & (of["num_attended"] >= 0) & (of["kv_used"] >= 0)
-    # Padding costs time in some engines only.
-    known = np.flatnonzero(
-        is_known & (took_ns > 0) & (num_tokens > 0) & (of["num_padded_tokens"] <= 0)
+    is_known &= of["num_padded_tokens"] <= 0  # padding costs time in some engines only
+    known = np.flatnonzero(is_known & (took_ns > 0) & (num_tokens > 0))
+    tokens, attended, used, has_prefill = (
+        column[known].astype(float)
+        for column in (num_tokens, of["num_attended"], of["kv_used"], of["num_prefill_tokens"] > 0)
     )
-    tokens, attended = num_tokens[known].astype(float), of["num_attended"][known].astype(float)
-    sizes = np.floor(2 * np.log2(tokens)) + 0.25 * (of["num_prefill_tokens"][known] > 0)
-    order = np.lexsort((-known, attended / tokens, sizes))
+    sizes = np.floor(2 * np.log2(tokens)) + has_prefill / 4
+    order = np.lexsort((-known, attended / tokens, sizes))  # of equal contexts the newest first
     _, firsts, counts = np.unique(sizes[order], return_index=True, return_counts=True)
-    ranks = np.arange(len(order)) - np.repeat(firsts, counts)
-    order = order[ranks < _OF_A_SIZE]
+    order = order[np.arange(len(order)) - np.repeat(firsts, counts) < _OF_A_SIZE]
     found = []
     for part in (order[::2], order[1::2], order):
-        others = (attended[part], of["kv_used"][known][part].astype(float))
+        others = (attended[part], used[part])
         knee = find_knee(tokens[part], took_ns[known][part] / 1e9, others)
         if knee is None:
             return None
         found.append(knee)
-    sizes_found = [each.tokens for each in found]
-    return found[-1] if max(sizes_found) <= _MOST_APART * min(sizes_found) else None
+    one, other, whole = found
+    apart = max(one.tokens, other.tokens) / min(one.tokens, other.tokens)
+    return whole if apart <= _MOST_APART else None

@@ -297,9 +297,8 @@ class FrameBuilder:
         if of != self._knee[0] or self._clock() >= self._knee[2]:
             spent_s = -self._cpu_clock()
             found = history.windows.knee() if history.num_steps else None
-            tokens = None if found is None else int(float(f"{found.tokens:.2g}"))
             pause_s = max(_REFRESH_S, _KNEE_SHARE * (spent_s + self._cpu_clock()))
-            self._knee = of, tokens, self._clock() + pause_s
+            self._knee = of, None if found is None else found.rounded, self._clock() + pause_s
         return self._knee[1]
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
