@@ -49,11 +49,13 @@ def knee_of(of: "Columns") -> Knee | None:
     is_known = (of["num_steps"] == 1) & (of["num_attended"] >= 0) & (of["kv_used"] >= 0)
     is_known &= of["num_padded_tokens"] <= 0  # padding costs time in some engines only
     known = np.flatnonzero(is_known & (took_ns > 0) & (num_tokens > 0))
-    tokens, attended, used, has_prefill = (
+    tokens, prefilled, attended, used = (
         column[known].astype(float)
-        for column in (num_tokens, of["num_attended"], of["kv_used"], of["num_prefill_tokens"] > 0)
+        for column in (num_tokens, of["num_prefill_tokens"], of["num_attended"], of["kv_used"])
     )
-    sizes = np.floor(2 * np.log2(tokens)) + has_prefill / 4
+    # Of a prompt's own tokens each attends to the ones before it: exact for one prompt in the step.
+    attended -= np.minimum(attended, prefilled * prefilled) / 2
+    sizes = np.floor(2 * np.log2(tokens)) + (prefilled > 0) / 4
     order = np.lexsort((-known, attended / tokens, sizes))  # of equal contexts the newest first
     _, firsts, counts = np.unique(sizes[order], return_index=True, return_counts=True)
     order = order[np.arange(len(order)) - np.repeat(firsts, counts) < _OF_A_SIZE]
