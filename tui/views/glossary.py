@@ -62,6 +62,12 @@ TERMS = (
         "max_num_batched_tokens: the most tokens that one step may compute. A lower budget means "
         "shorter steps, hence lower ITL and higher TTFT.",
     ),
+    Term(
+        "knee",
+        "the tokens from which on a step is bound by compute. A smaller step takes as long, because "
+        "it reads all weights: a budget below it wastes the device, one far above only makes steps "
+        "longer. Not shown unless the steps in memory tell it.",
+    ),
     Term("seats", "max_num_seqs: how many requests may run at a time. The others wait."),
     Term(
         "KV block",
