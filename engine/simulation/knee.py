@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.engine.simulation.regression import Floats
 
 _MIN_STEPS = 7
+_MOST_ERROR = 0.2  # median of the relative errors: beyond it, something else decides the times
 
 
 class Knee(NamedTuple):
@@ -43,8 +44,8 @@ def find_knee(
         others: other numbers of each step that its time grows with, such as tokens attended to.
 
     Returns:
-        The knee; None unless three steps have at most a quarter of its tokens, and three twice as
-        many.
+        The knee; None unless the curve fits, three steps have at most a quarter of its tokens, and
+        three twice as many.
     """
     import numpy as np
 
@@ -56,9 +57,10 @@ def find_knee(
     bends = np.append(0.0, bends[bends <= tokens.max() / 4])
     pieces = np.maximum(0.0, tokens[:, None] - bends)
     terms = np.column_stack([np.ones(len(tokens)), pieces, *others])
-    flat_s, *rest = fit_relative(terms, seconds)
-    token_s = sum(rest[: len(bends)])
-    if flat_s <= 0 or token_s <= 0:
+    found = fit_relative(terms, seconds)
+    flat_s, token_s = found[0], sum(found[1 : 1 + len(bends)])
+    error = np.median(abs(terms @ found / np.asarray(seconds) - 1))
+    if flat_s <= 0 or token_s <= 0 or error > _MOST_ERROR:
         return None
     knee = Knee(flat_s * 1e3, 1 / token_s)
     sizes = np.sort(tokens)

@@ -64,9 +64,8 @@ TERMS = (
     ),
     Term(
         "knee",
-        "the tokens from which on a step is bound by compute. A smaller step takes as long, because "
-        "it reads all weights: a budget below it wastes the device, one far above only makes steps "
-        "longer. Not shown unless the steps in memory tell it.",
+        "the tokens from which on a step is bound by compute. With fewer it takes as long, because "
+        "it reads all weights: a lower budget wastes the device, a far higher one gains little.",
     ),
     Term("seats", "max_num_seqs: how many requests may run at a time. The others wait."),
     Term(
