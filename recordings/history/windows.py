@@ -128,10 +128,10 @@ class Windows:
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 
-    def knee(self) -> Knee | None:
-        """From how many tokens on a step is bound by compute; see `knee_of`. Takes some 5 ms."""
+    def knee(self, last_step: int | None = None) -> Knee | None:
+        """The knee by the steps in memory, up to one (None: all). It takes some 5 ms."""
         with self._lock:
-            columns = newest_columns(self._timeline.columns)
+            columns = newest_columns(self._timeline.columns, last_step)
         return knee_of(columns)
 
     def sums(self, end_ns: int | None, window_s: float | None) -> Sums:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Columns: TypeAlias = dict[str, NDArray[np.int64]]
 
-_NEWEST = 16_384  # steps of a table that are looked at
+_NEWEST = 16_384  # steps that are looked at
 _OF_A_SIZE = 32  # steps that are fitted, of those with about as many tokens
 _MOST_APART = 1.5  # factor by which the knees in one half of them and in the other may differ
 _NAMES = (
@@ -25,14 +25,13 @@ _NAMES = (
 )  # fmt: skip
 
 
-def newest_columns(*tables: StepTable) -> "Columns":
-    """A copy of what `knee_of` needs of the newest steps of each table."""
+def newest_columns(steps: StepTable, last_step: int | None = None) -> "Columns":
+    """A copy of what `knee_of` needs of the newest steps, up to one (None: all)."""
     import numpy as np
 
-    return {
-        name: np.concatenate([each.column(name)[-_NEWEST:] for each in tables], dtype=np.int64)
-        for name in _NAMES
-    }
+    end = len(steps) if last_step is None else steps.num_before(last_step + 1)
+    begin = max(0, end - _NEWEST)
+    return {name: np.array(steps.column(name)[begin:end], dtype=np.int64) for name in _NAMES}
 
 
 def knee_of(of: "Columns") -> Knee | None:

@@ -217,9 +217,9 @@ def test_the_knee_beside_the_budget_is_found_so_seldom_that_it_costs_nothing(
     found_s: list[float] = []
     find = Windows.knee
 
-    def noted(windows: Windows) -> Knee | None:
+    def noted(windows: Windows, last_step: int | None) -> Knee | None:
         found_s.append(session.now_s)
-        return find(windows)
+        return find(windows, last_step)
 
     monkeypatch.setattr(Windows, "knee", noted)
     for _ in range(80):

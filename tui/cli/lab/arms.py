@@ -105,11 +105,11 @@ class ArmRun:
         with Recording(self.path) as recording:
             return list(step_records(recording))
 
-    @cached_property
-    def tables(self) -> list[StepTable]:
-        """The rows of every step of the run, in the parts in which they are stored."""
+    def add_to(self, table: StepTable) -> None:
+        """Insert the rows of every step of the run at the beginning of a table."""
         with Recording(self.path) as recording:
-            return [IndexRows(index).steps() for _, index in indexes(recording)]
+            for _, index in list(indexes(recording))[::-1]:
+                table.prepend(IndexRows(index).steps())
 
     def value(self, figure: str) -> float:
         """Return a figure of this run by its name in `stepscope stats`; NaN without a value."""

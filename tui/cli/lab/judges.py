@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.recordings.session.knee import knee_of, newest_columns
+from stepscope.recordings.session.steps import StepTable
 from stepscope.tui.cli.lab.arms import ArmRun
 
 Runs: TypeAlias = Sequence[ArmRun]
@@ -79,7 +80,10 @@ def mixed(runs: Runs, of: Columns) -> LabFinding:
 
 def knee(runs: Runs, of: Columns) -> LabFinding:
     ttft, itl = of["TTFT of documents, ms"], of["ITL p99, ms"]
-    found = knee_of(newest_columns(*(table for run in runs for table in run.tables)))
+    steps = StepTable()
+    for run in runs:
+        run.add_to(steps)
+    found = knee_of(newest_columns(steps))
     bound, beyond = "", []
     if found is not None:
         bound = f"; steps are bound by compute from about {found.rounded:,} tokens on"

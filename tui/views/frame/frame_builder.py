@@ -63,6 +63,7 @@ class _Figures(NamedTuple):
     advice: Sequence[Advice]
     speculation: Speculation | None
     prompts: Sums | None
+    knee: int | None
     time_ns: int  # of the step that they are up to
 
 
@@ -223,7 +224,7 @@ class FrameBuilder:
             windows=windows,
             speculation=figures.speculation,
             prompts=figures.prompts,
-            knee=self._knee_tokens(),
+            knee=figures.knee,
             keys=self._keys,
         )
 
@@ -273,6 +274,7 @@ class FrameBuilder:
                 advice(RecentRun(history, state)) if page == "knobs" else (),
                 history.speculation(end_ns, window_s) if page == "latency" else None,
                 history.windows.sums(end_ns, None) if page == "kv" else None,
+                self._knee_at(view, cursor),
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor
@@ -290,15 +292,16 @@ class FrameBuilder:
             return history.rates(end_ns, 0.0)
         return rates
 
-    def _knee_tokens(self) -> int | None:
-        """Return the knee of the steps in memory, in tokens, rounded to two digits."""
+    def _knee_at(self, view: View, cursor: int | None) -> int | None:
+        """Return the knee by the steps up to the cursor, in tokens of two digits."""
         history = self._history
         of = None if history.info is None else history.info.engine_id
-        if of != self._knee[0] or self._clock() >= self._knee[2]:
+        is_moved = not view.live or self._stands()
+        if is_moved or of != self._knee[0] or self._clock() >= self._knee[2]:
             spent_s = -self._cpu_clock()
-            found = history.windows.knee() if history.num_steps else None
-            pause_s = max(_REFRESH_S, _KNEE_SHARE * (spent_s + self._cpu_clock()))
-            self._knee = of, None if found is None else found.rounded, self._clock() + pause_s
+            found = None if cursor is None else history.windows.knee(cursor)
+            due_s = self._clock() + _KNEE_SHARE * (spent_s + self._cpu_clock())
+            self._knee = of, None if found is None else found.rounded, due_s
         return self._knee[1]
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
