@@ -4,13 +4,12 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.engine.simulation.knee import Knee
 from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
-from stepscope.recordings.session.knee import knee_of, newest_columns
+from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event

@@ -1,13 +1,15 @@
-"""`knee_of`: the knee of an engine, from the steps of a session.
+"""`Knee`: from how many tokens on a step is bound by compute.
 
-The time of a step is fitted over its tokens, the tokens that its prefill attends to and the KV
-blocks in use, so that long contexts count as what they are. Of steps of about the same size, those
-with the shortest contexts are taken.
+A step of few tokens takes as long as one of a single token, because it reads all weights. The time
+of a large step is proportional to its tokens. At the knee the two lines meet: a smaller token
+budget wastes the device, a larger one only makes steps longer. The bench, the lab and the dashboard
+find it here.
 """
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.engine.simulation.knee import Knee, find_knee
+from stepscope.engine.simulation.regression import fit_relative
 from stepscope.recordings.session.steps import StepTable
 
 if TYPE_CHECKING:
@@ -15,6 +17,58 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Columns: TypeAlias = dict[str, NDArray[np.int64]]
+    Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
+
+_MIN_STEPS = 7
+_MOST_ERROR = 0.2  # median of the relative errors: beyond it, something else decides the times
+
+
+class Knee(NamedTuple):
+    flat_ms: float  # of the smallest steps
+    tokens_per_s: float  # added tokens per added second, among the largest steps
+
+    @property
+    def tokens(self) -> float:
+        return self.flat_ms / 1e3 * self.tokens_per_s
+
+    @property
+    def rounded(self) -> int:
+        """The tokens for people: two digits."""
+        return int(float(f"{self.tokens:.2g}"))
+
+
+def find_knee(num_tokens: "Numbers", seconds: "Numbers", *others: "Numbers") -> Knee | None:
+    """Fit the time of steps as a convex curve over their tokens, of straight pieces.
+
+    Args:
+        num_tokens, seconds: of each step; all above zero.
+        others: other numbers of each step that its time grows with, such as tokens attended to.
+
+    Returns:
+        The knee; None unless the curve fits, three steps have at most a quarter of its tokens, and
+        three twice as many.
+    """
+    import numpy as np
+
+    tokens = np.asarray(num_tokens, dtype=np.float64)
+    if len(tokens) < _MIN_STEPS:
+        return None
+    # The last piece reaches from a quarter of the largest step on, so that it rests on many steps.
+    bends = 2.0 ** np.unique(np.floor(np.log2(tokens)))
+    bends = np.append(0.0, bends[bends <= tokens.max() / 4])
+    pieces = np.maximum(0.0, tokens[:, None] - bends)
+    terms = np.column_stack([np.ones(len(tokens)), pieces, *others])
+    found = fit_relative(terms, seconds)
+    flat_s, token_s = found[0], sum(found[1 : 1 + len(bends)])
+    error = np.median(abs(terms @ found / np.asarray(seconds) - 1))
+    if flat_s <= 0 or token_s <= 0 or error > _MOST_ERROR:
+        return None
+    knee = Knee(flat_s * 1e3, 1 / token_s)
+    sizes = np.sort(tokens)
+    return knee if 4 * sizes[2] <= knee.tokens <= sizes[-3] / 2 else None
+
+
+# Of a session
 
 _NEWEST = 16_384  # steps that are looked at
 _OF_A_SIZE = 32  # steps that are fitted, of those with about as many tokens
@@ -35,9 +89,11 @@ def newest_columns(steps: StepTable, last_step: int | None = None) -> "Columns":
 
 
 def knee_of(of: "Columns") -> Knee | None:
-    """The knee; None if the steps do not show it.
+    """The knee of an engine by steps of its session; None if they do not show it.
 
-    The time of a step is that of the device, or else from the launch of the model to the tokens.
+    Attention and the KV blocks in use are terms of their own, so that long contexts do not count
+    as tokens. Of steps of about the same size, those with the shortest contexts are fitted. The
+    time of a step is that of the device, or else from the launch of the model to the tokens.
     """
     import numpy as np
 
@@ -52,19 +108,14 @@ def knee_of(of: "Columns") -> Knee | None:
         column[known].astype(float)
         for column in (num_tokens, of["num_prefill_tokens"], of["num_attended"], of["kv_used"])
     )
-    # Of a prompt's own tokens each attends to the ones before it: exact for one prompt in the step.
+    # A chunk counts there as attended to by all of it; each token attends to those before it.
     attended -= np.minimum(attended, prefilled * prefilled) / 2
     sizes = np.floor(2 * np.log2(tokens)) + (prefilled > 0) / 4
     order = np.lexsort((-known, attended / tokens, sizes))  # of equal contexts the newest first
     _, firsts, counts = np.unique(sizes[order], return_index=True, return_counts=True)
     order = order[np.arange(len(order)) - np.repeat(firsts, counts) < _OF_A_SIZE]
-    found = []
-    for part in (order[::2], order[1::2], order):
-        others = (attended[part], used[part])
-        knee = find_knee(tokens[part], took_ns[known][part] / 1e9, others)
-        if knee is None:
-            return None
-        found.append(knee)
-    one, other, whole = found
-    apart = max(one.tokens, other.tokens) / min(one.tokens, other.tokens)
-    return whole if apart <= _MOST_APART else None
+    columns = tokens, took_ns[known] / 1e9, attended, used
+    parts = order[::2], order[1::2], order
+    *halves, whole = (find_knee(*(each[part] for each in columns)) for part in parts)
+    halved = [0.0 if each is None else each.tokens for each in halves]
+    return whole if 0 < max(halved) <= _MOST_APART * min(halved) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.simulation.knee import find_knee
+from stepscope.recordings.session.knee import find_knee
 
 # Letter -> name, and weight: its share of the time, about a fifth of its seconds on an H200.
 PARTS: dict[str, tuple[str, float]] = {
@@ -239,7 +239,7 @@ def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
     elif outcome.part == "d":
         curve = [(p.facts["tokens"], p.median / 1e3) for p in outcome.points if p.median]
         tokens, seconds = zip(*curve, strict=True) if curve else ((), ())
-        knee = find_knee(tokens, seconds, [[each * each for each in tokens]])  # attended to
+        knee = find_knee(tokens, seconds, [each * each for each in tokens])  # attended to
         if knee is not None:
             budget = 1 << (max(1, round(knee.tokens)) - 1).bit_length()
             yield "knee, in tokens", f"{knee.tokens:.0f}: budget {budget}", knee.tokens

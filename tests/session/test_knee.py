@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.simulation.knee import find_knee
+from stepscope.recordings.session.knee import find_knee
 
 
 @given(st.floats(0.1, 20.0), st.floats(20, 10_000), st.booleans(), st.floats(0, 1e-3))
@@ -19,7 +19,7 @@ def test_the_knee_is_the_number_of_tokens_that_take_as_long_as_the_smallest_step
         return flat_ms / 1e3 * ((1 + computing if adds_up else max(1, computing)) + attention)
 
     attended = [count * count for count in counts]
-    knee = find_knee(counts, [took_s(count) for count in counts], [attended])
+    knee = find_knee(counts, [took_s(count) for count in counts], attended)
     assert knee is not None
     assert knee.flat_ms == pytest.approx(flat_ms, rel=0.05)
     assert knee.tokens == pytest.approx(tokens, rel=0.05)
