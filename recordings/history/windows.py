@@ -9,6 +9,7 @@ from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
+from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
@@ -125,6 +126,12 @@ class Windows:
         sums = self.sums(end_ns, window_s)
         known = sums.num_known_limits
         return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
+
+    def knee(self, last_step: int | None = None) -> Knee | None:
+        """The knee by the steps in memory, up to one (None: all). It takes some 5 ms."""
+        with self._lock:
+            columns = newest_columns(self._timeline.columns, last_step)
+        return knee_of(columns)
 
     def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
         """The sums over the steps of a window. The window is given as in `HistoryView.latency`."""

@@ -34,8 +34,8 @@ from public_runs import (
 from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.fitted import fit_relative
 from stepscope.engine.simulation.model_shape import model_shape
+from stepscope.engine.simulation.regression import fit_relative
 from stepscope.engine.simulation.roofline import GPUS, TERMS, RooflineCoefficients, RooflineModel
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest

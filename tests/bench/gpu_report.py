@@ -3,11 +3,13 @@
 import math
 import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+
+from stepscope.recordings.session.knee import find_knee
 
 # Letter -> name, and weight: its share of the time, about a fifth of its seconds on an H200.
 PARTS: dict[str, tuple[str, float]] = {
@@ -127,34 +129,6 @@ class Report(msgspec.Struct, kw_only=True):
 
 def read(file: Path) -> Report:
     return msgspec.json.decode(file.read_bytes(), type=Report)
-
-
-class Knee(NamedTuple):
-    flat_ms: float  # of the smallest steps
-    tokens_per_s: float  # added tokens per added second, among the largest steps
-    tokens: float
-    budget: int  # the power of two at or above it
-
-
-def find_knee(times_ms: Mapping[int, float]) -> Knee | None:
-    """Where a step becomes bound by compute: a smaller token budget wastes the device.
-
-    A step of few tokens takes as long as one of a single token, because it reads all weights. The
-    time of a large step is proportional to its tokens. At the knee the two lines meet.
-
-    Args:
-        times_ms: the time of a step, by its number of tokens.
-    """
-    points = sorted(times_ms.items())
-    if len(points) < 7:
-        return None
-    flat_ms = statistics.median(ms for _, ms in points[:3])
-    slope = statistics.linear_regression(*zip(*points[-4:], strict=True)).slope
-    if slope <= 0 or flat_ms <= 0:
-        return None
-    tokens = flat_ms / slope
-    budget = 1 << max(0, (max(1, round(tokens)) - 1).bit_length())
-    return Knee(flat_ms, 1e3 / slope, tokens, budget)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -286,9 +260,12 @@ def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
             if rate := report.rate(what, fact):
                 yield f"{what}, {fact} a second", f"{rate:.4g}", rate
     elif outcome.part == "d":
-        knee = find_knee({p.facts["tokens"]: p.median for p in outcome.points if p.median})
+        curve = [(p.facts["tokens"], p.median / 1e3) for p in outcome.points if p.median]
+        tokens, seconds = zip(*curve, strict=True) if curve else ((), ())
+        knee = find_knee(tokens, seconds, [each * each for each in tokens])  # attended to
         if knee is not None:
-            yield "knee, in tokens", f"{knee.tokens:.0f}: budget {knee.budget}", knee.tokens
+            budget = 1 << (max(1, round(knee.tokens)) - 1).bit_length()
+            yield "knee, in tokens", f"{knee.tokens:.0f}: budget {budget}", knee.tokens
     elif outcome.part == "g":
         for theirs, ours in peers(outcome):
             if ratio := _peer_ratio(theirs, ours):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,11 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.windows import Windows
+from stepscope.recordings.session.knee import Knee
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.views.charts import kv_map
+from stepscope.tui.views.charts import budget_chart, kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import header, latency_panel, verdict_line
@@ -205,3 +208,27 @@ def test_a_map_that_is_drawn_more_rarely_says_of_which_step_it_is() -> None:
     frame = session.drawn()
     for width in (58, 60, 140):
         assert f"as of step {frame.step:,} " in line_texts(kv_map.draw(frame, width, 9, 14))[0]
+
+
+def test_the_knee_beside_the_budget_is_found_so_seldom_that_it_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = Session(cpu_s=0.005)
+    found_s: list[float] = []
+    find = Windows.knee
+
+    def noted(windows: Windows, last_step: int | None) -> Knee | None:
+        found_s.append(session.now_s)
+        return find(windows, last_step)
+
+    monkeypatch.setattr(Windows, "knee", noted)
+    for _ in range(80):
+        session.now_s += 0.5
+        frame = session.drawn()
+    assert len(found_s) == 2
+    assert found_s[1] - found_s[0] >= 4_000 * 0.005  # 250 us a second
+    for each, title in (
+        (frame, "─ steps: token budget · knee 480 (1 col"),
+        (replace(frame, knee=None), "─ steps: token budget (1 col"),
+    ):
+        assert title in line_texts(budget_chart.draw(each, 100, 9, 14))[0]

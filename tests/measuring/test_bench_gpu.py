@@ -129,34 +129,7 @@ def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
     assert whole == sliced + gpu_engine.step_flops(shape, [], 1)
 
 
-# The knee, and the aims
-
-
-@given(st.floats(0.1, 20.0), st.floats(1e3, 1e6), st.booleans())
-def test_the_knee_is_the_batch_size_whose_compute_time_equals_that_of_the_smallest_step(
-    flat_ms: float, tokens_per_s: float, adds_up: bool
-) -> None:
-    knee_tokens = flat_ms / 1e3 * tokens_per_s
-    counts = [max(1, round(knee_tokens * share)) for share in (0.002, 0.004, 0.006)]
-    counts += [round(knee_tokens * times) + 10 * times for times in (1, 2, 8, 16, 24, 32)]
-    counts = sorted({*counts, *range(1, 4)})
-
-    def took_ms(count: int) -> float:
-        computing_ms = count / tokens_per_s * 1e3
-        return flat_ms + computing_ms if adds_up else max(flat_ms, computing_ms)
-
-    knee = gpu_report.find_knee({count: took_ms(count) for count in counts})
-    assert knee is not None
-    assert knee.tokens_per_s == pytest.approx(tokens_per_s, rel=0.01)
-    slack = max(counts[:3]) / tokens_per_s * 1e3 if adds_up else 0.0
-    assert knee.flat_ms == pytest.approx(max(flat_ms, took_ms(counts[1])), abs=slack + 1e-9)
-    assert knee.tokens == pytest.approx(knee.flat_ms / 1e3 * tokens_per_s, rel=0.02)
-    assert knee.budget >= round(knee.tokens) > knee.budget // 2
-
-
-def test_without_a_knee_in_the_measured_step_times_none_is_reported() -> None:
-    assert gpu_report.find_knee({1: 1.0, 2: 1.0, 4: 1.0}) is None
-    assert gpu_report.find_knee({2**i: 5.0 for i in range(12)}) is None
+# The aims
 
 
 def judged_report(**more: Any) -> Report:

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit, fit_relative
+from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
+from stepscope.engine.simulation.regression import fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 
 SECONDS = (8e-3, 40e-6, 30e-6, 10e-9, 30e-9, 2e-3)  # of each of `TERMS`

@@ -62,6 +62,11 @@ TERMS = (
         "max_num_batched_tokens: the most tokens that one step may compute. A lower budget means "
         "shorter steps, hence lower ITL and higher TTFT.",
     ),
+    Term(
+        "knee",
+        "the tokens from which on a step is bound by compute. With fewer it takes as long, because "
+        "it reads all weights: a lower budget wastes the device, a far higher one gains little.",
+    ),
     Term("seats", "max_num_seqs: how many requests may run at a time. The others wait."),
     Term(
         "KV block",

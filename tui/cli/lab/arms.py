@@ -17,10 +17,13 @@ from stepscope.engine.protocol.wire import BatchRow, KnobValue, Phase, StepRecor
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.session.index import IndexRows
+from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.simulation.fitting import step_records
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
@@ -101,6 +104,12 @@ class ArmRun:
         """Every step of the run."""
         with Recording(self.path) as recording:
             return list(step_records(recording))
+
+    def add_to(self, table: StepTable) -> None:
+        """Insert the rows of every step of the run at the beginning of a table."""
+        with Recording(self.path) as recording:
+            for _, index in list(indexes(recording))[::-1]:
+                table.prepend(IndexRows(index).steps())
 
     def value(self, figure: str) -> float:
         """Return a figure of this run by its name in `stepscope stats`; NaN without a value."""

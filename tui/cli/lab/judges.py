@@ -7,6 +7,8 @@ in the order of the arms.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from stepscope.recordings.session.knee import knee_of, newest_columns
+from stepscope.recordings.session.steps import StepTable
 from stepscope.tui.cli.lab.arms import ArmRun
 
 Runs: TypeAlias = Sequence[ArmRun]
@@ -78,19 +80,23 @@ def mixed(runs: Runs, of: Columns) -> LabFinding:
 
 def knee(runs: Runs, of: Columns) -> LabFinding:
     ttft, itl = of["TTFT of documents, ms"], of["ITL p99, ms"]
-    rates = of["tokens/s in steps with a chunk"]
-    # At this share of the best rate larger steps gain little: the knee.
-    knee = runs[next(n for n, rate in enumerate(rates) if rate >= 0.8 * max(rates))].name
+    steps = StepTable()
+    for run in runs:
+        run.add_to(steps)
+    found = knee_of(newest_columns(steps))
+    bound, beyond = "", []
+    if found is not None:
+        bound = f"; steps are bound by compute from about {found.rounded:,} tokens on"
+        beyond = [run.name for run in runs if int(run.name) >= found.tokens]
     falls, rises = ttft[0] > ttft[-1], itl[-1] > itl[0]
     return LabFinding(
         falls and rises,
         f"from a budget of {runs[0].name} to {runs[-1].name} TTFT goes from {ttft[0]:,.0f} to "
-        f"{ttft[-1]:,.0f} ms, p99 ITL from {itl[0]:,.0f} to {itl[-1]:,.0f} ms; steps are bound "
-        f"by compute from about {knee} tokens on",
+        f"{ttft[-1]:,.0f} ms, p99 ITL from {itl[0]:,.0f} to {itl[-1]:,.0f} ms{bound}",
         "here small chunks cost the document no more time than large ones"
         if rises
         else f"larger chunks cost the streams no more: {runs[-1].main_cause()}",
-        (knee, "bound by compute from here"),
+        (beyond[0], "bound by compute from here") if beyond else None,
     )
 
 

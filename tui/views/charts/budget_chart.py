@@ -144,7 +144,8 @@ def _title(frame: Frame) -> Line:
     if frame.is_summed_up:
         name = "tokens in each second" if frame.imported is None else "tokens in each record"
         unit = unit.replace("step", "record")
-    title: Line = ((name, "title"), (f" ({unit})", "muted"))
+    knee: Line = () if frame.knee is None else ((f" · knee {frame.knee:,}", "text"),)
+    title: Line = ((name, "title"), *knee, (f" ({unit})", "muted"))
     flying = frame.in_flight
     if flying is None:
         return title

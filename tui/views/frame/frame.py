@@ -61,6 +61,7 @@ class Frame:
     waiting_trend: int  # +1: more requests wait than two seconds ago, -1: fewer
     verdict: Verdict  # on the seconds up to the cursor
     advice: Sequence[Advice] = ()  # which knob to change; only on the knobs screen
+    knee: int | None = None  # tokens from which on a step is bound by compute; two digits
     output_trend: tuple[float | None, ...] = ()  # tokens in each of the last seconds
     figures_age_s: float = 0.0  # from the step that latencies, rates and verdict are up to
     age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 _MOST_REFRESH_S = 5.0  # of figures that cost very much
+_KNEE_SHARE = 4_000  # a knee that took t seconds is found again after 4,000 t: it hardly changes
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
 
@@ -62,6 +63,7 @@ class _Figures(NamedTuple):
     advice: Sequence[Advice]
     speculation: Speculation | None
     prompts: Sums | None
+    knee: int | None
     time_ns: int  # of the step that they are up to
 
 
@@ -140,6 +142,7 @@ class FrameBuilder:
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._lag = _Lag(clock)
+        self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
         self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -221,6 +224,7 @@ class FrameBuilder:
             windows=windows,
             speculation=figures.speculation,
             prompts=figures.prompts,
+            knee=figures.knee,
             keys=self._keys,
         )
 
@@ -270,6 +274,7 @@ class FrameBuilder:
                 advice(RecentRun(history, state)) if page == "knobs" else (),
                 history.speculation(end_ns, window_s) if page == "latency" else None,
                 history.windows.sums(end_ns, None) if page == "kv" else None,
+                self._knee_at(view, cursor),
                 state.time_ns,
             )
             self._figures_mode, self._figures_at = mode, cursor
@@ -286,6 +291,18 @@ class FrameBuilder:
         if history.is_short and rates.seconds < RATES_WINDOW_S:
             return history.rates(end_ns, 0.0)
         return rates
+
+    def _knee_at(self, view: View, cursor: int | None) -> int | None:
+        """Return the knee by the steps up to the cursor, in tokens of two digits."""
+        history = self._history
+        of = None if history.info is None else history.info.engine_id
+        is_moved = not view.live or self._stands()
+        if is_moved or of != self._knee[0] or self._clock() >= self._knee[2]:
+            spent_s = -self._cpu_clock()
+            found = None if cursor is None else history.windows.knee(cursor)
+            due_s = self._clock() + _KNEE_SHARE * (spent_s + self._cpu_clock())
+            self._knee = of, None if found is None else found.rounded, due_s
+        return self._knee[1]
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:
         before = self._history.step_at(state.time_ns - 2_000_000_000)
