@@ -12,6 +12,7 @@ SHOWS: Mapping[str, str] = {
     "freeze": "long prompts prefilled whole: every chat stands still for most of a second",
     "chunked": "the same prompts in chunks of 256 tokens: the chats go on beside them",
     "vllm": "an unmodified vLLM 0.32 whose token budget is turned from 1,024 to 256",
+    "h200": "Qwen3-8B on an H200: long prompts in chunks of 2,048 tokens beside 64 streams",
     "speculation": "a model that guesses ahead: copies take several tokens a step, chats do not",
 }
 # Those that show how long something takes: best viewed on the axis of time.

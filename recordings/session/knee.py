@@ -37,12 +37,19 @@ class Knee(NamedTuple):
         return int(float(f"{self.tokens:.2g}"))
 
 
-def find_knee(num_tokens: "Numbers", seconds: "Numbers", *others: "Numbers") -> Knee | None:
+def find_knee(
+    num_tokens: "Numbers",
+    seconds: "Numbers",
+    *others: "Numbers",
+    is_mixed: "Numbers | None" = None,
+) -> Knee | None:
     """Fit the time of steps as a convex curve over their tokens, of straight pieces.
 
     Args:
         num_tokens, seconds: of each step; all above zero.
         others: other numbers of each step that its time grows with, such as tokens attended to.
+        is_mixed: 1 for steps with prompts, if the others may take less without any token: whole
+            CUDA graphs run decodes only. A token budget is for steps with prompts.
 
     Returns:
         The knee; None unless the curve fits, three steps have at most a quarter of its tokens, and
@@ -57,9 +64,11 @@ def find_knee(num_tokens: "Numbers", seconds: "Numbers", *others: "Numbers") -> 
     bends = 2.0 ** np.unique(np.floor(np.log2(tokens)))
     bends = np.append(0.0, bends[bends <= tokens.max() / 4])
     pieces = np.maximum(0.0, tokens[:, None] - bends)
-    terms = np.column_stack([np.ones(len(tokens)), pieces, *others])
+    more = [] if is_mixed is None else [is_mixed]
+    terms = np.column_stack([np.ones(len(tokens)), *more, pieces, *others])
     found = fit_relative(terms, seconds)
-    flat_s, token_s = found[0], sum(found[1 : 1 + len(bends)])
+    num_fixed = 1 + len(more)
+    flat_s, token_s = sum(found[:num_fixed]), sum(found[num_fixed : num_fixed + len(bends)])
     error = np.median(abs(terms @ found / np.asarray(seconds) - 1))
     if flat_s <= 0 or token_s <= 0 or error > _MOST_ERROR:
         return None
@@ -101,8 +110,8 @@ def knee_of(of: "Columns") -> Knee | None:
     start_ns = np.where(of["launch_ns"] >= 0, of["launch_ns"], start_ns)
     took_ns = np.where(of["device_ns"] > 0, of["device_ns"], of["tokens_ns"] - start_ns)
     num_tokens = of["num_prefill_tokens"] + of["num_decode_tokens"]
+    num_tokens += np.maximum(of["num_padded_tokens"], 0)  # they are computed, too
     is_known = (of["num_steps"] == 1) & (of["num_attended"] >= 0) & (of["kv_used"] >= 0)
-    is_known &= of["num_padded_tokens"] <= 0  # padding costs time in some engines only
     known = np.flatnonzero(is_known & (took_ns > 0) & (num_tokens > 0))
     tokens, prefilled, attended, used = (
         column[known].astype(float)
@@ -115,7 +124,16 @@ def knee_of(of: "Columns") -> Knee | None:
     _, firsts, counts = np.unique(sizes[order], return_index=True, return_counts=True)
     order = order[np.arange(len(order)) - np.repeat(firsts, counts) < _OF_A_SIZE]
     columns = tokens, took_ns[known] / 1e9, attended, used
+    # Graphs of a GPU, which decodes alone run in as a whole: their steps are padded.
+    has_graphs = (of["device_ns"] > 0).any() or (of["num_padded_tokens"] > 0).any()
+    is_mixed = 1.0 * (prefilled > 0) if has_graphs else None
     parts = order[::2], order[1::2], order
-    *halves, whole = (find_knee(*(each[part] for each in columns)) for part in parts)
+    *halves, whole = (
+        find_knee(
+            *(each[part] for each in columns),
+            is_mixed=None if is_mixed is None else is_mixed[part],
+        )
+        for part in parts
+    )
     halved = [0.0 if each is None else each.tokens for each in halves]
     return whole if 0 < max(halved) <= _MOST_APART * min(halved) else None

@@ -101,10 +101,17 @@ def test_of_steps_whose_work_is_not_told_no_knee_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("name", "knee"),
-    # One machine made the first two: decodes of a stream take 2.2 ms, 400 tokens some 60 ms.
-    [("freeze", (10, 35)), ("chunked", (10, 35)), ("vllm", None), ("speculation", None)],
+    # One machine made the first two: decodes of a stream take 2.2 ms, 400 tokens some 60 ms. On that
+    # of the third, the bench measured 250 in steps of single prompts.
+    [
+        ("freeze", (10, 35)),
+        ("chunked", (10, 35)),
+        ("h200", (220, 280)),
+        ("vllm", None),
+        ("speculation", None),
+    ],
 )
-def test_the_samples_show_a_small_knee_or_none(name: str, knee: tuple[int, int] | None) -> None:
+def test_the_samples_show_their_knee_or_none(name: str, knee: tuple[int, int] | None) -> None:
     with Recording(shipped()[name]) as recording:
         got = found(list(enumerate(each.message for each in messages(recording))))
     if knee is None:
