@@ -251,7 +251,7 @@ class CudaGraphDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
-        graphs: list[Graph] = []
+        graphs: list[torch.cuda.CUDAGraph] = []
 
         def begin() -> None:
             graphs.append(torch.cuda.CUDAGraph())
@@ -274,7 +274,7 @@ class CudaGraphDevice:
             finally:
                 graphs[-1].capture_end()
         current.wait_stream(self._stream)
-        return graphs
+        return [*graphs]
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ def knee_of(of: "Columns") -> Knee | None:
     columns = tokens, took_ns[known] / 1e9, attended, used
     # Graphs of a GPU, which decodes alone run in as a whole: their steps are padded.
     has_graphs = (of["device_ns"] > 0).any() or (of["num_padded_tokens"] > 0).any()
-    is_mixed = 1.0 * (prefilled > 0) if has_graphs else None
+    is_mixed = (prefilled > 0).astype(float) if has_graphs else None
     parts = order[::2], order[1::2], order
     *halves, whole = (
         find_knee(
