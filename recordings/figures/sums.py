@@ -71,6 +71,7 @@ def figures_of(
         },
         "rank_wait": per(sum(sums.rank_waits_ns), sums.ranked_ns),
         "busy": per(sums.busy_ns, seconds * 1e9),
+        "device_busy": per(sums.device_ns, seconds * 1e9),
         "steps_per_s": per(sums.num_steps, seconds),
         "steps": sums.num_steps,
         "seconds": seconds,

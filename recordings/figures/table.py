@@ -106,6 +106,8 @@ _REST = [
     FigureSpec("mixed_steps", "mixed steps", "share", None,
                "steps that held prefill and decode"),
     FigureSpec("busy", "time in steps", "share", None, "time in which a step was under way"),
+    FigureSpec("device_busy", "device busy", "share", None,
+               "time in which the GPU ran the model, where that is measured"),
     *(
         FigureSpec(f"limit_{limit}", f"limit: {limit}", "share", None, spec.meaning)
         for limit, spec in LIMIT_SPECS.items()

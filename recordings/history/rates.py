@@ -23,6 +23,7 @@ class Rates(NamedTuple):
     prefix_hit_rate: float | None  # hit / looked-up prompt tokens
     mixed_share: float | None  # share of steps with both prefill and decode
     model_share: float | None  # share of wall time: running the model
+    device_share: float | None  # share of wall time: a device runs it; the rest is the host's
     schedule_share: float | None  # share of wall time: scheduling
     idle_share: float | None  # share of wall time: between steps
     budget_share: float | None  # spent share of all token budgets, padding included
@@ -41,7 +42,7 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
     last_minute = num_preempted, minute_s, per(minute.recompute_ns, minute.busy_ns)
     seconds = sums.seconds
     if seconds <= 0:
-        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 8, ())
+        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 9, ())
     num_in = sums.num_in_tokens
     if num_in is None and not state.is_summed_up:
         num_in = sums.num_prefill_tokens
@@ -58,6 +59,7 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
         prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
         mixed_share=per(sums.num_mixed, sums.num_steps),
         model_share=_share(sums.model_ns, seconds),
+        device_share=_share(sums.device_ns, seconds),
         schedule_share=_share(sums.schedule_ns, seconds),
         idle_share=None if sums.busy_ns is None else max(0.0, 1.0 - sums.busy_ns / 1e9 / seconds),
         budget_share=sums.budget_used,

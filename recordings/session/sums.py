@@ -64,6 +64,7 @@ class Sums:
     num_mixed: int | None = 0
     busy_ns: int | None = 0
     model_ns: int | None = 0  # from the launch of the model to its tokens
+    device_ns: int | None = 0  # in which a device ran the model
     schedule_ns: int | None = 0
     recompute_ns: int | None = 0
     ranked_ns: int = 0
@@ -239,6 +240,7 @@ class _Rows:
             num_mixed=int(((prefill > 0) & (decode > 0)).sum()) if is_stepwise else None,
             busy_ns=self.spent_ns("schedule_start_ns", "tokens_ns") if is_stepwise else None,
             model_ns=self.spent_ns("launch_ns", "tokens_ns") if is_stepwise else None,
+            device_ns=self.total("device_ns") if is_stepwise else None,
             schedule_ns=self.spent_ns("schedule_start_ns", "schedule_end_ns")
             if is_stepwise
             else None,

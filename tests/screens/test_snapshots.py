@@ -42,6 +42,7 @@ from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import Cells, cells
+from tests.support.waiting import until
 
 FOLDER = Path(__file__).parents[1] / "snapshots"
 LETTERS = " abcdefghijklmnopqrstuvwxyzαβγδεζηθικλμ"  # of styles in the order of the theme's table
@@ -250,10 +251,10 @@ async def _compare(world: World, app: Dashboard) -> None:
     app.compare(sides[0], sides[1], "time")
     comparer = app.main.session.compare.comparer
     assert comparer is not None
-    deadline_s = time.monotonic() + 20
-    while comparer.is_reading or comparer.comparison is None:
-        assert time.monotonic() < deadline_s, "the comparison never ended"
-        await asyncio.sleep(0.01)
+    await until(
+        lambda: not comparer.is_reading and comparer.comparison is not None,
+        "the comparison ends",
+    )
 
 
 async def _start_taken(world: World, keys: list[str], size: Size, look: Look) -> list[Cells]:

@@ -135,14 +135,12 @@ def sparkline(values: tuple[float | None, ...], width: int) -> str:
 
 def _wall(frame: Frame, width: int) -> Line:
     rates = frame.rates
-    info = frame.state.info
-    device = "gpu" if info is not None and (info.device or "").startswith("cuda") else "model"
     line: list[Run] = [(" wall ", "muted")]
-    for name, share in (
-        (device, rates.model_share),
-        ("sched", rates.schedule_share),
-        ("idle", rates.idle_share),
-    ):
+    model, device = rates.model_share, rates.device_share
+    shares = [("model", model)]
+    if model is not None and device is not None:
+        shares = [("gpu", device), ("host", max(0.0, model - device))]
+    for name, share in (*shares, ("sched", rates.schedule_share), ("idle", rates.idle_share)):
         line += [(f"{name} ", "muted"), (f"{fmt.percent(share)}  ", "text")]
     mixed = fmt.percent(rates.mixed_share)
     name = "mixed steps " if length_of(line) + 12 + len(mixed) <= width else "mixed "
