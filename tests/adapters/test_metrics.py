@@ -17,8 +17,7 @@ from stepscope.engine.adapters.metrics.fetch import (
     in_file,
     reading_of,
 )
-from stepscope.engine.adapters.metrics.interval import has_restarted, totals
-from stepscope.engine.adapters.metrics.reading import Reading, read
+from stepscope.engine.adapters.metrics.reading import Reading, has_restarted, read, totals
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import WrongValue
 from stepscope.engine.protocol.wire import LatencyEstimate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
-from stepscope.engine.adapters.sglang import plugin, support
+from stepscope.engine.adapters.sglang import plugin, shapes
 from stepscope.engine.adapters.sglang.watcher import PageCounts
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import AttachSglang
@@ -95,7 +95,7 @@ def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_sglang(
     assert "stepscope has detached itself, SGLang goes on: InjectedError" in warnings[0].message
 
 
-@pytest.mark.parametrize("missing", support.NEEDED)
+@pytest.mark.parametrize("missing", shapes.NEEDED)
 def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named(
     attach_sglang: AttachSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named
     before = outside(scheduler)
     owner = scheduler if missing in vars(scheduler) else Scheduler
     monkeypatch.delattr(owner, missing)
-    with pytest.raises(support.UnknownSglangError, match=f"has no .*{missing}"):
+    with pytest.raises(shapes.UnknownSglangError, match=f"has no .*{missing}"):
         attach_sglang(scheduler)
     monkeypatch.undo()
     assert outside(scheduler) == before
@@ -127,7 +127,7 @@ def test_an_unsupported_way_to_run_sglang_is_refused_by_name(
 ) -> None:
     scheduler = Scheduler()
     NOT_WATCHED[what](scheduler)
-    with pytest.raises(support.UnknownSglangError, match=f"does not watch .*{what}"):
+    with pytest.raises(shapes.UnknownSglangError, match=f"does not watch .*{what}"):
         attach_sglang(scheduler)
 
 

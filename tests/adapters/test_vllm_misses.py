@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepscope.engine.adapters.attached.settlement import Settlement
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
+from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect, ControlTally

@@ -7,8 +7,7 @@ effects of a step are applied to the published state only when that step ends.
 from collections.abc import Sequence
 from typing import Protocol
 
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Freed, Row, TrackedRequest, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Admitted,
     BlockMove,

@@ -24,8 +24,13 @@ from stepscope.engine.adapters.attached.settlement import (
     PublishedPool,
     Settlement,
 )
-from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import (
+    EngineRequest,
+    Freed,
+    Row,
+    TrackedRequest,
+    UnfinishedStep,
+)
 from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,

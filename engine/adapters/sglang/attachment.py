@@ -1,8 +1,6 @@
 """Attaches to a scheduler of SGLang by wrapping its methods, and describes it (`EngineInfo`).
 
 The wrappers run on the scheduler's thread.
-
-The description of an attached SGLang (`EngineInfo`).
 """
 
 import logging
@@ -15,18 +13,22 @@ from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
-from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
+from stepscope.engine.adapters.attached.description import (
+    AttachedKnobs,
+    known,
+    rank_endpoint,
+    service_level,
+)
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.adapters.sglang import support
-from stepscope.engine.adapters.sglang.broadcast import KnobRequests
-from stepscope.engine.adapters.sglang.knobs import knobs_of
+from stepscope.engine.adapters.sglang.knobs import KnobRequests, knobs_of
 from stepscope.engine.adapters.sglang.shapes import (
     SglangBatch,
     SglangPlan,
     SglangReq,
     SglangScheduler,
+    check,
+    is_first_rank,
 )
 from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 from stepscope.engine.protocol.wire import EngineInfo
@@ -111,9 +113,9 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    if not support.is_first_rank(parallel):
+    if not is_first_rank(parallel):
         return None
-    support.check(scheduler, parallel)
+    check(scheduler, parallel)
     knobs, requests = knobs_of(scheduler, parallel)
     watcher = SglangWatcher(scheduler, parallel)
     at = endpoint_of(parallel, endpoint)

@@ -1,8 +1,6 @@
 """Attaches to a scheduler of vLLM by wrapping its methods, and describes it (`EngineInfo`).
 
 The wrappers run on the scheduler's thread.
-
-The description of an attached vLLM (`EngineInfo`).
 """
 
 import functools
@@ -16,12 +14,16 @@ from time import monotonic_ns
 from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
-from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
+from stepscope.engine.adapters.attached.description import (
+    AttachedKnobs,
+    known,
+    rank_endpoint,
+    service_level,
+)
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import knobs_of
-from stepscope.engine.adapters.vllm.shapes import (
+from stepscope.engine.adapters.vllm.versions import (
     SchedulerOutput,
     VllmBlock,
     VllmRequest,
