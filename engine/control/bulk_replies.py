@@ -12,20 +12,53 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.control.served_engine import ServedEngine
-from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.audit import ControlTally
+from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
 from stepscope.engine.transport.rate_limit import TokenBucket
+
+
+class ServedEngine(Protocol):
+    """An engine, as the control socket uses it. Any thread may use all members."""
+
+    @property
+    def inbox(self) -> Inbox: ...
+    @property
+    def control_tally(self) -> ControlTally: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def next_step(self) -> int:
+        """Number of the step that is scheduled next."""
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last published step, -1 before the first."""
+        ...
+
+    @property
+    def kept_snapshots(self) -> KeptSnapshots: ...
+    @property
+    def max_waiting(self) -> int:
+        """With this many commands in the inbox, a further `Submit` is refused."""
+        ...
+
+    def clock(self) -> int:
+        """Return the current time on the engine's clock, in nanoseconds."""
+        ...
+
 
 log = logging.getLogger("stepscope.engine")
 

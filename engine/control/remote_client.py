@@ -16,7 +16,7 @@ import zmq
 
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Output
-from stepscope.engine.text.output_text import OutputText
+from stepscope.engine.text.tokenizer import OutputText
 from stepscope.engine.transport.connections import Connections
 
 

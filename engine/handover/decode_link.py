@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.delivery import output_of
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Abort, GetInfo, HandedOver, KVTicket, Submit

@@ -17,8 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import zmq
 
-from stepscope.engine.client.client import payload_of
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable, payload_of
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import Command, GetInfo, Submit
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Error

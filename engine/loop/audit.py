@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
+from stepscope.engine.protocol.commands import Asker
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, ControlCounts, KnobValue
 from stepscope.engine.transport.gate import Gate

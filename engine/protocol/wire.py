@@ -22,15 +22,15 @@ from stepscope.engine.protocol.wire_events import Arrived as Arrived
 from stepscope.engine.protocol.wire_events import Event as Event
 from stepscope.engine.protocol.wire_events import Finished as Finished
 from stepscope.engine.protocol.wire_events import FirstToken as FirstToken
+from stepscope.engine.protocol.wire_events import FrontTimes as FrontTimes
 from stepscope.engine.protocol.wire_events import Preempted as Preempted
 from stepscope.engine.protocol.wire_events import PrefixMisses as PrefixMisses
 from stepscope.engine.protocol.wire_events import Rejected as Rejected
 from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
 from stepscope.engine.protocol.wire_events import RequestOrigin as RequestOrigin
-from stepscope.engine.protocol.wire_requests import FrontTimes as FrontTimes
-from stepscope.engine.protocol.wire_requests import RequestStatus as RequestStatus
-from stepscope.engine.protocol.wire_requests import RequestView as RequestView
-from stepscope.engine.protocol.wire_requests import Transcript as Transcript
+from stepscope.engine.protocol.wire_events import RequestStatus as RequestStatus
+from stepscope.engine.protocol.wire_events import RequestView as RequestView
+from stepscope.engine.protocol.wire_events import Transcript as Transcript
 from stepscope.engine.protocol.wire_rows import CACHED as CACHED
 from stepscope.engine.protocol.wire_rows import EMPTY as EMPTY
 from stepscope.engine.protocol.wire_rows import BatchRow as BatchRow
@@ -44,13 +44,13 @@ from stepscope.engine.protocol.wire_rows import HoldUp as HoldUp
 from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
 from stepscope.engine.protocol.wire_rows import KVGroup as KVGroup
 from stepscope.engine.protocol.wire_rows import KVTransfers as KVTransfers
+from stepscope.engine.protocol.wire_rows import LatencyEstimate as LatencyEstimate
 from stepscope.engine.protocol.wire_rows import Phase as Phase
 from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
 from stepscope.engine.protocol.wire_rows import RankTimes as RankTimes
 from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
 from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
-from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
-from stepscope.engine.protocol.wire_totals import Totals as Totals
+from stepscope.engine.protocol.wire_rows import Totals as Totals
 
 SCHEMA_VERSION = 1
 MAX_TELEMETRY_BYTES = 64 * 1024 * 1024

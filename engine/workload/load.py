@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineSilent, EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineSilent, EngineUnreachable
 from stepscope.engine.protocol.commands import Abort
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.transport.local_engines import is_refused

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT

@@ -32,8 +32,8 @@ from stepscope.engine.loop.inbox import (
     Departure,
     Inbox,
 )
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
+    Asker,
     Change,
     Drain,
     GetInfo,

@@ -17,16 +17,15 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.control import server
-from stepscope.engine.control.changes import MAX_ANSWERS, Changes
+from stepscope.engine.control.submissions import MAX_ANSWERS, Changes
 from stepscope.engine.loop import changes
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
+    Asker,
     Change,
     Command,
     Drain,

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.client.client import (
+    ControlClient,
+    EngineGone,
+    EngineStarting,
+    EngineUnreachable,
+)
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.endpoints import (
     Endpoint,

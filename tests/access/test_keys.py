@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 import zmq
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
+    Asker,
     Change,
     Drain,
     GetAudit,
@@ -37,10 +36,9 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.authorised_keys import KeyFolder, Role
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import Gate, gate_of
-from stepscope.engine.transport.keys import Credentials, KeyPair, read_credentials
+from stepscope.engine.transport.keys import Credentials, KeyFolder, KeyPair, Role, read_credentials
 from stepscope.engine.transport.local_engines import local_credentials
 from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.recordings.live.subscriber import Subscriber
@@ -346,7 +344,7 @@ OUT_OF_FILES = """
 import os, resource, sys
 from contextlib import suppress
 from pathlib import Path
-from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
 from tests.support.waiting import wait_for
 

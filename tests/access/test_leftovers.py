@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone
+from stepscope.engine.client.client import ControlClient, EngineGone
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs

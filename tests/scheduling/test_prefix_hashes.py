@@ -3,8 +3,7 @@
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Finished
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
+from stepscope.engine.scheduling.kv_cache import KVCacheManager, PrefixHashes
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai.body import (
+from stepscope.engine.http.openai.requests import (
     MAX_BODY_BYTES,
     MAX_HELD_BYTES,
     SMALL_BODY_BYTES,

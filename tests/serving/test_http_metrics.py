@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.meters import length_bounds
-from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.metrics.reducer import EngineMetrics, length_bounds
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import (

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.handover.shared_memory import PREFIX
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient

@@ -22,7 +22,6 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
-from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import (
     BlockNames,
@@ -30,7 +29,12 @@ from stepscope.engine.simulation.virtual.requests import (
     SimulatedRequest,
     of_mix,
 )
-from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
+from stepscope.engine.simulation.virtual.session import (
+    SimulatedSession,
+    SimulatedSetup,
+    TimedKnobs,
+    run_cluster,
+)
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)
 SEED = 7

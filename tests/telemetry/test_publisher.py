@@ -22,8 +22,8 @@ from stepscope.engine.protocol.wire import EngineStatus
 from stepscope.engine.telemetry import publisher as telemetry
 from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
+from stepscope.engine.transport.keys import KeyFolder
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 

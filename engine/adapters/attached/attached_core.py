@@ -17,8 +17,14 @@ from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, SetKnobs, Submit
+from stepscope.engine.protocol.commands import (
+    Asker,
+    Change,
+    GetAudit,
+    GetSnapshot,
+    SetKnobs,
+    Submit,
+)
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -32,8 +38,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
     Totals,
 )
-from stepscope.engine.telemetry.clock_anchor import anchored
-from stepscope.engine.telemetry.heartbeat import Heartbeat
+from stepscope.engine.telemetry.heartbeat import Heartbeat, anchored
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
 

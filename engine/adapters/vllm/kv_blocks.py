@@ -27,7 +27,7 @@ from stepscope.engine.protocol.wire import (
     KVTransfers,
 )
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
-from stepscope.engine.scheduling.prefix_hashes import salted
+from stepscope.engine.scheduling.kv_cache import salted
 
 VARIABLE = "STEPSCOPE_PREFIX_HASHES"
 _KINDS = {

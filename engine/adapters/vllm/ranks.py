@@ -1,4 +1,4 @@
-"""Times steps of vLLM on its ranks (workers) and on the GPU, and matches that to steps of the engine.
+"""Times steps of vLLM on its ranks (workers) and on the GPU, for the records of these steps.
 
 Each worker tells of a step as soon as its forward pass has ended (`WorkerWatch`); sampling comes
 later, so the reports are there when the step is recorded (`RankTable`). The scheduler output
