@@ -41,23 +41,19 @@ class ServedEngine(Protocol):
     @property
     def next_step(self) -> int:
         """Number of the step that is scheduled next."""
-        ...
 
     @property
     def last_step(self) -> int:
         """Number of the last published step, -1 before the first."""
-        ...
 
     @property
     def kept_snapshots(self) -> KeptSnapshots: ...
     @property
     def max_waiting(self) -> int:
         """With this many commands in the inbox, a further `Submit` is refused."""
-        ...
 
     def clock(self) -> int:
         """Return the current time on the engine's clock, in nanoseconds."""
-        ...
 
 
 log = logging.getLogger("stepscope.engine")

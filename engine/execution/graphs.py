@@ -136,7 +136,6 @@ class Graph(Protocol):
 class GraphDevice(Protocol):
     def record(self, launch: Callable[[], None]) -> Graph:
         """Run `launch` once or more, and return a graph of the kernels that it launches."""
-        ...
 
 
 class DecodeGraphs:

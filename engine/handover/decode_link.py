@@ -83,15 +83,12 @@ class LinkOwner(Protocol):
 
     def refused(self, away: AwayRequest) -> None:
         """Called when the decode engine has refused a request for good."""
-        ...
 
     def lost(self, aways: list[AwayRequest]) -> None:
         """Called when the decode engine is gone, with the requests that were in it."""
-        ...
 
     def opened(self) -> None:
         """Called when the link is connected to a decode engine again, after a loss."""
-        ...
 
 
 class DecodeLink:

@@ -18,11 +18,9 @@ class KVSender(Protocol):
 
     def put(self, blocks: Sequence[int]) -> KVTicket | None:
         """Copy the content of KV blocks for the other engine, and return the ticket of the copy."""
-        ...
 
     def free(self, ticket: KVTicket) -> None:
         """Free the copy that a ticket names. Call it once the copy was loaded, or never will be."""
-        ...
 
     def close(self) -> None: ...
 

@@ -78,7 +78,6 @@ class Waiter(Protocol):
 
     def lose(self, error: EngineUnreachable) -> None:
         """Called with the reason if no reply will arrive, because the engine is lost."""
-        ...
 
 
 class EngineClient:

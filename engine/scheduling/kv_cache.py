@@ -174,26 +174,23 @@ class KVCacheManager:
 
     def drain_moves(self) -> list[BlockMove]:
         """Return the state of each block that changed, and set the counts of the drain to zero."""
-        self._num_evicted_before = self._pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._reset_counts()
         return self._pool.drain_moves()
 
     def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
         """Return `counts` and, as msgpack, what `drain_moves` returns (None if nothing changed)."""
-        pool = self._pool
         counts = self.counts()
-        self._num_evicted_before = pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
-        return counts, pool.encode_moves()
+        self._reset_counts()
+        return counts, self._pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """Return block id -> (state at the last drain, state now), and set its counts to zero."""
-        self._num_evicted_before = self._pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._reset_counts()
         return self._pool.drain_changes()
+
+    def _reset_counts(self) -> None:
+        self._num_evicted_before = self._pool.num_evicted
+        self._num_queried_tokens = self._num_hit_tokens = 0
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
         """Undo a drain that was not published: the next one will contain what it returned."""

@@ -4,7 +4,7 @@ import queue
 import socket
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -291,7 +291,7 @@ def test_refusals_of_a_flooding_viewer_share_audit_entries_and_push_no_change_ou
 def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first() -> None:
     clock = Clock()
     audit, _ = trail(clock)
-    audit._refusals.most = 10
+    audit._lists["refusals"] = deque(maxlen=10)
     for number in range(100):
         audit.refused(f"Kind{number}", Asker("anna"), "viewer", "no")
         clock.now_ns += REFUSED_FOLD_NS

@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -374,7 +375,7 @@ def test_dry_runs_and_read_only_commands_leave_no_audit_entry(client: ControlCli
 def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     client: ControlClient, live_engine: Any
 ) -> None:
-    live_engine.core.audit._changes.most = 3
+    live_engine.core.audit._lists["changes"] = deque(maxlen=3)
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
     page = client.ask(GetAudit(after=1))

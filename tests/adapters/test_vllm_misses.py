@@ -73,7 +73,7 @@ class TwoEngines:
         sampling = SamplingParams(max_tokens=max_tokens)
         request = Request(number, prompt, sampling, 0, client_id=f"r{number}")
         self.scheduler.add(request)
-        self.tracked[number] = TrackedRequest(number, Source(request, self.kv), 0)
+        self.tracked[number] = TrackedRequest(number, Source(request, self.kv), 0, 0)
 
     def abort(self, number: int) -> None:
         if self.scheduler.abort(number, "gone") is not None:

@@ -57,17 +57,14 @@ class EngineWatcher(Protocol):
     @property
     def kv_used(self) -> float | None:
         """The share of the KV pool in use, by the engine's own figure; None: `pool` says."""
-        ...
 
     @property
     def kv_transfers(self) -> KVTransfers | None:
         """See `StepRecord.kv_transfers`."""
-        ...
 
     @property
     def halted(self) -> EngineState | None:
         """`paused` or `draining` if the engine's own server has halted it; else None."""
-        ...
 
 
 class AttachedCore:

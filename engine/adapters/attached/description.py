@@ -65,11 +65,9 @@ class KnobWriter(Protocol):
 
     def write(self, values: Mapping[str, KnobValue]) -> None:
         """Set these knobs. They apply from the next step that the engine schedules."""
-        ...
 
     def restore(self) -> None:
         """Restore the values that the engine had before stepscope changed them."""
-        ...
 
 
 class AttachedKnobs:

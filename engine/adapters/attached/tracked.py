@@ -29,6 +29,7 @@ class EngineRequest(Protocol):
     def priority(self) -> int: ...
 
 
+@dataclass(slots=True, eq=False)
 class TrackedRequest:
     """The two states of one request: as scheduled by its engine, and as published.
 
@@ -53,54 +54,29 @@ class TrackedRequest:
         ended: whether the engine has ended it.
     """
 
-    __slots__ = (
-        "arrival_ns",
-        "block_table",
-        "elsewhere",
-        "ended",
-        "engine_request",
-        "first_ns",
-        "has_first_token",
-        "held",
-        "held_blocks",
-        "is_loaded_early",
-        "is_prefilling",
-        "last_ns",
-        "max_tokens",
-        "num_blocks",
-        "num_cached",
-        "num_computed",
-        "num_known",
-        "num_loaded",
-        "num_preemptions",
-        "request_id",
-        "status",
-        "was_overtaken",
-        "was_preempted",
-    )
-
-    def __init__(self, request_id: int, engine_request: EngineRequest, arrival_ns: int) -> None:
-        self.request_id = request_id
-        self.engine_request = engine_request
-        self.max_tokens = engine_request.max_tokens
-        self.arrival_ns = arrival_ns
-        self.block_table: list[int] = []
-        self.num_blocks = 0
-        self.status: RequestStatus = "waiting"
-        self.is_prefilling = True
-        self.was_preempted = False
-        self.has_first_token = False
-        self.held = ""
-        self.held_blocks = 0
-        self.elsewhere: str | None = None
-        self.num_loaded, self.is_loaded_early = 0, False
-        self.was_overtaken = False
-        self.ended = False
-        self.num_known = self.num_computed = 0
-        self.num_cached = 0
-        self.num_preemptions = 0
-        self.first_ns: int | None = None
-        self.last_ns: int | None = None
+    request_id: int
+    engine_request: EngineRequest
+    arrival_ns: int
+    max_tokens: int
+    block_table: list[int] = field(default_factory=list)
+    num_blocks: int = 0
+    status: RequestStatus = "waiting"
+    is_prefilling: bool = True
+    was_preempted: bool = False
+    has_first_token: bool = False
+    held: str = ""
+    held_blocks: int = 0
+    elsewhere: str | None = None
+    num_loaded: int = 0
+    is_loaded_early: bool = False
+    was_overtaken: bool = False
+    ended: bool = False
+    num_known: int = 0
+    num_computed: int = 0
+    num_cached: int = 0
+    num_preemptions: int = 0
+    first_ns: int | None = None
+    last_ns: int | None = None
 
     def view(self, num_in_flight: int) -> RequestView:
         """Return the request's published state, for a snapshot.

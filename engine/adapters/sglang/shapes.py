@@ -7,18 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class SglangKv(Protocol):
-    """A request's share of the KV pool. `kv_committed_len` grows when tokens are scheduled."""
-
-    kv_committed_len: int
-
-
-class SglangFinish(Protocol):
-    """Why a request ended. Its type is `stop`, `length` or `abort`."""
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
 class SglangReq(Protocol):
     """SGLang's `Req`. The times in `time_stats` are those of `time.perf_counter`."""
 
@@ -26,23 +14,18 @@ class SglangReq(Protocol):
     origin_input_ids: Sequence[int]
     output_ids: Sequence[int]
     finished_len: int | None
-    finished_reason: SglangFinish | None
+    finished_reason: Any  # why it ended; the type in its `to_json()`: `stop`, `length`, `abort`
     priority: int | None
-    kv: SglangKv
+    kv: Any  # its `kv_committed_len` grows when tokens are scheduled
     sampling_params: Any
     time_stats: Any
-
-
-class SglangForwardMode(Protocol):
-    def is_decode(self) -> bool: ...
-    def is_idle(self) -> bool: ...
 
 
 class SglangBatch(Protocol):
     """SGLang's `ScheduleBatch`. Only a batch with prefill has `prefix_lens` and `extend_lens`."""
 
     reqs: Sequence[SglangReq]
-    forward_mode: SglangForwardMode
+    forward_mode: Any
     forward_iter: int | None  # number of the forward pass, counted at launch
     batch_is_full: bool
     prefix_lens: Sequence[int]

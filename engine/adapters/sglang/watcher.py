@@ -63,7 +63,7 @@ class SglangRequest:
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.req.kv.kv_committed_len
+        return int(self.req.kv.kv_committed_len)
 
     @property
     def num_output_tokens(self) -> int:

@@ -12,13 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 
-class VllmStatus(Protocol):
-    """A member of vLLM's `RequestStatus`."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class VllmRequest(Protocol):
     """vLLM's `Request`. `arrival_time` is wall-clock time in seconds, read by vLLM's front end."""
 
@@ -28,6 +21,7 @@ class VllmRequest(Protocol):
     num_computed_tokens: int
     num_prompt_tokens: int
     priority: int
+    status: Any  # a member of vLLM's `RequestStatus`
     pooling_params: object | None  # of a request that puts out no token
     lora_request: Any  # None: it needs no adapter
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
@@ -36,8 +30,6 @@ class VllmRequest(Protocol):
     def num_output_tokens(self) -> int: ...
     @property
     def num_tokens(self) -> int: ...
-    @property
-    def status(self) -> VllmStatus: ...
 
 
 class NewRequestData(Protocol):

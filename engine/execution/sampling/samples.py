@@ -22,8 +22,6 @@ class SamplesInFlight(Protocol):
     @property
     def tokens(self) -> torch.Tensor:
         """The tokens, [rows] int64, on the device of the logits."""
-        ...
 
     def collect(self) -> Sampled:
         """Wait for the tokens and return them."""
-        ...

@@ -176,15 +176,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
-    return _decode(body, CompletionRequest)
-
-
-def decode_chat(body: bytes) -> ChatRequest:
-    return _decode(body, ChatRequest)
-
-
-def _decode(body: bytes, kind: type[_T]) -> _T:
+def decode(body: bytes, kind: type[_T]) -> _T:
+    """Return the request in a body. Raises ApiError if it is malformed, or asks for too much."""
     try:
         fields = _decoder.decode(body)
         return msgspec.convert(_used(fields, kind, ""), kind)

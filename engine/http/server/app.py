@@ -29,12 +29,13 @@ from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job, ModelCard, ModelList
 from stepscope.engine.http.openai.requests import (
     MAX_BODY_BYTES,
+    ChatRequest,
+    CompletionRequest,
     GenerationRequest,
     HeldBodies,
     HeldBody,
     Vanished,
-    decode_chat,
-    decode_completion,
+    decode,
     read_body,
 )
 from stepscope.engine.http.openai.streaming import answer
@@ -90,12 +91,12 @@ class Api:
             raise too_many(f"{most} requests are under way already", "too_many_requests")
 
     def completion(self, body: bytes, request_id: str) -> Job:
-        request = decode_completion(body)
+        request = decode(body, CompletionRequest)
         info = self._info_for(request)
         return completion_job(request, self._head(f"cmpl-{request_id}", info))
 
     def chat(self, body: bytes, request_id: str) -> Job:
-        request = decode_chat(body)
+        request = decode(body, ChatRequest)
         info = self._info_for(request)
         head = self._head(f"chatcmpl-{request_id}", info)
         return chat_job(request, head, info.max_model_len or ANY_LENGTH)
