@@ -219,11 +219,8 @@ class ControlServer:
                 )
                 raise ConfigError("queue_full", message)
             text = OutputText(self._tokenizer, command)
-            bundles = command.bundle is True
             account = self._connections.account(identity)
-            client = RemoteClient(
-                self._outbox.post, identity, command_id, text, bundles=bundles, account=account
-            )
+            client = RemoteClient(self._outbox.post, identity, command_id, text, account=account)
             self._submissions.accept(command, client)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
@@ -267,9 +264,8 @@ class ControlServer:
                     self._connections.end_request(client.identity, message.request_id)
                 if client.text is not None:
                     message = client.text.complete(message)
-                if client.bundles:
-                    self._replies.bundle(client.identity, client.command_id, message)
-                    continue
+                self._replies.bundle(client.identity, client.command_id, message)
+                continue
             elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
                 self._bulk.answer(client, message)
                 continue

@@ -238,7 +238,6 @@ class DecodeLink:
                     sampling=request.sampling,
                     priority=request.priority,
                     with_text=False,
-                    bundle=True,
                     handed_over=away.handed_over,
                 )
             )

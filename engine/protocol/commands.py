@@ -5,8 +5,8 @@ it carries the same id: `[id, msgpack reply]`. A connection uses each id once: t
 again get the same answer.
 
 Replies: one command has one reply, except `Submit`. It gets `Submitted`, then `Output` messages
-until one has a `finish_reason`. If a client asks for it, the outputs of several commands come in
-one `Bundle`, whose id is 0.
+until one has a `finish_reason`. Outputs of several commands that are ready together come in one
+`Bundle`, whose id is 0.
 
 Limits: decoding is strict (no unknown fields) and bounded. A command of more than
 `MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that ends the connection
@@ -214,8 +214,6 @@ class Submit(Command, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
     stream: bool = True  # an Output for each step that adds tokens; else one Output at the end
     with_text: bool = True
-    # Its outputs may come in a `Bundle`. Only for engines with `EngineInfo.bundles`.
-    bundle: bool | UnsetType = UNSET
     # Set by a prefill engine that hands the request over to an engine with the role "decode".
     handed_over: HandedOver | UnsetType = UNSET
 

@@ -132,7 +132,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     config_hash: str | None = None
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
     step_costs: StepCosts | None = None  # None: the engine did not measure
-    bundles: bool = False  # it knows `Submit.bundle`
+    bundles: bool = False  # outputs may come in a `Bundle`
     keeps_snapshots: bool = False  # it knows `GetKeptSnapshot`
     engine: str | None = None  # the attached engine ("vllm"); None: our own engine
     engine_version: str | None = None  # of the attached engine

@@ -106,12 +106,7 @@ def published(live_engine: Any) -> list[Any]:
     return [wire.decode(frame.payload) for frame in replayed.frames]
 
 
-@pytest.mark.parametrize("bundles", [True, False], ids=["engine", "engine of before"])
-async def test_200_streams_at_once_all_get_every_token(
-    live_engine: Any, http_server: Callable[..., Any], bundles: bool
-) -> None:
-    live_engine.becomes(bundles=bundles)
-    served = http_server("serve", "--http-for", live_engine.endpoint.control)
+async def test_200_streams_at_once_all_get_every_token(live_engine: Any, served: Any) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=served.url, timeout=60, limits=limits) as client:
 

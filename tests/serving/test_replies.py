@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
@@ -21,7 +20,6 @@ from stepscope.engine.protocol.replies import (
     TokenLogprob,
 )
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.connections import Connections
 from tests.support.waiting import wait_for
 
@@ -134,37 +132,21 @@ def test_a_vanished_client_is_reported_once_for_each_bundle(peer: Peer) -> None:
     assert [command_id for command_id, _ in peer.received()] == [7]
 
 
-def submit(first: int, max_tokens: int, *, bundle: bool, **fields: object) -> Submit:
-    command = Submit(
-        prompt_token_ids=[first] * 20,
-        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        **fields,  # type: ignore[arg-type]
-    )
-    return msgspec.structs.replace(command, bundle=True) if bundle else command
+def submit(first: int, max_tokens: int) -> Submit:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Submit(prompt_token_ids=[first] * 20, sampling=sampling)
 
 
-def test_requests_without_bundles_are_encoded_as_older_engines_expect() -> None:
-    plain = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=False)))
-    assert "bundle" not in plain
-    with_it = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=True)))
-    assert with_it == plain | {"bundle": True}
-    assert EngineInfo(
-        engine_id="", name="", software_version="", model="", monotonic_ns=0, wall_ns=0
-    ).bundles is False  # fmt: skip
-
-
-def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any) -> None:
+def test_a_client_gets_each_output_once_and_in_order_bundled_or_not(live_engine: Any) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
-    wants = {number: number % 4 != 0 for number in range(1, 41)}
-    for number, bundle in wants.items():
-        payload = commands.encode(submit(number, 12, bundle=bundle))
+    outputs: dict[int, list[Output]] = {number: [] for number in range(1, 41)}
+    for number in outputs:
+        payload = commands.encode(submit(number, 12))
         raw.send_multipart([number.to_bytes(8, "big"), payload])
-    outputs: dict[int, list[Output]] = {number: [] for number in wants}
     accepted: set[int] = set()
-    num_bundles = num_open = 0
-    num_open = len(wants)
+    num_bundles, num_open = 0, len(outputs)
     while num_open:
         assert raw.poll(10_000), "silence"
         identifier, payload = raw.recv_multipart()
@@ -177,7 +159,6 @@ def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any
             num_bundles += 1
             assert command_id == 0
             assert 2 <= len(told) <= MAX_BUNDLE
-            assert all(wants[each] for each, _ in told)
         for each, output in told:
             assert isinstance(output, Output)
             assert each in accepted
@@ -194,7 +175,7 @@ def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any
 def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         assert client.info().bundles
-        sent = [client.send(submit(number, 10, bundle=True)) for number in range(30)]
+        sent = [client.send(submit(number, 10)) for number in range(30)]
         assert client.snapshot().requests
         tokens = dict.fromkeys(sent, 0)
         num_open = len(sent)
@@ -211,7 +192,7 @@ def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine:
 def test_an_abort_of_a_request_with_bundled_outputs_is_answered(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         for number in range(20):
-            client.send(submit(number, 900, bundle=True))
+            client.send(submit(number, 900))
         wait_for(lambda: len(client.snapshot().requests) == 20, "all requests")
         for view in client.snapshot().requests:
             assert isinstance(client.ask(Abort(request_id=view.request_id)), Ack)
@@ -228,6 +209,6 @@ def test_requests_with_bundled_outputs_of_a_vanished_client_are_aborted(live_eng
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         with ControlClient(live_engine.endpoint) as other:
             for number in range(20):
-                other.send(submit(number, 900, bundle=True))
+                other.send(submit(number, 900))
             wait_for(lambda: len(client.snapshot().requests) == 20, "the requests")
         wait_for(lambda: not client.snapshot().requests, "the requests of the vanished client end")
