@@ -1,13 +1,16 @@
 """Describes an attached engine: endpoint, values that it may lack, its knobs (`AttachedKnobs`)."""
 
 import os
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Protocol, TypeVar
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
 from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.wire import EngineInfo, KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")
@@ -34,12 +37,7 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
     return endpoint
 
 
-def service_level(variable: str) -> float | None:
-    """Return the service level in ms that an environment variable sets; None if it sets none.
-
-    Raises:
-        ConfigError: it is not a number above 0.
-    """
+def _service_level(variable: str) -> float | None:
     text = os.environ.get(variable, "").strip()
     if not text:
         return None
@@ -47,6 +45,33 @@ def service_level(variable: str) -> float | None:
         if 0 < (level := float(text)) <= MAX_LEVEL_MS:
             return level
     raise ConfigError("level", f"{variable}: expected milliseconds above 0, got {text!r}")
+
+
+def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> EngineInfo:
+    """Return the description of an attached engine, as far as it is alike for all of them.
+
+    Raises ConfigError: a service level in the environment is wrong.
+    """
+    limits = knobs.limits
+    return EngineInfo(
+        engine_id=uuid.uuid4().hex,
+        name=endpoint.name,
+        software_version=version("stepscope"),
+        pid=os.getpid(),
+        model="",
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        knobs=knobs.specs,
+        telemetry_endpoint=endpoint.telemetry,
+        control_endpoint=endpoint.control,
+        monotonic_ns=time.monotonic_ns(),
+        wall_ns=time.time_ns(),
+        keeps_snapshots=True,
+        engine=engine,
+        slo_ttft_ms=_service_level("STEPSCOPE_SLO_TTFT_MS"),
+        slo_itl_ms=_service_level("STEPSCOPE_SLO_ITL_MS"),
+    )
 
 
 def known(get: Callable[[], _T]) -> _T | None:

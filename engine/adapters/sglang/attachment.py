@@ -4,21 +4,20 @@ The wrappers run on the scheduler's thread.
 """
 
 import logging
-import os
-import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
+import msgspec
+
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
 from stepscope.engine.adapters.attached.description import (
     AttachedKnobs,
+    described,
     known,
     rank_endpoint,
-    service_level,
 )
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.sglang.knobs import KnobRequests, knobs_of
@@ -45,11 +44,8 @@ def describe(
     args, model = scheduler.server_args, scheduler.model_config
     release = known(lambda: version("sglang"))
     rank, size = data_parallel(parallel)
-    return EngineInfo(
-        engine_id=uuid.uuid4().hex,
-        name=endpoint.name,
-        software_version=version("stepscope"),
-        pid=os.getpid(),
+    return msgspec.structs.replace(
+        described("sglang", endpoint, knobs),
         model=str(getattr(args, "served_model_name", None) or args.model_path),
         architecture=known(lambda: str(model.hf_config.architectures[0])),
         dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
@@ -60,23 +56,11 @@ def describe(
         num_kv_heads=known(lambda: int(model.num_key_value_heads)),
         head_dim=known(lambda: int(model.head_dim)),
         block_size=scheduler.page_size,
-        max_model_len=knobs.limits.max_model_len,
-        max_num_batched_tokens=knobs.limits.max_num_batched_tokens,
-        max_num_seqs=knobs.limits.max_num_seqs,
-        knobs=knobs.specs,
-        telemetry_endpoint=endpoint.telemetry,
-        control_endpoint=endpoint.control,
-        monotonic_ns=time.monotonic_ns(),
-        wall_ns=time.time_ns(),
         overlap=scheduler.enable_overlap,
-        keeps_snapshots=True,
-        engine="sglang",
         engine_version=release,
         data_parallel_rank=rank if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tp_size)),
-        slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
-        slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
 
 
