@@ -171,6 +171,12 @@ def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Live
 
 
 @pytest.fixture
+def client(live_engine: LiveEngine) -> Iterator[ControlClient]:
+    with ControlClient(live_engine.endpoint) as client:
+        yield client
+
+
+@pytest.fixture
 def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
     """A `live_engine` with prompts and outputs in its telemetry."""
     with running_engine(tmp_path, with_tokens=True) as engine:

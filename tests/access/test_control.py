@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from tests.support.engines.simulated_run import simulated_info
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -133,16 +126,6 @@ def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     assert arrivals[1].time_ns <= came_ns < first_step.tokens_ns
 
 
-def test_a_request_streams_one_output_per_token_and_ends_with_a_finish_reason(
-    client: ControlClient,
-) -> None:
-    command_id = client.send(submit(max_tokens=5))
-    received = outputs(client, command_id)
-    assert [len(output.token_ids) for output in received] == [1] * 5
-    assert [output.num_output_tokens for output in received] == [1, 2, 3, 4, 5]
-    assert [output.finish_reason for output in received] == [None] * 4 + ["length"]
-
-
 def test_without_streaming_all_tokens_are_sent_at_the_end(client: ControlClient) -> None:
     command_id = client.send(submit(max_tokens=5, stream=False))
     (output,) = outputs(client, command_id)
@@ -199,11 +182,6 @@ def test_a_change_of_several_knobs_is_refused_whole_if_one_value_is_bad(
     assert (after.knobs, after.knobs_version) == (before.knobs, before.knobs_version)
 
 
-def test_a_dry_run_checks_and_changes_nothing(client: ControlClient) -> None:
-    assert client.set_knobs({"max_num_seqs": 3}, who="test", dry_run=True).version == 0
-    assert client.snapshot().knobs["max_num_seqs"] == 64
-
-
 def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
     live_engine: Any, client: ControlClient
 ) -> None:
@@ -239,13 +217,6 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
     with pytest.raises(CommandRefused) as refused:
         client.ask(Abort(request_id=view.request_id))
     assert refused.value.code == "not_found"
-
-
-def test_requests_of_a_vanished_client_are_aborted(live_engine: Any, client: ControlClient) -> None:
-    with ControlClient(live_engine.endpoint) as other:
-        other.send(submit(length=50, max_tokens=900))
-        wait_for(lambda: bool(client.snapshot().requests), "the request")
-    wait_for(lambda: not client.snapshot().requests, "the request of the vanished client ends")
 
 
 def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClient) -> None:

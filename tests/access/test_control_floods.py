@@ -5,7 +5,6 @@ import socket
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -53,13 +52,6 @@ from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit, sockets
 from stepscope.engine.transport.rate_limit import RateLimiter
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
-
 
 # One turn of the inbox
 

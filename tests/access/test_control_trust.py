@@ -55,12 +55,6 @@ from stepscope.tui.cli.__main__ import main
 from tests.support.waiting import wait_for
 
 
-@pytest.fixture
-def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
-
-
 class Raw:
     """A DEALER socket that sends raw frames."""
 
@@ -364,11 +358,11 @@ def commands_of(payload: bytes) -> int:
     return int(msgspec.msgpack.decode(payload)["number"])
 
 
-def test_dry_runs_and_read_only_commands_leave_no_audit_entry(client: ControlClient) -> None:
-    client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True)
+def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
+    assert client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True).version == 0
     with pytest.raises(CommandRefused):
         client.set_knobs({"max_num_seqs": 0}, who="me", dry_run=True)
-    client.snapshot()
+    assert client.snapshot().knobs["max_num_seqs"] == 64
     assert trail(client) == []
 
 

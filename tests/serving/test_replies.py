@@ -9,7 +9,7 @@ import zmq
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.remote_client import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.commands import Abort, Submit
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import (
     Ack,
     AnyReply,
@@ -187,22 +187,6 @@ def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine:
                 tokens[command_id] += 1
                 num_open -= reply.finish_reason is not None
         assert set(tokens.values()) == {10}
-
-
-def test_an_abort_of_a_request_with_bundled_outputs_is_answered(live_engine: Any) -> None:
-    with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
-        for number in range(20):
-            client.send(submit(number, 900))
-        wait_for(lambda: len(client.snapshot().requests) == 20, "all requests")
-        for view in client.snapshot().requests:
-            assert isinstance(client.ask(Abort(request_id=view.request_id)), Ack)
-        reasons = []
-        while len(reasons) < 20:
-            received = client.receive(10.0)
-            assert received is not None, "silence"
-            if isinstance(received[1], Output) and received[1].finish_reason:
-                reasons.append(received[1].finish_reason)
-        assert reasons == ["abort"] * 20
 
 
 def test_requests_with_bundled_outputs_of_a_vanished_client_are_aborted(live_engine: Any) -> None:
