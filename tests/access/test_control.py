@@ -15,30 +15,10 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
-from stepscope.engine.protocol import replies, wire
-from stepscope.engine.protocol.commands import (
-    Abort,
-    ChatMessage,
-    Drain,
-    GetInfo,
-    Pause,
-    ReplayFrom,
-    ResetPrefixCache,
-    Resume,
-    StepOnce,
-    Submit,
-)
+from stepscope.engine.protocol import commands, replies, wire
 from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    KnobsChanged,
-    Rejected,
-    StepRecord,
-    TelemetryMessage,
-)
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
@@ -51,19 +31,19 @@ def prompt(length: int, first: int = 0) -> list[int]:
     return [(first * 31 + i) % 4096 for i in range(length)]
 
 
-def submit(length: int = 20, max_tokens: int = 8, **fields: object) -> Submit:
-    return Submit(
+def submit(length: int = 20, max_tokens: int = 8, **fields: object) -> commands.Submit:
+    return commands.Submit(
         prompt_token_ids=prompt(length),
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         **fields,  # type: ignore[arg-type]
     )
 
 
-HELLO = ChatMessage(role="user", content="hello")
+HELLO = commands.ChatMessage(role="user", content="hello")
 
 
-def sampled(**sampling: object) -> Submit:
-    return Submit(prompt_token_ids=prompt(20), sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
+def sampled(**sampling: object) -> commands.Submit:
+    return commands.Submit(prompt_token_ids=prompt(20), sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
 def outputs(client: ControlClient, command_id: int) -> list[Output]:
@@ -77,12 +57,12 @@ def outputs(client: ControlClient, command_id: int) -> list[Output]:
     return received
 
 
-def published(live_engine: Any, client: ControlClient) -> list[TelemetryMessage]:
+def published(live_engine: Any, client: ControlClient) -> list[wire.TelemetryMessage]:
     """Everything published so far, from the replay ring."""
-    messages: list[TelemetryMessage] = []
+    messages: list[wire.TelemetryMessage] = []
     sequence = 0
     while True:
-        replayed = client.ask(ReplayFrom(sequence=sequence))
+        replayed = client.ask(commands.ReplayFrom(sequence=sequence))
         assert isinstance(replayed, Replayed)
         if not replayed.frames:
             return messages
@@ -117,11 +97,11 @@ def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     arrivals = [
         event
         for message in messages
-        if isinstance(message, StepRecord)
+        if isinstance(message, wire.StepRecord)
         for event in message.events
-        if isinstance(event, Arrived)
+        if isinstance(event, wire.Arrived)
     ]
-    first_step = next(message for message in messages if isinstance(message, StepRecord))
+    first_step = next(message for message in messages if isinstance(message, wire.StepRecord))
     assert len(arrivals) == 2
     assert arrivals[1].time_ns <= came_ns < first_step.tokens_ns
 
@@ -142,14 +122,14 @@ def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(
     assert ack.version == 1
     outputs(client, command_id)
     messages = published(live_engine, client)
-    (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
+    (change,) = [m for m in messages if isinstance(m, wire.KnobsChanged)]
     assert change.effective_step == ack.effective_step
     assert (change.who, change.old, change.new) == (
         "test",
         {"max_num_batched_tokens": 2048},
         {"max_num_batched_tokens": 16},
     )
-    steps = [m for m in messages if isinstance(m, StepRecord)]
+    steps = [m for m in messages if isinstance(m, wire.StepRecord)]
     for step in steps:
         after = step.step >= ack.effective_step
         assert step.token_budget == (16 if after else 2048)
@@ -185,17 +165,17 @@ def test_a_change_of_several_knobs_is_refused_whole_if_one_value_is_bad(
 def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
     live_engine: Any, client: ControlClient
 ) -> None:
-    client.ask(Pause())
+    client.ask(commands.Pause())
     command_id = client.send(submit(max_tokens=10))
     assert client.snapshot().state == "paused"
     before = live_engine.core.next_step
-    assert isinstance(client.ask(StepOnce(n=3)), Ack)
+    assert isinstance(client.ask(commands.StepOnce(n=3)), Ack)
     wait_for(lambda: live_engine.core.steps_allowed == 0, "three steps")
     assert live_engine.core.next_step == before + 3
     snapshot = client.snapshot()
     assert snapshot.state == "paused"
     assert [r.num_output_tokens for r in snapshot.requests] == [3]
-    client.ask(Resume())
+    client.ask(commands.Resume())
     assert outputs(client, command_id)[-1].num_output_tokens == 10
 
 
@@ -205,7 +185,7 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
     command_id = client.send(submit(length=400, max_tokens=500))
     wait_for(lambda: live_engine.core.next_step > 3, "some steps")
     (view,) = client.snapshot().requests
-    client.ask(Abort(request_id=view.request_id))
+    client.ask(commands.Abort(request_id=view.request_id))
     assert outputs(client, command_id)[-1].finish_reason == "abort"
     snapshot = client.snapshot()
     assert snapshot.requests == []
@@ -213,35 +193,35 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
     assert snapshot.kv.used == 0
     messages = published(live_engine, client)
     events = [e for m in messages for e in getattr(m, "events", [])]
-    assert [e.request_id for e in events if isinstance(e, Aborted)] == [view.request_id]
+    assert [e.request_id for e in events if isinstance(e, wire.Aborted)] == [view.request_id]
     with pytest.raises(CommandRefused) as refused:
-        client.ask(Abort(request_id=view.request_id))
+        client.ask(commands.Abort(request_id=view.request_id))
     assert refused.value.code == "not_found"
 
 
 def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClient) -> None:
     command_id = client.send(submit(max_tokens=30))
-    client.ask(Drain())
+    client.ask(commands.Drain())
     with pytest.raises(CommandRefused) as refused:
         client.ask(submit())
     assert refused.value.code == "draining"
     assert outputs(client, command_id)[-1].finish_reason == "length"
-    client.ask(Resume())
+    client.ask(commands.Resume())
     assert isinstance(client.ask(submit()), Submitted)
 
 
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        (Submit(), "bad_prompt"),
-        (Submit(prompt="x", prompt_token_ids=[1]), "bad_prompt"),
-        (Submit(prompt="x", messages=[HELLO]), "bad_prompt"),
-        (Submit(messages=[]), "bad_messages"),
-        (Submit(messages=[HELLO]), "no_chat_template"),
+        (commands.Submit(), "bad_prompt"),
+        (commands.Submit(prompt="x", prompt_token_ids=[1]), "bad_prompt"),
+        (commands.Submit(prompt="x", messages=[HELLO]), "bad_prompt"),
+        (commands.Submit(messages=[]), "bad_messages"),
+        (commands.Submit(messages=[HELLO]), "no_chat_template"),
         (sampled(stop_token_ids=(4096,)), "bad_sampling"),
         (sampled(min_tokens=9, max_tokens=8), "bad_sampling"),
-        (Submit(prompt_token_ids=[]), "bad_prompt"),
-        (Submit(prompt_token_ids=[99_999]), "bad_prompt"),
+        (commands.Submit(prompt_token_ids=[]), "bad_prompt"),
+        (commands.Submit(prompt_token_ids=[99_999]), "bad_prompt"),
         (submit(length=1024), "prompt_too_long"),
         (submit(length=1000, max_tokens=100), "prompt_too_long"),
     ],
@@ -255,7 +235,7 @@ def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
     client.snapshot()
     messages = published(live_engine, client)
     events = [e for m in messages for e in getattr(m, "events", [])]
-    assert [e.reason for e in events if isinstance(e, Rejected)] == [refused.value.message]
+    assert [e.reason for e in events if isinstance(e, wire.Rejected)] == [refused.value.message]
 
 
 def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
@@ -264,14 +244,14 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
     go_on = threading.Event()
     prepare = Intake.prepare
 
-    def slow(self: Intake, command: Submit) -> list[int]:
+    def slow(self: Intake, command: commands.Submit) -> list[int]:
         if num_chars(command) > LONG_TEXT:
             go_on.wait(20)
         return prepare(self, command)
 
     monkeypatch.setattr(Intake, "prepare", slow)
-    refused = client.send(Submit(prompt="x" * (LONG_TEXT + 1)))
-    cut = client.send(Submit(prompt="y" * (LONG_TEXT + 1), max_prompt_tokens=20))
+    refused = client.send(commands.Submit(prompt="x" * (LONG_TEXT + 1)))
+    cut = client.send(commands.Submit(prompt="y" * (LONG_TEXT + 1), max_prompt_tokens=20))
     assert outputs(client, client.send(submit()))[-1].finish_reason == "length"
     go_on.set()
     answers = dict(client.receive(5.0) for _ in range(2))
@@ -287,7 +267,7 @@ def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(
 ) -> None:
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96
-    client.ask(ResetPrefixCache())
+    client.ask(commands.ResetPrefixCache())
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
 
 
@@ -382,7 +362,7 @@ def test_an_endpoint_without_an_engine_is_an_error(tmp_path: Path) -> None:
 def test_replies_received_while_awaiting_another_are_kept(client: ControlClient) -> None:
     command_id = client.send(submit(max_tokens=5))
     time.sleep(0.05)
-    assert client.ask(GetInfo()).model == "simulated"  # type: ignore[union-attr]
+    assert client.ask(commands.GetInfo()).model == "simulated"  # type: ignore[union-attr]
     assert len(outputs(client, command_id)) == 5
 
 
@@ -411,10 +391,10 @@ def test_the_control_server_can_serve_an_attached_engine(tmp_path: Path) -> None
         )
         control.start()
         with ControlClient(endpoint) as client:
-            assert client.ask(GetInfo()) == engine.info
-            client.send(Pause(who="anna"))
+            assert client.ask(commands.GetInfo()) == engine.info
+            client.send(commands.Pause(who="anna"))
             call = engine.inbox.get(timeout=30)
             assert isinstance(call, Call)
-            assert call.command == Pause(who="anna")
+            assert call.command == commands.Pause(who="anna")
         control.close()
         publisher.close()

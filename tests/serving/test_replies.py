@@ -10,15 +10,6 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.remote_client import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.replies import (
-    Ack,
-    AnyReply,
-    Bundle,
-    Output,
-    PositionLogprobs,
-    Submitted,
-    TokenLogprob,
-)
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.connections import Connections
 from tests.support.waiting import wait_for
@@ -50,11 +41,11 @@ class Peer:
             self._router, connections, lambda identity, why: self.forgotten.append((identity, why))
         )
 
-    def bundle(self, number: int, logprobs: list[PositionLogprobs] | None = None) -> None:
-        output = Output(request_id=number, token_ids=[number], text="x", logprobs=logprobs)
+    def bundle(self, number: int, logprobs: list[replies.PositionLogprobs] | None = None) -> None:
+        output = replies.Output(request_id=number, token_ids=[number], text="x", logprobs=logprobs)
         self.replies.bundle(self.identity, number.to_bytes(8, "big"), output)
 
-    def received(self) -> list[tuple[int, AnyReply]]:
+    def received(self) -> list[tuple[int, replies.AnyReply]]:
         messages = []
         while self._dealer.poll(0):
             number, payload = self._dealer.recv_multipart()
@@ -75,8 +66,8 @@ def peer() -> Iterator[Peer]:
     peer.close()
 
 
-def ids(reply: AnyReply) -> list[int]:
-    assert isinstance(reply, Bundle)
+def ids(reply: replies.AnyReply) -> list[int]:
+    assert isinstance(reply, replies.Bundle)
     assert all(command_id == output.request_id for command_id, output in reply.outputs)
     return [command_id for command_id, _ in reply.outputs]
 
@@ -90,22 +81,22 @@ def test_outputs_are_bundled_in_order_up_to_a_limit_and_a_single_one_is_not(peer
         list(range(1, MAX_BUNDLE + 1)),
         list(range(MAX_BUNDLE + 1, 2 * MAX_BUNDLE + 1)),
     ]
-    assert isinstance(last, Output)
+    assert isinstance(last, replies.Output)
     assert last_id == last.request_id == 2 * MAX_BUNDLE + 1
     peer.replies.send_bundles()
     assert peer.received() == []
 
 
 def test_no_reply_overtakes_an_output_waiting_to_be_bundled(peer: Peer) -> None:
-    position = PositionLogprobs(TokenLogprob(3, -1.0), 1, [])
+    position = replies.PositionLogprobs(replies.TokenLogprob(3, -1.0), 1, [])
     peer.bundle(1)
     peer.bundle(2)
     peer.bundle(3, logprobs=[position])  # too large to come with others
     peer.bundle(4)
-    peer.replies.send(peer.identity, (5).to_bytes(8, "big"), Ack(effective_step=0))
+    peer.replies.send(peer.identity, (5).to_bytes(8, "big"), replies.Ack(effective_step=0))
     (_, first), (third_id, third), (fourth_id, _), (fifth_id, _) = peer.received()
     assert ids(first) == [1, 2]
-    assert isinstance(third, Output)
+    assert isinstance(third, replies.Output)
     assert third.logprobs == [position]
     assert [third_id, fourth_id, fifth_id] == [3, 4, 5]
 
@@ -123,7 +114,7 @@ def test_a_client_that_does_not_read_is_dropped_at_a_bounded_number_of_messages(
 
 
 def test_a_vanished_client_is_reported_once_for_each_bundle(peer: Peer) -> None:
-    output = Output(request_id=1, token_ids=[1])
+    output = replies.Output(request_id=1, token_ids=[1])
     for _ in range(2):
         peer.replies.bundle(b"nobody", bytes(8), output)
     peer.bundle(7)
@@ -141,7 +132,7 @@ def test_a_client_gets_each_output_once_and_in_order_bundled_or_not(live_engine:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
-    outputs: dict[int, list[Output]] = {number: [] for number in range(1, 41)}
+    outputs: dict[int, list[replies.Output]] = {number: [] for number in range(1, 41)}
     for number in outputs:
         payload = commands.encode(submit(number, 12))
         raw.send_multipart([number.to_bytes(8, "big"), payload])
@@ -151,16 +142,16 @@ def test_a_client_gets_each_output_once_and_in_order_bundled_or_not(live_engine:
         assert raw.poll(10_000), "silence"
         identifier, payload = raw.recv_multipart()
         command_id, reply = int.from_bytes(identifier, "big"), replies.decode_reply(payload)
-        if isinstance(reply, Submitted):
+        if isinstance(reply, replies.Submitted):
             accepted.add(command_id)
             continue
-        told = reply.outputs if isinstance(reply, Bundle) else [(command_id, reply)]
-        if isinstance(reply, Bundle):
+        told = reply.outputs if isinstance(reply, replies.Bundle) else [(command_id, reply)]
+        if isinstance(reply, replies.Bundle):
             num_bundles += 1
             assert command_id == 0
             assert 2 <= len(told) <= MAX_BUNDLE
         for each, output in told:
-            assert isinstance(output, Output)
+            assert isinstance(output, replies.Output)
             assert each in accepted
             outputs[each].append(output)
             num_open -= output.finish_reason is not None
@@ -183,7 +174,7 @@ def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine:
             received = client.receive(10.0)
             assert received is not None, "silence"
             command_id, reply = received
-            if isinstance(reply, Output):
+            if isinstance(reply, replies.Output):
                 tokens[command_id] += 1
                 num_open -= reply.finish_reason is not None
         assert set(tokens.values()) == {10}

@@ -5,32 +5,23 @@ import pytest
 
 from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    BatchRow,
-    BlockMove,
-    EngineStatus,
-    KVCounts,
-    Preempted,
-    StepRecord,
-)
 
-RECORD = StepRecord(
+RECORD = wire.StepRecord(
     step=7,
     schedule_start_ns=1,
     tokens_ns=9,
     num_prefill_tokens=3,
     num_decode_tokens=1,
-    batch=[BatchRow(4, 0, 0, 3, 16, 1, 3)],
-    kv=KVCounts(used=1, cached=2, empty=3, evicted=0),
-    moves=[BlockMove(5, 4, 1)],
+    batch=[wire.BatchRow(4, 0, 0, 3, 16, 1, 3)],
+    kv=wire.KVCounts(used=1, cached=2, empty=3, evicted=0),
+    moves=[wire.BlockMove(5, 4, 1)],
     num_running=1,
     num_waiting=0,
     events=[
-        Arrived(
+        wire.Arrived(
             request_id=4, client_id="c", num_prompt_tokens=3, max_tokens=2, priority=0, time_ns=1
         ),
-        Preempted(request_id=2, num_blocks=9, reason="kv_blocks"),
+        wire.Preempted(request_id=2, num_blocks=9, reason="kv_blocks"),
     ],
 )
 
@@ -59,7 +50,7 @@ def test_fields_that_an_engine_does_not_publish_are_none_and_not_zero() -> None:
         "num_waiting": 0,
     }
     record = wire.decode(msgspec.msgpack.encode(fields))
-    assert isinstance(record, StepRecord)
+    assert isinstance(record, wire.StepRecord)
     assert record.kv is None
     assert record.batch is None
     assert record.device_ns is None
@@ -124,5 +115,5 @@ def test_commands_keep_the_types_of_knob_values() -> None:
 
 
 def test_a_heartbeat_without_optional_parts_is_small() -> None:
-    status = EngineStatus(time_ns=1, state="idle", step=0, num_running=0, num_waiting=0)
+    status = wire.EngineStatus(time_ns=1, state="idle", step=0, num_running=0, num_waiting=0)
     assert len(wire.encode(status)) < 100
