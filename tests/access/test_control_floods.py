@@ -13,13 +13,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.bulk_replies import (
-    MAX_PENDING,
-    MAX_REPLAY_FRAMES,
-    SLICE,
-    BulkReplies,
-    replayed,
-)
+from stepscope.engine.control.bulk_replies import MAX_PENDING, BulkReplies
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop import inbox
 from stepscope.engine.loop.audit import REFUSED_FOLD_NS, AuditTrail, ChangeEffect
@@ -45,7 +39,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
+from stepscope.engine.protocol.replies import Ack, Error, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
@@ -301,33 +295,6 @@ def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first
 # Answers of many bytes
 
 
-class Ring:
-    """Messages of one size, and how many were read in one go."""
-
-    def __init__(self, num_messages: int, num_bytes: int) -> None:
-        self.most = 0
-        self._num_messages = num_messages
-        self._payload = bytes(num_bytes)
-
-    def replay(self, sequence: int, limit: int) -> Replayed:
-        end = min(self._num_messages, sequence + limit)
-        frames = [ReplayedFrame(b"step", number, self._payload) for number in range(sequence, end)]
-        self.most = max(self.most, len(frames))
-        return Replayed(frames=frames, oldest_sequence=0, next_sequence=self._num_messages)
-
-
-@pytest.mark.parametrize(("num_bytes", "whole"), [(1, MAX_REPLAY_FRAMES), (50_000, 5)])
-def test_a_replay_reply_is_read_in_slices_and_bounded_in_messages_and_bytes(
-    num_bytes: int, whole: int
-) -> None:
-    ring = Ring(9_000, num_bytes)
-    *pauses, reply = replayed(ring.replay, 3, 10_000)
-    assert isinstance(reply, Replayed)
-    assert [frame.sequence for frame in reply.frames] == list(range(3, 3 + whole))
-    assert ring.most <= SLICE
-    assert pauses == [None] * -(-whole // SLICE)
-
-
 class Asked:
     """Queries to an engine that never answers, and to a ring of one message."""
 
@@ -335,7 +302,8 @@ class Asked:
         self.answered: queue.Queue[bytes] = queue.Queue()
         self.inbox: list[Any] = []
         engine: Any = SimpleNamespace(inbox=SimpleNamespace(put=self.inbox.append))
-        self.bulk = BulkReplies(engine, Ring(1, 1).replay, self._posted)
+        ring = Replayed(frames=[], oldest_sequence=0, next_sequence=1)
+        self.bulk = BulkReplies(engine, lambda sequence, limit: ring, self._posted)
 
     def _posted(self, outgoing: Any) -> None:
         self.answered.put(outgoing[0].account)
