@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,17 +15,9 @@ from stepscope.engine.adapters.sglang import plugin, shapes
 from stepscope.engine.adapters.sglang.watcher import PageCounts
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import AttachSglang
+from tests.adapters.laws import check_detached, fail
 from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import Scheduler, turn
-from tests.support.waiting import wait_for
-
-
-class InjectedError(Exception):
-    """An error that stepscope's code does not expect."""
-
-
-def fail(*args: object, **kwargs: object) -> Any:
-    raise InjectedError
 
 
 def outside(scheduler: Scheduler) -> dict[str, object]:
@@ -82,17 +73,9 @@ def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_sglang(
     monkeypatch.setattr(*PLACES[place](attachment), fail)
     attachment._next_tend_ns = 0  # commands and heartbeat are due
     assert play(scheduler) == expected
-    assert not attachment.is_attached
     assert outside(scheduler) == before
     assert all(req.finished() for req in scheduler.requests)
-    wait_for(
-        lambda: "stepscope" not in [thread.name for thread in threading.enumerate()],
-        "sockets and threads are closed",
-    )
-    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "stepscope has detached itself, SGLang goes on: InjectedError" in warnings[0].message
+    check_detached(attachment, tmp_path, caplog, "SGLang")
 
 
 @pytest.mark.parametrize("missing", shapes.NEEDED)

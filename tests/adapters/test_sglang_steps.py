@@ -2,17 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import AttachSglang, published
+from tests.adapters.laws import check_computed_tokens, check_no_token_id, check_rows
 from tests.adapters.sglang_objects import PAGE, AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import SECRET_TOKEN, Scheduler, turn
+from tests.attached.published import Published
 from tests.support.sessions.seek_sessions import record
 
 LOOPS: dict[str, dict[str, bool]] = {
@@ -51,8 +51,9 @@ class Run:
             assert attachment.is_attached
         attachment.close()
         self.messages = published(attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, wire.StepRecord)]
-        self.names = {each.request_id: each.client_id for each in self.events(wire.Arrived)}
+        self.found = Published([message for _, message in self.messages])
+        self.steps, self.events = self.found.steps, self.found.of
+        self.names = {number: name for name, number in self.found.names.items()}
 
     def _aborts(self) -> list[AbortReq]:
         """Abort at most one request a turn: the first in a state in which none was aborted yet."""
@@ -70,14 +71,6 @@ class Run:
                         return [AbortReq(req.rid)]
         return []
 
-    def events(self, kind: type[Any]) -> list[Any]:
-        return [
-            event
-            for _, message in self.messages
-            for event in getattr(message, "events", ())
-            if isinstance(event, kind)
-        ]
-
 
 @pytest.fixture(params=LOOPS)
 def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
@@ -85,14 +78,10 @@ def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
 
 
 def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> None:
-    assert [step.step for step in run.steps] == list(range(len(run.scheduler.scheduled)))
-    for step, tokens in zip(run.steps, run.scheduler.scheduled, strict=True):
-        rows = {run.names[row.request_id]: row.num_tokens for row in step.batch or ()}
-        assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
-        assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
-        assert rows.items() <= tokens.items()
+    check_rows(run.found, run.scheduler.scheduled)
+    for step in run.steps:
         if step.num_prefill_tokens:
-            assert sum(rows.values()) <= step.token_budget == 16
+            assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget == 16
 
 
 def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> None:
@@ -113,21 +102,7 @@ def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> No
 
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(run: Run) -> None:
-    prompts = {each.request_id: each.num_prompt_tokens for each in run.events(wire.Arrived)}
-    hits = {each.request_id: each.num_cached_tokens for each in run.events(wire.Admitted)}
-    preempted = {each.request_id for each in run.events(wire.Preempted)}
-    computed: Counter[int] = Counter()
-    for step in run.steps:
-        for row in step.batch or ():
-            computed[row.request_id] += row.num_tokens
-    whole = [each for each in run.events(wire.Finished) if each.request_id not in preempted]
-    assert whole
-    for each in whole:
-        name = each.request_id
-        assert computed[name] == prompts[name] + each.num_output_tokens - 1 - hits[name]
-    firsts = Counter(each.request_id for each in run.events(wire.FirstToken))
-    assert set(firsts.values()) == {1}
-    assert firsts.keys() >= {each.request_id for each in run.events(wire.Finished)}
+    check_computed_tokens(run.found)
 
 
 def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(run: Run) -> None:
@@ -161,11 +136,11 @@ def test_after_a_pause_that_retracts_every_request_all_of_them_finish(
         turn([scheduler])
     assert attachment.is_attached
     attachment.close()
-    events = [event for _, m in published(attachment) for event in getattr(m, "events", ())]
-    preempted = [event for event in events if isinstance(event, wire.Preempted)]
+    found = Published([message for _, message in published(attachment)])
+    preempted = found.of(wire.Preempted)
     assert len(preempted) == num_waiting > 1
     assert {event.reason for event in preempted} == {"for a request of higher priority, or a pause"}
-    assert sum(isinstance(event, wire.Finished) for event in events) == 6
+    assert len(found.ends) == 6
 
 
 def test_published_prefix_hits_equal_those_of_sglangs_radix_cache(run: Run) -> None:
@@ -226,6 +201,4 @@ def test_with_overlap_rows_of_an_ended_request_in_flight_are_counted_as_wasted(
 
 
 def test_no_token_id_of_sglang_is_in_telemetry(attach_sglang: AttachSglang) -> None:
-    run = Run(attach_sglang, "normal")
-    needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
-    assert not [m for _, m in run.messages if needle in wire.encode(m)]
+    check_no_token_id(Run(attach_sglang, "normal").messages, SECRET_TOKEN)
