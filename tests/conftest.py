@@ -333,6 +333,12 @@ def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
         server.close()
 
 
+@pytest.fixture
+def served(live_engine: LiveEngine, http_server: Callable[..., HttpServer]) -> HttpServer:
+    """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""
+    return http_server("serve", "--http-for", live_engine.endpoint.control)
+
+
 @pytest.fixture(scope="session")
 def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
     """`with recorded_to(path) as source`: the file holds the messages passed to `source.take`."""

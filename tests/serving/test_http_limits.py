@@ -264,11 +264,6 @@ def test_bodies_share_a_bound_and_small_ones_are_always_taken() -> None:
     assert bodies.num_bytes == 0
 
 
-@pytest.fixture
-def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
-    return http_server("serve", "--http-for", live_engine.endpoint.control)
-
-
 def test_http_heads_without_end_do_not_grow_the_servers_memory(served: Any) -> None:
     url = httpx.URL(served.url)
     process = psutil.Process(served.process.pid)
