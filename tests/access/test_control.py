@@ -289,6 +289,8 @@ def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(
         ("frequency_penalty", float("nan")),
         ("seed", -1),
         ("max_tokens", 0),
+        ("max_tokens", "many"),
+        ("best_of", 1.0),
         ("min_tokens", -1),
         ("stop", [""]),
         ("stop", ["x"] * 17),

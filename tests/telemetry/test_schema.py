@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol import wire
+from stepscope.engine.protocol import commands, wire
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import TOPICS
@@ -498,6 +498,39 @@ def write_golden_files() -> int:
         path.write_bytes(payload)
     print(f"{len(MESSAGES)} messages in {golden('x').parent}")
     return 0
+
+
+# What faulty senders send
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        msgspec.msgpack.encode({"type": "Nonsense"}),
+        msgspec.msgpack.encode({"type": "StepRecord", "step": "seven"}),
+        b"\x91" * 5_000,
+    ],
+)
+def test_malformed_payloads_raise_only_decode_errors(payload: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode(payload)
+    with pytest.raises(msgspec.DecodeError):
+        commands.decode_command(payload)
+
+
+def test_commands_keep_the_types_of_knob_values() -> None:
+    command = commands.SetKnobs(changes={"a": True, "b": 1, "c": 0.5, "d": "x"})
+    decoded = commands.decode_command(commands.encode(command))
+    assert isinstance(decoded, commands.SetKnobs)
+    assert [type(v) for v in decoded.changes.values()] == [bool, int, float, str]
+
+
+def test_a_heartbeat_without_optional_parts_is_small() -> None:
+    status = wire.EngineStatus(time_ns=1, state="idle", step=0, num_running=0, num_waiting=0)
+    assert len(wire.encode(status)) < 100
 
 
 if __name__ == "__main__":
