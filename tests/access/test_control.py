@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import commands, replies, wire
-from stepscope.engine.protocol.replies import Ack, Error, Output, Replayed, Submitted
+from stepscope.engine.protocol.replies import Ack, Error, Output, Submitted
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
@@ -24,6 +24,7 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from tests.support.engines.simulated_run import simulated_info
+from tests.support.sessions.received import every_message
 from tests.support.waiting import wait_for
 
 
@@ -57,19 +58,6 @@ def outputs(client: ControlClient, command_id: int) -> list[Output]:
     return received
 
 
-def published(live_engine: Any, client: ControlClient) -> list[wire.TelemetryMessage]:
-    """Everything published so far, from the replay ring."""
-    messages: list[wire.TelemetryMessage] = []
-    sequence = 0
-    while True:
-        replayed = client.ask(commands.ReplayFrom(sequence=sequence))
-        assert isinstance(replayed, Replayed)
-        if not replayed.frames:
-            return messages
-        messages += [wire.decode(frame.payload) for frame in replayed.frames]
-        sequence = replayed.frames[-1].sequence + 1
-
-
 def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     live_engine: Any,
     client: ControlClient,
@@ -93,7 +81,7 @@ def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
     came_ns = time.monotonic_ns()
     may_go_on.set()
     outputs(client, second)
-    messages = published(live_engine, client)
+    messages = every_message(client)
     arrivals = [
         event
         for message in messages
@@ -121,7 +109,7 @@ def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(
     ack = client.set_knobs({"max_num_batched_tokens": 16}, who="test", expected_version=0)
     assert ack.version == 1
     outputs(client, command_id)
-    messages = published(live_engine, client)
+    messages = every_message(client)
     (change,) = [m for m in messages if isinstance(m, wire.KnobsChanged)]
     assert change.effective_step == ack.effective_step
     assert (change.who, change.old, change.new) == (
@@ -191,7 +179,7 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
     assert snapshot.requests == []
     assert snapshot.kv is not None
     assert snapshot.kv.used == 0
-    messages = published(live_engine, client)
+    messages = every_message(client)
     events = [e for m in messages for e in getattr(m, "events", [])]
     assert [e.request_id for e in events if isinstance(e, wire.Aborted)] == [view.request_id]
     with pytest.raises(CommandRefused) as refused:
@@ -233,7 +221,7 @@ def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
         client.ask(command)
     assert refused.value.code == code
     client.snapshot()
-    messages = published(live_engine, client)
+    messages = every_message(client)
     events = [e for m in messages for e in getattr(m, "events", [])]
     assert [e.reason for e in events if isinstance(e, wire.Rejected)] == [refused.value.message]
 
@@ -350,15 +338,6 @@ def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothin
     raw.close()
     assert client.snapshot().state == "idle"
     assert live_engine.core.control_tally.num_bad_messages == 1
-
-
-def test_an_endpoint_without_an_engine_is_an_error(tmp_path: Path) -> None:
-    for endpoint in (f"{tmp_path}/nobody", "tcp://127.0.0.1:9"):
-        with (
-            ControlClient(endpoint, timeout_s=0.5) as client,
-            pytest.raises(EngineUnreachable, match=r"no engine"),
-        ):
-            client.info()
 
 
 def test_replies_received_while_awaiting_another_are_kept(client: ControlClient) -> None:

@@ -1,11 +1,8 @@
 """Which addresses an engine may bind, and how a live engine differs from a dead one's files."""
 
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -110,35 +107,6 @@ def test_live_local_engines_are_found_and_a_new_engine_gets_an_unused_name() -> 
         assert free_name() == "engine-1"
     assert find_local() == []
     assert list(runtime_dir().iterdir()) == []
-
-
-def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> None:
-    endpoint = Endpoint.parse("engine-0")
-    code = (
-        "import sys, zmq\n"
-        "from stepscope.engine.transport.endpoints import Endpoint, EndpointLock\n"
-        "endpoint = Endpoint.parse('engine-0')\n"
-        "with EndpointLock(endpoint):\n"
-        "    socket = zmq.Context.instance().socket(zmq.ROUTER)\n"
-        "    socket.bind(endpoint.control)\n"
-        "    print('bound', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"bound\n"
-    assert [e.name for e in find_local()] == ["engine-0"]
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    assert find_local() == []
-    said = rf"^engine-0 is gone: killed or crashed \(pid {child.pid}\)$"
-    with ControlClient(endpoint, timeout_s=0.2) as client, pytest.raises(EngineGone, match=said):
-        client.info()
-    with EndpointLock(endpoint):
-        assert endpoint.path is not None
-        assert not endpoint.path.exists()
 
 
 def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_a_killed_engine(
     said = rf"^demo-1 is gone: killed or crashed \(pid {pid}\)$"
     with ControlClient("demo-1") as client, pytest.raises(EngineGone, match=said):
         client.info()
+    with EndpointLock(Endpoint.parse("demo-1")):
+        assert names(folder) == ["demo-1.lock"]
 
 
 def test_the_lock_file_of_a_killed_engine_is_kept_for_a_day(

@@ -23,7 +23,7 @@ from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.replies import Error, Output, Replayed, Reply, Submitted
+from stepscope.engine.protocol.replies import Error, Output, Reply, Submitted
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -34,6 +34,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.serve import announcement
 from tests.support.engines.warm_command import WarmCommand
+from tests.support.sessions.received import every_message
 from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
@@ -206,16 +207,9 @@ def answers(
 
 def messages(endpoint: str, since: int = 0) -> list[wire.TelemetryMessage]:
     """All messages that an engine has published."""
-    found: list[wire.TelemetryMessage] = []
     with ControlClient(endpoint) as client:
         client.snapshot()  # what happened before it is published
-        while True:
-            replayed = client.ask(commands.ReplayFrom(sequence=since))
-            assert isinstance(replayed, Replayed)
-            if not replayed.frames:
-                return found
-            found += [wire.decode(frame.payload) for frame in replayed.frames]
-            since = replayed.frames[-1].sequence + 1
+        return every_message(client, since)
 
 
 def events_of(endpoint: str) -> list[wire.RequestEvent]:
