@@ -409,23 +409,18 @@ def test_invalid_block_states_raise_an_error(told: Any) -> None:
 # Prefix hashes
 
 
-BLOCK = 4
 LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
 
 
 def _scheduler(salt: bytes = b"salt") -> Scheduler:
-    scheduler = Scheduler(KVCacheManager(64, BLOCK), Knobs(max_num_batched_tokens=64), LIMITS)
+    scheduler = Scheduler(manager(64), Knobs(max_num_batched_tokens=64), LIMITS)
     scheduler.prefix_hashes = PrefixHashes(scheduler.kv, salt)
     return scheduler
 
 
-def _request(number: int, prompt: list[int], max_tokens: int = 1) -> Request:
-    return Request(number, prompt, SamplingParams(max_tokens=max_tokens), arrival_ns=0)
-
-
 def _hashes(scheduler: Scheduler, prompt: list[int]) -> list[int]:
     assert scheduler.prefix_hashes is not None
-    return scheduler.prefix_hashes.of_prompt(_request(0, prompt))
+    return scheduler.prefix_hashes.of_prompt(make_request(0, prompt))
 
 
 def test_prompts_have_equal_hashes_up_to_their_first_different_block() -> None:
@@ -449,7 +444,7 @@ def test_two_engines_give_the_same_prompt_different_hashes() -> None:
 
 def test_a_follow_up_prompt_continues_the_hashes_of_the_previous_answer() -> None:
     scheduler = _scheduler()
-    request = _request(0, list(range(6)), max_tokens=7)
+    request = make_request(0, list(range(6)))
     scheduler.add(request)
     while scheduler.has_work():
         rows = scheduler.schedule()
@@ -457,6 +452,6 @@ def test_a_follow_up_prompt_continues_the_hashes_of_the_previous_answer() -> Non
     ended = [each for each in scheduler.drain_events() if isinstance(each, Finished)]
     assert ended[0].prefix_hashes is not None
     known = _hashes(scheduler, list(range(6))) + ended[0].prefix_hashes
-    follow_up = [*range(6), *[9] * 7, 50, 51, 52]
+    follow_up = [*range(6), *[9] * 8, 50, 51, 52]
     assert _hashes(scheduler, follow_up)[: len(known)] == known
     assert len(known) == 3
