@@ -100,7 +100,10 @@ class GetKeptSnapshot(Command, frozen=True, kw_only=True):
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the telemetry messages that the engine still keeps, from number `sequence` on."""
+    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
+
+    An answer has at most 256 of them, or fewer if they are large: ask again for more.
+    """
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
