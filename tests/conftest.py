@@ -171,6 +171,12 @@ def live_engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Live
 
 
 @pytest.fixture
+def client(live_engine: LiveEngine) -> Iterator[ControlClient]:
+    with ControlClient(live_engine.endpoint) as client:
+        yield client
+
+
+@pytest.fixture
 def telling_engine(tmp_path: Path) -> Iterator[LiveEngine]:
     """A `live_engine` with prompts and outputs in its telemetry."""
     with running_engine(tmp_path, with_tokens=True) as engine:
@@ -325,6 +331,12 @@ def http_server(tmp_path: Path) -> Iterator[Callable[..., HttpServer]]:
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture
+def served(live_engine: LiveEngine, http_server: Callable[..., HttpServer]) -> HttpServer:
+    """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""
+    return http_server("serve", "--http-for", live_engine.endpoint.control)
 
 
 @pytest.fixture(scope="session")

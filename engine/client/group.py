@@ -5,8 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.client.client import (
+    CommandRefused,
+    ControlClient,
+    EngineUnreachable,
+    NoAnswer,
+)
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import KnobValue, Snapshot

@@ -1,31 +1,59 @@
 """`BulkReplies`: answers queries with large answers on its own thread.
 
 Every viewer may ask for messages of the replay ring, snapshots and pages of the audit trail.
-However many ask, the thread uses at most `SHARE` of one core, in slices so short that other threads
-get the GIL in time, and sends at most `RATE` bytes a second, after a burst of `BURST`. Who asks the
-fewest questions at a time is served first. The bytes of an answer are charged to the client, too
-(`RateLimiter.charge_bytes`).
+However many ask, the thread uses at most `SHARE` of one core, with answers so small that other
+threads get the GIL in time, and sends at most `RATE` bytes a second, after a burst of `BURST`. Who
+asks the fewest questions at a time is served first. The bytes of an answer are charged to the
+client, too (`RateLimiter.charge_bytes`).
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.control.served_engine import ServedEngine
-from stepscope.engine.loop.inbox import Call
+from stepscope.engine.loop.audit import ControlTally
+from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
-from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
+from stepscope.engine.protocol.replies import AnyReply, Error, Replayed
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import Snapshot
-from stepscope.engine.telemetry.publisher import MAX_REPLAY_BYTES
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot
+from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.transport.rate_limit import TokenBucket
+
+
+class ServedEngine(Protocol):
+    """An engine, as the control socket uses it. Any thread may use all members."""
+
+    @property
+    def inbox(self) -> Inbox: ...
+    @property
+    def control_tally(self) -> ControlTally: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def next_step(self) -> int:
+        """Number of the step that is scheduled next."""
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last published step, -1 before the first."""
+
+    @property
+    def kept_snapshots(self) -> KeptSnapshots: ...
+    @property
+    def max_waiting(self) -> int:
+        """With this many commands in the inbox, a further `Submit` is refused."""
+
+    def clock(self) -> int:
+        """Return the current time on the engine's clock, in nanoseconds."""
+
 
 log = logging.getLogger("stepscope.engine")
 
@@ -33,33 +61,12 @@ SHARE = 0.02  # of one core's time
 RATE, BURST = 4e6, 16e6  # bytes a second, bytes at once, to all clients together
 MIN_BYTES = 65_536  # a smaller answer counts as this many bytes
 MAX_PENDING = 64  # answers that one client waits for
-MAX_REPLAY_FRAMES = 2_000  # in one answer; the client asks again for more
-SLICE = 64  # messages read at a time
+MAX_REPLAY_FRAMES = 256  # in one answer; the client asks again for more
 
 BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
 Replay: TypeAlias = Callable[[int, int], Replayed]
-# Yields None between pieces of work, where the thread may pause, and the answer last.
-Parts: TypeAlias = Iterator[AnyReply | msgspec.Raw | None]
-
-
-def replayed(replay: Replay, sequence: int, limit: int) -> Parts:
-    """Yield None several times while collecting messages, then the answer to `ReplayFrom`."""
-    frames: list[ReplayedFrame] = []
-    num_bytes, ring = 0, replay(0, 0)
-    sequence = max(sequence, ring.oldest_sequence)
-    end = min(ring.next_sequence, sequence + min(limit, MAX_REPLAY_FRAMES))
-    while sequence < end:
-        some = replay(sequence, min(SLICE, end - sequence)).frames
-        sequence = some[-1].sequence + 1 if some else sequence + SLICE  # the ring dropped these
-        for frame in some:
-            num_bytes += len(frame.payload)
-            if frames and num_bytes > MAX_REPLAY_BYTES:
-                end = sequence
-                break
-            frames.append(frame)
-        yield None
-    oldest = replay(0, 0).oldest_sequence
-    yield Replayed(frames=frames, oldest_sequence=oldest, next_sequence=ring.next_sequence)
+Made: TypeAlias = AnyReply | msgspec.Raw
+Make: TypeAlias = Callable[[], Made]
 
 
 class BulkReplies:
@@ -74,7 +81,7 @@ class BulkReplies:
         self._engine = engine
         self._replay = replay
         self._post = post
-        self._waiting: dict[bytes, deque[tuple[RemoteClient, Parts]]] = {}  # by account
+        self._waiting: dict[bytes, deque[tuple[RemoteClient, Make]]] = {}  # by account
         self._room = TokenBucket(RATE, BURST, time.monotonic())
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -94,19 +101,20 @@ class BulkReplies:
         if len(self._waiting.get(client.account, ())) >= MAX_PENDING:
             raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
         if isinstance(command, ReplayFrom):
-            self._answer(client, replayed(self._replay, command.sequence, command.limit))
+            limit = min(command.limit, MAX_REPLAY_FRAMES)
+            self._answer(client, lambda: self._replay(command.sequence, limit))
         elif isinstance(command, GetKeptSnapshot):
             self.answer(client, self._kept_snapshot(command))
         else:
             self._engine.inbox.put(Call(command, client, lane=client.account))
 
-    def answer(self, client: RemoteClient, reply: AnyReply | msgspec.Raw) -> None:
+    def answer(self, client: RemoteClient, reply: Made) -> None:
         """Queue the engine's answer to a query."""
-        self._answer(client, iter([reply]))
+        self._answer(client, lambda: reply)
 
-    def _answer(self, client: RemoteClient, parts: Parts) -> None:
+    def _answer(self, client: RemoteClient, make: Make) -> None:
         with self._changed:
-            self._waiting.setdefault(client.account, deque()).append((client, parts))
+            self._waiting.setdefault(client.account, deque()).append((client, make))
             self._changed.notify()
 
     def forget(self, identity: bytes) -> None:
@@ -135,16 +143,16 @@ class BulkReplies:
 
     def _run(self) -> None:
         while (taken := self._next()) is not None:
-            client, parts = taken
+            client, make = taken
             reply: msgspec.Raw | Error
             try:
-                reply = self._made(parts)
+                reply = self._made(make)
             except Exception:
                 log.exception("an answer could not be made")
                 reply = Error(code="internal", message="the engine failed; its log says why")
             self._post((client, reply))
 
-    def _next(self) -> tuple[RemoteClient, Parts] | None:
+    def _next(self) -> tuple[RemoteClient, Make] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             if self._closing.is_set():
@@ -156,23 +164,16 @@ class BulkReplies:
                 self._waiting[account] = waiting  # behind others that wait for as many
             return taken
 
-    def _made(self, parts: Parts) -> msgspec.Raw:
+    def _made(self, make: Make) -> msgspec.Raw:
         # Measure only this thread's CPU time, without its waits for the GIL.
         began_s = time.thread_time()
-        for part in parts:
-            raw = None if part is None else self._encoded(part)
-            took_s = time.thread_time() - began_s
-            owed_s = 0.0
-            if raw is not None:
-                self._room.spend(max(MIN_BYTES, len(bytes(raw))), time.monotonic())
-                owed_s = self._room.wait_s(0.0)
-            self._closing.wait(max(took_s * (1 / SHARE - 1), owed_s))
-            began_s = time.thread_time()
-            if raw is not None:
-                return raw
-        raise AssertionError("an answer has a last part")
+        raw = self._encoded(make())
+        took_s = time.thread_time() - began_s
+        self._room.spend(max(MIN_BYTES, len(bytes(raw))), time.monotonic())
+        self._closing.wait(max(took_s * (1 / SHARE - 1), self._room.wait_s(0.0)))
+        return raw
 
-    def _encoded(self, reply: AnyReply | msgspec.Raw) -> msgspec.Raw:
+    def _encoded(self, reply: Made) -> msgspec.Raw:
         if isinstance(reply, msgspec.Raw):
             return reply
         if reply is self._last[0]:

@@ -27,7 +27,6 @@ class TextCodec(Protocol):
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return token ids. Raises ConfigError: the text is too long for `most` tokens."""
-        ...
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], most: int | None = None
@@ -36,7 +35,6 @@ class TextCodec(Protocol):
 
         Raises ConfigError: the text is too long for `most` tokens, or the chat template fails.
         """
-        ...
 
     def text_stream(self) -> TextStream: ...
 

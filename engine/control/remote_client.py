@@ -2,7 +2,7 @@
 
 `Outbox` is the queue of replies for the thread that owns the socket. Most are outputs of one token,
 and sending a message takes many times as long as encoding such an output. So if several outputs
-for a client are ready, they go in one message (a bundle), if the client accepts bundles.
+for a client are ready, they go in one message (a bundle).
 """
 
 import os
@@ -16,7 +16,7 @@ import zmq
 
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Output
-from stepscope.engine.text.output_text import OutputText
+from stepscope.engine.text.tokenizer import OutputText
 from stepscope.engine.transport.connections import Connections
 
 
@@ -29,7 +29,6 @@ class RemoteClient:
     command_id: bytes
     text: OutputText | None = None
     once: tuple[bytes, bytes] | None = None  # of a change: its key in `Changes`
-    bundles: bool = False  # whether outputs may be sent in one message with other outputs
     # Identifies the client, on all of its connections, which share one lane of the engine's inbox;
     # empty: its identity.
     account: bytes = b""

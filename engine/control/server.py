@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies
-from stepscope.engine.control.changes import Changes
+from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies, ServedEngine
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.remote_client import Outbox, RemoteClient, Replies
-from stepscope.engine.control.served_engine import ServedEngine
-from stepscope.engine.control.submissions import Submissions
+from stepscope.engine.control.submissions import Changes, Submissions
 from stepscope.engine.loop.inbox import Denial, Departure
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
+from stepscope.engine.protocol.commands import AnyCommand, Asker, Change, GetInfo, Submit
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.text.output_text import OutputText
+from stepscope.engine.text.tokenizer import OutputText
 from stepscope.engine.transport.connections import Connections
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.rate_limit import RateLimiter
@@ -222,11 +219,8 @@ class ControlServer:
                 )
                 raise ConfigError("queue_full", message)
             text = OutputText(self._tokenizer, command)
-            bundles = command.bundle is True
             account = self._connections.account(identity)
-            client = RemoteClient(
-                self._outbox.post, identity, command_id, text, bundles=bundles, account=account
-            )
+            client = RemoteClient(self._outbox.post, identity, command_id, text, account=account)
             self._submissions.accept(command, client)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
@@ -270,9 +264,8 @@ class ControlServer:
                     self._connections.end_request(client.identity, message.request_id)
                 if client.text is not None:
                     message = client.text.complete(message)
-                if client.bundles:
-                    self._replies.bundle(client.identity, client.command_id, message)
-                    continue
+                self._replies.bundle(client.identity, client.command_id, message)
+                continue
             elif client.is_bulk and not isinstance(message, msgspec.Raw | Error):
                 self._bulk.answer(client, message)
                 continue

@@ -185,7 +185,6 @@ class GraphDevice(Protocol):
         `launch` gets a function that ends one graph and begins the next. What runs between the
         two when they are replayed, may change only the contents of tensors.
         """
-        ...
 
 
 class DecodeGraphs:

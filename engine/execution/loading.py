@@ -73,7 +73,6 @@ class Gpu(Protocol):
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-        ...
 
     def recorder(self) -> GraphDevice: ...
 

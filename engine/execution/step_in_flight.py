@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.execution.machine.devices import DeviceTimer
-from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
+from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled, SamplesInFlight
 from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.kernels.paged_attention import to_device

@@ -2,9 +2,9 @@
 token.
 
 `HandOver` runs on the prefill engine's thread. `DecodeLink` talks to the decode engine and forwards
-its tokens to clients. A `KVSender` and a `scheduling.step.KVReceiver` transfer keys and values.
+its tokens to clients. `shared_memory` transfers keys and values.
 May import: engine.client, engine.loop, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.transport.
 To transfer keys and values in another way, for example over a network, add a file beside
-`shared_memory.py`.
+`shared_memory.py`, with a sender like its own and a `scheduling.step.KVReceiver`.
 """

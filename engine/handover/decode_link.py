@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.delivery import output_of
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Abort, GetInfo, HandedOver, KVTicket, Submit
@@ -84,15 +83,12 @@ class LinkOwner(Protocol):
 
     def refused(self, away: AwayRequest) -> None:
         """Called when the decode engine has refused a request for good."""
-        ...
 
     def lost(self, aways: list[AwayRequest]) -> None:
         """Called when the decode engine is gone, with the requests that were in it."""
-        ...
 
     def opened(self) -> None:
         """Called when the link is connected to a decode engine again, after a loss."""
-        ...
 
 
 class DecodeLink:
@@ -242,7 +238,6 @@ class DecodeLink:
                     sampling=request.sampling,
                     priority=request.priority,
                     with_text=False,
-                    bundle=True,
                     handed_over=away.handed_over,
                 )
             )

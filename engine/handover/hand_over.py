@@ -2,39 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from stepscope.engine.handover.decode_link import AwayRequest, DecodeLink
+from stepscope.engine.handover.shared_memory import SharedMemorySender
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Task
 from stepscope.engine.protocol.commands import HandedOver, KVTicket
 from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
-
-
-class KVSender(Protocol):
-    """Transfers keys and values to another engine. Use it on the engine's thread."""
-
-    def put(self, blocks: Sequence[int]) -> KVTicket | None:
-        """Copy the content of KV blocks for the other engine, and return the ticket of the copy."""
-        ...
-
-    def free(self, ticket: KVTicket) -> None:
-        """Free the copy that a ticket names. Call it once the copy was loaded, or never will be."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class FrameCopier(Protocol):
-    """Copies KV blocks as bytes, one frame per block. See `execution.kv_frames.KVFrames`."""
-
-    layout: str
-    frame_bytes: int
-
-    def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None: ...
-    def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None: ...
 
 
 class HandOver:
@@ -49,7 +25,7 @@ class HandOver:
         self,
         core: EngineCore,
         link: DecodeLink,
-        sender: KVSender,
+        sender: SharedMemorySender,
         seed_of: Callable[[Request], int],
     ) -> None:
         self._core = core

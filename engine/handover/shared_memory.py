@@ -15,8 +15,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
-from stepscope.engine.handover.hand_over import FrameCopier
 from stepscope.engine.protocol.commands import KVTicket
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import same_file
@@ -24,6 +24,16 @@ from stepscope.engine.transport.endpoints import same_file
 PREFIX = "stepscope-kv-"
 _PAGE = 4096
 _MOST_MAPPED = 8  # files to keep mapped, also after their engines have ended
+
+
+class FrameCopier(Protocol):
+    """Copies KV blocks as bytes, one frame per block. See `execution.kv_frames.KVFrames`."""
+
+    layout: str
+    frame_bytes: int
+
+    def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None: ...
+    def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None: ...
 
 
 def folder() -> Path:
@@ -47,7 +57,10 @@ def sweep() -> None:
 
 
 class SharedMemorySender:
-    """Of the prefill engine: makes the file (ConfigError if there is no memory), writes blocks."""
+    """Of the prefill engine: makes the file (ConfigError if there is no memory), writes blocks.
+
+    Use it on the engine's thread.
+    """
 
     def __init__(self, frames: FrameCopier, num_frames: int) -> None:
         self._frames = frames
@@ -76,6 +89,7 @@ class SharedMemorySender:
         self._memory = view[_head_bytes(num_frames) :]
 
     def put(self, blocks: Sequence[int]) -> KVTicket | None:
+        """Copy the content of KV blocks for the other engine, and return the ticket of the copy."""
         if len(blocks) > len(self._free):
             return None
         frames = [self._free.pop() for _ in blocks]
@@ -89,6 +103,7 @@ class SharedMemorySender:
         )
 
     def free(self, ticket: KVTicket) -> None:
+        """Free a copy. Call it once the copy was loaded, or never will be."""
         for frame in ticket.frames:
             self._stamps[1 + frame] = 0
         self._free += ticket.frames

@@ -17,10 +17,9 @@ from typing import Protocol, TypeVar
 import msgspec
 import zmq
 
-from stepscope.engine.client.client import payload_of
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable, payload_of
 from stepscope.engine.protocol import replies
-from stepscope.engine.protocol.commands import Command, GetInfo, Submit
+from stepscope.engine.protocol.commands import Command, GetInfo
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Error
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
@@ -79,7 +78,6 @@ class Waiter(Protocol):
 
     def lose(self, error: EngineUnreachable) -> None:
         """Called with the reason if no reply will arrive, because the engine is lost."""
-        ...
 
 
 class EngineClient:
@@ -117,8 +115,6 @@ class EngineClient:
         """
         if self._socket is None or self.info is None or self._closed_because:
             raise EngineUnreachable(self._why_none())
-        if self.info.bundles and isinstance(command, Submit):
-            command = msgspec.structs.replace(command, bundle=True)
         return self._send(command, waiter)
 
     def forget(self, command_id: int) -> None:

@@ -29,7 +29,7 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str, Meta(description="what HTTP clients call the model (default: as it was given)")
     ] = ""
     max_concurrent_requests: Annotated[
-        int, Meta(ge=1, description="HTTP requests at a time; one more gets 503 and Retry-After")
+        int, Meta(ge=1, description="HTTP requests at a time; one more gets 429 and Retry-After")
     ] = 1024
     max_connections: Annotated[
         int, Meta(ge=1, description="HTTP connections that may be open, busy or not")

@@ -13,16 +13,18 @@ Refusals are kept in a list of their own, so that many refusals never push a cha
 `ControlTally`: counts what the control socket refuses.
 """
 
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain, islice, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.audit_fold import are_alike, folded, latest
+from stepscope.engine.protocol.commands import Asker
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited, ControlCounts, KnobValue
 from stepscope.engine.transport.gate import Gate
@@ -79,33 +81,6 @@ class ChangeEffect(NamedTuple):
     version: int | None = None
 
 
-class _Entries:
-    """The last entries of one list (changes or refusals), in the order of their numbers."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._entries: list[Audited] = []
-
-    def __len__(self) -> int:
-        return min(len(self._entries), self.most)
-
-    def add(self, entry: Audited) -> None:
-        self._entries.append(entry)
-        if len(self._entries) >= 2 * self.most:  # seldom, because removing from the front moves all
-            del self._entries[: -self.most]
-
-    def after(self, number: int, limit: int) -> list[Audited]:
-        first = bisect_right(self._entries, number, key=_number)
-        first = max(first, len(self._entries) - len(self))
-        return self._entries[first : first + limit]
-
-    def last(self, num_entries: int) -> list[Audited]:
-        return self._entries[-min(num_entries, len(self)) :] if self._entries else []
-
-    def oldest(self) -> int:
-        return self._entries[-len(self)].number if self._entries else 0
-
-
 def _number(entry: Audited) -> int:
     return entry.number
 
@@ -129,8 +104,10 @@ class AuditTrail:
     def __init__(self, publish: Callable[[Audited], None], clock: Callable[[], int]) -> None:
         self._publish = publish
         self._clock = clock
-        self._changes = _Entries(MAX_ENTRIES)
-        self._refusals = _Entries(MAX_REFUSALS)
+        # In the order of their numbers.
+        self._lists: dict[str, deque[Audited]] = {
+            "changes": deque(maxlen=MAX_ENTRIES), "refusals": deque(maxlen=MAX_REFUSALS)
+        }  # fmt: skip
         self._newest: dict[_Kind, _Newest] = {}
         self.newest = 0  # number of the newest entry
         self._aborts: Audited | None = None  # folded aborts that are not published yet
@@ -210,27 +187,26 @@ class AuditTrail:
     def page(self, after: int, limit: int) -> AuditPage:
         """Return up to `limit` entries with numbers above `after`, folded aborts included."""
         self.publish_aborts()
-        found = self._changes.after(after, limit) + self._refusals.after(after, limit)
-        found.sort(key=_number)
-        starts = [each.oldest() for each in (self._changes, self._refusals) if len(each)]
+        kept = {what: each for what, each in self._lists.items() if each}
+        newest = [takewhile(lambda e: e.number > after, reversed(each)) for each in kept.values()]
+        found = sorted(chain(*newest), key=_number)
         missing = [
-            f"{what} before entry {each.oldest():,} are not kept any more: the engine keeps the "
-            f"last {each.most:,}; a recording of that time has them"
-            for what, each in (("changes", self._changes), ("refusals", self._refusals))
-            if len(each) == each.most and after + 1 < each.oldest()
+            f"{what} before entry {each[0].number:,} are not kept any more: the engine keeps the "
+            f"last {each.maxlen:,}; a recording of that time has them"
+            for what, each in kept.items()
+            if len(each) == each.maxlen and after + 1 < each[0].number
         ]
         return AuditPage(
             entries=found[:limit],
-            oldest=min(starts, default=0),
+            oldest=min((each[0].number for each in kept.values()), default=0),
             newest=self.newest,
             detail="; ".join(missing),
         )
 
     def last(self) -> list[Audited]:
         """Return the entries that a snapshot contains. Call `publish_aborts` first."""
-        entries = self._changes.last(_LOOKED_AT) + self._refusals.last(_LOOKED_AT)
-        entries.sort(key=_number, reverse=True)
-        return latest(entries, IN_SNAPSHOT)
+        newest = (islice(reversed(each), _LOOKED_AT) for each in self._lists.values())
+        return latest(merge(*newest, key=_number, reverse=True), IN_SNAPSHOT)
 
     def publish_if_due(self) -> None:
         """Publish the folded entries that are due. Call it about once a second."""
@@ -271,9 +247,9 @@ class AuditTrail:
         self.newest += 1
         entry = msgspec.structs.replace(entry, number=self.newest)
         if entry.code:
-            self._refusals.add(entry)
+            self._lists["refusals"].append(entry)
         else:
-            self._changes.add(entry)
+            self._lists["changes"].append(entry)
             self._note(entry)
         self._publish(entry)
 

@@ -10,7 +10,7 @@ from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.asker import Asker
+from stepscope.engine.protocol.commands import Asker
 from stepscope.engine.protocol.replies import Ack, Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
@@ -37,11 +37,9 @@ class Steered(Protocol):
     def next_step(self) -> int: ...
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
-        ...
 
     def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
         """Change knobs, from the next step on."""
-        ...
 
     def publish(self, message: Telemetry) -> None: ...
     def clock(self) -> int: ...

@@ -15,11 +15,10 @@ import msgspec
 
 from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail, ControlTally
-from stepscope.engine.loop.delivery import Delivery
+from stepscope.engine.loop.delivery import Delivery, OtherEngine
 from stepscope.engine.loop.inbox import CommandTime, Denial, Departure, Inbox, Item, Refusal, Task
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
-from stepscope.engine.loop.other_engine import OtherEngine
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pending_step import PendingStep
 from stepscope.engine.loop.pipeline import Pipeline

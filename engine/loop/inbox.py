@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Command
+from stepscope.engine.protocol.commands import Asker, Command
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.text.stop_strings import StopText
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
 

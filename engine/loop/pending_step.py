@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope.engine.protocol.wire import Phase, RequestEvent
-from stepscope.engine.scheduling.planned_blocks import PlannedBlocks
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import (
     InFlight,
@@ -13,7 +12,7 @@ from stepscope.engine.scheduling.step import (
     ScheduledStep,
     StepResult,
 )
-from stepscope.engine.telemetry.step_draft import StepDraft
+from stepscope.engine.telemetry.step_draft import PlannedBlocks, StepDraft
 
 
 class Unlaunched:

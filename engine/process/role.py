@@ -10,7 +10,7 @@ from stepscope.engine.handover.decode_link import DecodeLink
 from stepscope.engine.handover.hand_over import HandOver
 from stepscope.engine.handover.shared_memory import SharedMemoryReceiver, SharedMemorySender, sweep
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.other_engine import OtherEngine
+from stepscope.engine.loop.delivery import OtherEngine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes, memory_bytes

@@ -31,18 +31,17 @@ from stepscope.engine.protocol.settings.knobs import (
     knob_specs,
 )
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.kv_cache import KVCacheManager, PrefixHashes
 from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
-from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.telemetry.clock_anchor import anchored
+from stepscope.engine.telemetry.heartbeat import anchored
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.local_engines import sweep
-from stepscope.engine.transport.open_files import allow_many_files
+from stepscope.engine.transport.rate_limit import allow_many_files
 from stepscope.engine.workload.driver import WorkloadDriver
 
 if TYPE_CHECKING:

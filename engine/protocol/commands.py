@@ -5,15 +5,15 @@ it carries the same id: `[id, msgpack reply]`. A connection uses each id once: t
 again get the same answer.
 
 Replies: one command has one reply, except `Submit`. It gets `Submitted`, then `Output` messages
-until one has a `finish_reason`. If a client asks for it, the outputs of several commands come in
-one `Bundle`, whose id is 0.
+until one has a `finish_reason`. Outputs of several commands that are ready together come in one
+`Bundle`, whose id is 0.
 
 Limits: decoding is strict (no unknown fields) and bounded. A command of more than
 `MAX_COMMAND_BYTES` is answered with an error. A frame of more than twice that ends the connection
 without an answer.
 """
 
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,6 +21,40 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams, TokenId
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue, decode_bounded
+
+LOCAL = "local"  # the key of a client with the engine's own account
+_KEY = "key"
+
+
+class Asker(NamedTuple):
+    """The client that gives a command: the name it gives itself, and the key it proved to hold."""
+
+    who: str
+    key: str | None = None
+
+    @property
+    def proved(self) -> str:
+        """Name of the proved key, as "key NAME"; empty without a key.
+
+        Also empty for the key `LOCAL`, which proves only that the client runs in the engine's
+        account. No client can give itself such a name: `claimed` puts it in quotes.
+        """
+        return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
+
+    @property
+    def claimed(self) -> str:
+        """The name the client gives itself, in quotes if it could pass for a proved name."""
+        words = self.who.split()
+        if not words:
+            return "unknown"
+        looks_proved = words[0].casefold() == _KEY or not self.who.isascii()
+        return f'"{self.who}"' if looks_proved else self.who
+
+    @property
+    def name(self) -> str:
+        """The name to show: the proved key if there is one, else the claimed name."""
+        return self.proved or self.claimed
+
 
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_PAST_S = 3_600.0
@@ -66,7 +100,10 @@ class GetKeptSnapshot(Command, frozen=True, kw_only=True):
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the telemetry messages that the engine still keeps, from number `sequence` on."""
+    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
+
+    An answer has at most 256 of them, or fewer if they are large: ask again for more.
+    """
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -180,8 +217,6 @@ class Submit(Command, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0  # lower is served first
     stream: bool = True  # an Output for each step that adds tokens; else one Output at the end
     with_text: bool = True
-    # Its outputs may come in a `Bundle`. Only for engines with `EngineInfo.bundles`.
-    bundle: bool | UnsetType = UNSET
     # Set by a prefill engine that hands the request over to an engine with the role "decode".
     handed_over: HandedOver | UnsetType = UNSET
 

@@ -7,8 +7,9 @@ means that the source cannot know the value; readers show it as unknown, never a
 
 The rows of `wire_rows` are array-encoded, and new fields go to their end. Other messages are
 map-encoded, so that an older reader skips the fields it does not know. Other modules import
-telemetry types from here.
+telemetry types from here, those of `wire_events` and `wire_rows`, too.
 """
+# ruff: noqa: F403, F405 - mypy knows the names
 
 from collections.abc import Callable
 from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
@@ -16,41 +17,8 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Struct
 
-from stepscope.engine.protocol.wire_events import Aborted as Aborted
-from stepscope.engine.protocol.wire_events import Admitted as Admitted
-from stepscope.engine.protocol.wire_events import Arrived as Arrived
-from stepscope.engine.protocol.wire_events import Event as Event
-from stepscope.engine.protocol.wire_events import Finished as Finished
-from stepscope.engine.protocol.wire_events import FirstToken as FirstToken
-from stepscope.engine.protocol.wire_events import Preempted as Preempted
-from stepscope.engine.protocol.wire_events import PrefixMisses as PrefixMisses
-from stepscope.engine.protocol.wire_events import Rejected as Rejected
-from stepscope.engine.protocol.wire_events import RequestEvent as RequestEvent
-from stepscope.engine.protocol.wire_events import RequestOrigin as RequestOrigin
-from stepscope.engine.protocol.wire_requests import FrontTimes as FrontTimes
-from stepscope.engine.protocol.wire_requests import RequestStatus as RequestStatus
-from stepscope.engine.protocol.wire_requests import RequestView as RequestView
-from stepscope.engine.protocol.wire_requests import Transcript as Transcript
-from stepscope.engine.protocol.wire_rows import CACHED as CACHED
-from stepscope.engine.protocol.wire_rows import EMPTY as EMPTY
-from stepscope.engine.protocol.wire_rows import BatchRow as BatchRow
-from stepscope.engine.protocol.wire_rows import BlockMove as BlockMove
-from stepscope.engine.protocol.wire_rows import BlockRun as BlockRun
-from stepscope.engine.protocol.wire_rows import DraftRow as DraftRow
-from stepscope.engine.protocol.wire_rows import FrontEnd as FrontEnd
-from stepscope.engine.protocol.wire_rows import GroupCounts as GroupCounts
-from stepscope.engine.protocol.wire_rows import HeldRow as HeldRow
-from stepscope.engine.protocol.wire_rows import HoldUp as HoldUp
-from stepscope.engine.protocol.wire_rows import KVCounts as KVCounts
-from stepscope.engine.protocol.wire_rows import KVGroup as KVGroup
-from stepscope.engine.protocol.wire_rows import KVTransfers as KVTransfers
-from stepscope.engine.protocol.wire_rows import Phase as Phase
-from stepscope.engine.protocol.wire_rows import PrefillPart as PrefillPart
-from stepscope.engine.protocol.wire_rows import RankTimes as RankTimes
-from stepscope.engine.protocol.wire_rows import RowFlag as RowFlag
-from stepscope.engine.protocol.wire_rows import TakenRow as TakenRow
-from stepscope.engine.protocol.wire_totals import LatencyEstimate as LatencyEstimate
-from stepscope.engine.protocol.wire_totals import Totals as Totals
+from stepscope.engine.protocol.wire_events import *
+from stepscope.engine.protocol.wire_rows import *
 
 SCHEMA_VERSION = 1
 MAX_TELEMETRY_BYTES = 64 * 1024 * 1024
@@ -132,7 +100,7 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     config_hash: str | None = None
     overlap: bool | None = None  # steps may be prepared while the one before runs (`hidden_ns`)
     step_costs: StepCosts | None = None  # None: the engine did not measure
-    bundles: bool = False  # it knows `Submit.bundle`
+    bundles: bool = False  # outputs may come in a `Bundle`
     keeps_snapshots: bool = False  # it knows `GetKeptSnapshot`
     engine: str | None = None  # the attached engine ("vllm"); None: our own engine
     engine_version: str | None = None  # of the attached engine

@@ -222,3 +222,30 @@ class KVCounts(Struct, frozen=True, gc=False):
     # preemption. Older engines counted those again, too.
     queried_tokens: int = 0
     hit_tokens: int = 0  # ... and found
+
+
+class LatencyEstimate(Struct, array_like=True, frozen=True, gc=False):
+    """`count` samples of about this latency, from one bucket of a histogram."""
+
+    ms: float
+    count: int
+
+
+class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counts and latencies over all requests of one record, from an engine that names no requests.
+
+    Of an engine that publishes requests and no blocks, they only tell of the KV cache.
+    """
+
+    num_steps: int | None = None
+    num_prompt_tokens: int | None = None  # of prompts that were prefilled, cached ones included
+    num_output_tokens: int | None = None
+    num_cached_tokens: int | None = None  # of the prompts, found in the prefix cache
+    num_queried_tokens: int | None = None  # of the prompts, looked up in the prefix cache
+    num_preempted: int | None = None
+    num_finished: int | None = None
+    is_load_known: bool = True  # false: ignore the record's counts of running and waiting requests
+    kv_used: float | None = None  # share of the KV cache that requests hold, 0 to 1
+    ttft: list[LatencyEstimate] = []
+    itl: list[LatencyEstimate] = []
+    tpot: list[LatencyEstimate] = []  # mean per output token of each finished request

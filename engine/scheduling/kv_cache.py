@@ -174,26 +174,23 @@ class KVCacheManager:
 
     def drain_moves(self) -> list[BlockMove]:
         """Return the state of each block that changed, and set the counts of the drain to zero."""
-        self._num_evicted_before = self._pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._reset_counts()
         return self._pool.drain_moves()
 
     def drain(self) -> tuple[KVCounts, msgspec.Raw | None]:
         """Return `counts` and, as msgpack, what `drain_moves` returns (None if nothing changed)."""
-        pool = self._pool
         counts = self.counts()
-        self._num_evicted_before = pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
-        return counts, pool.encode_moves()
+        self._reset_counts()
+        return counts, self._pool.encode_moves()
 
     def drain_changes(self) -> dict[int, tuple[BlockState, BlockState]]:
         """Return block id -> (state at the last drain, state now), and set its counts to zero."""
-        self._num_evicted_before = self._pool.num_evicted
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._reset_counts()
         return self._pool.drain_changes()
+
+    def _reset_counts(self) -> None:
+        self._num_evicted_before = self._pool.num_evicted
+        self._num_queried_tokens = self._num_hit_tokens = 0
 
     def publish_again(self, blocks: Iterable[int], counts: KVCounts) -> None:
         """Undo a drain that was not published: the next one will contain what it returned."""
@@ -271,3 +268,41 @@ class KVCacheManager:
 
 def _holds(request: Request, index: int, block: int) -> bool:
     return index < len(request.block_table) and request.block_table[index] == block
+
+
+class PrefixHashes:
+    """Salted 64-bit hashes of the full blocks of requests.
+
+    The hash of a block covers all tokens up to its end, so two requests have the same tokens up to
+    their last equal hash. Without the salt nobody can test whether a hash stands for a certain
+    text.
+
+    Args:
+        salt: a secret, different for each engine; 64 bytes at most.
+    """
+
+    def __init__(self, kv: KVCacheManager, salt: bytes) -> None:
+        self._kv = kv
+        self._salt = salt
+
+    def of_prompt(self, request: Request) -> list[int]:
+        """Hashes of the full blocks of the prompt."""
+        num_full = request.num_prompt_tokens // self._kv.block_size
+        return [self._named(request, index) for index in range(num_full)]
+
+    def of_output(self, request: Request) -> list[int]:
+        """Hashes of the full blocks that follow those of the prompt, as far as tokens exist."""
+        first = request.num_prompt_tokens // self._kv.block_size
+        num_full = len(request.token_ids) // self._kv.block_size
+        return [self._named(request, index) for index in range(first, num_full)]
+
+    def _named(self, request: Request, index: int) -> int:
+        digest = self._kv.digest(request, index)
+        if isinstance(digest, int):
+            digest = digest.to_bytes(16, "big", signed=True)
+        return salted(digest, self._salt)
+
+
+def salted(digest: bytes, salt: bytes) -> int:
+    """Return the 64-bit hash to publish for the hash by which the engine identifies a block."""
+    return int.from_bytes(hashlib.blake2b(digest, digest_size=8, key=salt).digest(), "big")

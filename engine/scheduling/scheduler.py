@@ -25,11 +25,9 @@ from stepscope.engine.protocol.wire import (
     Preempted,
     RequestEvent,
 )
-from stepscope.engine.scheduling.batching import BATCHING_MODES
-from stepscope.engine.scheduling.cadence import PrefillCadence
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
+from stepscope.engine.scheduling.batching import BATCHING_MODES, PrefillCadence
+from stepscope.engine.scheduling.kv_cache import KVCacheManager, PrefixHashes
 from stepscope.engine.scheduling.ngram import NgramProposer
-from stepscope.engine.scheduling.prefix_hashes import PrefixHashes
 from stepscope.engine.scheduling.request import Request, RequestStatus, WaitingQueue
 from stepscope.engine.scheduling.step import KVReceiver, ScheduledRow
 from stepscope.engine.scheduling.step_plan import StepPlan

@@ -32,7 +32,6 @@ class InFlight(Protocol):
 
     def collect(self) -> "StepResult":
         """Wait for the step and return its result. Call it once, in the order of the launches."""
-        ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,11 +97,9 @@ class Runner(Protocol):
 
     def clock(self) -> int:
         """Return the time in nanoseconds: `time.monotonic_ns`, or virtual time."""
-        ...
 
     def execute(self, step: ScheduledStep) -> StepResult:
         """Run the model over `step.rows`, and sample for the rows with `samples`."""
-        ...
 
     def launch(self, step: ScheduledStep) -> InFlight:
         """Start to execute a step, without waiting for it.
@@ -111,7 +108,6 @@ class Runner(Protocol):
         a CPU, the step has already run when this returns. Overlap is useless there: it would only
         delay the result of a step by the run of the next (`EngineConfig.overlaps`).
         """
-        ...
 
 
 class KVReceiver(Protocol):
@@ -119,7 +115,6 @@ class KVReceiver(Protocol):
 
     def check(self, ticket: KVTicket, num_tokens: int) -> None:
         """Raise ConfigError if the ticket does not stand for `num_tokens` tokens of our model."""
-        ...
 
     def load(self, ticket: KVTicket, blocks: Sequence[int], num_present: int) -> bool:
         """Copy the keys and values of a ticket into `blocks`.
@@ -129,4 +124,3 @@ class KVReceiver(Protocol):
         Returns:
             False if the other engine no longer has them; the blocks then have undefined content.
         """
-        ...

@@ -10,23 +10,25 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 _MIN_TOKENS = 2  # different numbers of tokens that the points must have
-_COLUMNS = ("tokens", "context", "seconds")
 
 
-class MeasuredPoint(NamedTuple):
-    """The size of a step, and how long such a step took."""
+class MeasuredPoint(msgspec.Struct, frozen=True):
+    """The size of a step, and how long such a step took. The names are the columns of a CSV."""
 
-    num_tokens: int
-    num_context_tokens: int  # over all rows
-    seconds: float
+    num_tokens: Annotated[int, Meta(ge=1)] = msgspec.field(name="tokens")
+    # Over all rows.
+    num_context_tokens: Annotated[int, Meta(ge=0)] = msgspec.field(name="context")
+    seconds: Annotated[float, Meta(gt=0)]
 
 
 class MeasuredModel:
@@ -109,26 +111,17 @@ def read_points(path: Path, model: str | None = None) -> list[MeasuredPoint]:
 
 
 def _of_csv(path: Path, text: str) -> list[MeasuredPoint]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            "bad_points",
-            f"{path} has no column {missing[0]!r}; a CSV of points begins with "
-            f"the line {','.join(_COLUMNS)}",
-        )
+    reader = csv.DictReader(text.splitlines(), restkey="more", skipinitialspace=True)
     points = []
-    for row in reader:
+    for found in reader:
         try:
-            point = MeasuredPoint(int(row["tokens"]), int(row["context"]), float(row["seconds"]))
-        except (TypeError, ValueError):
+            points.append(msgspec.convert(found, MeasuredPoint, strict=False))
+        except msgspec.ValidationError as error:
             raise ConfigError(
-                "bad_points", f"{path}, line {reader.line_num}: three numbers are needed"
+                "bad_points",
+                f"{path}, line {reader.line_num}: {in_words(error).text}; a CSV of points begins "
+                "with the line tokens,context,seconds",
             ) from None
-        if point.num_tokens < 1 or point.num_context_tokens < 0 or not point.seconds > 0:
-            wanted = "tokens and seconds must be above 0, context must not be negative"
-            raise ConfigError("bad_points", f"{path}, line {reader.line_num}: {wanted}")
-        points.append(point)
     return points
 
 

@@ -1,8 +1,11 @@
 """`Heartbeat`: publishes the engine's info and status regularly, whether or not steps run."""
 
+import time
 from typing import Protocol
 
-from stepscope.engine.protocol.wire import EngineState
+import msgspec
+
+from stepscope.engine.protocol.wire import EngineInfo, EngineState
 
 STATUS_INTERVAL_NS = 1_000_000_000
 INFO_INTERVAL_NS = 5_000_000_000
@@ -18,23 +21,18 @@ class StatusSource(Protocol):
     @property
     def has_unpublished(self) -> bool:
         """Whether something happened that no message has reported yet."""
-        ...
 
     def clock(self) -> int:
         """The engine's time, in nanoseconds."""
-        ...
 
     def publish_info(self) -> None:
         """Publish `EngineInfo`."""
-        ...
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """Publish a status, with what happened since the last message."""
-        ...
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Take a snapshot and keep it for subscribers that join later, if one is due."""
-        ...
 
 
 class Heartbeat:
@@ -84,3 +82,15 @@ class Heartbeat:
         self._published_state = state
         self.next_status_ns = now_ns + STATUS_INTERVAL_NS
         self._engine.publish_status(state, now_ns)
+
+
+_CLOCKS_MOVED_NS = 50_000_000
+
+
+def anchored(info: EngineInfo) -> EngineInfo:
+    """Return `info` with current values of both clocks, if their difference has changed."""
+    monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+    moved_ns = (wall_ns - monotonic_ns) - (info.wall_ns - info.monotonic_ns)
+    if abs(moved_ns) < _CLOCKS_MOVED_NS:
+        return info
+    return msgspec.structs.replace(info, monotonic_ns=monotonic_ns, wall_ns=wall_ns)

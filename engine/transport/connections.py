@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change, Command
-from stepscope.engine.transport.authorised_keys import Holder
+from stepscope.engine.protocol.commands import Asker, Change, Command
 from stepscope.engine.transport.gate import Gate
+from stepscope.engine.transport.keys import Holder
 
 _NO_NAME = Change().who
 _LOCAL_PEER = "localhost:"  # libzmq's name for the peer of a Unix socket, before uid, gid and pid

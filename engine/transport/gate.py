@@ -19,10 +19,9 @@ import zmq
 from zmq.utils import z85
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.authorised_keys import Holder, KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.keys import Credentials, KeyPair
-from stepscope.engine.transport.open_files import is_out_of_files
+from stepscope.engine.transport.keys import Credentials, Holder, KeyFolder, KeyPair
+from stepscope.engine.transport.rate_limit import is_out_of_files
 
 
 def stand_back(context: "zmq.Context[Any]") -> None:

@@ -1,4 +1,4 @@
-"""`RateLimiter`: bounds the time that the control thread spends on clients. Belongs to that thread.
+"""`RateLimiter`: bounds the time that the control thread spends on clients; and open files.
 
 There are two bounds (token buckets, as in RFC 2697):
 - If a client is over the bound of one client, its commands are refused.
@@ -10,6 +10,9 @@ After such a pause several messages are read at once. Each time that the thread 
 Python's interpreter lock from the engine's thread, so it should wake seldom.
 """
 
+import contextlib
+import errno
+import resource
 import time
 from collections.abc import Callable
 
@@ -126,3 +129,22 @@ class RateLimiter:
             bucket.fill(now_s)
             if bucket.level >= bucket.burst:
                 del self._clients[client]
+
+
+_MANY = 65_536  # the limit to set if the system has none
+
+
+def allow_many_files() -> int:
+    """Raise the soft limit, often a thousand, as far as this user may. Returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+def is_out_of_files(error: OSError) -> bool:
+    """Whether an error means that the limit of open files was reached, not that a file is bad."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -93,15 +93,17 @@ class Arrival:
     """One request to be sent, and when.
 
     `prompt` is long enough for `num_prompt_tokens` tokens, by a generous estimate; the engine cuts
-    the prompt to exactly that many.
+    the prompt to exactly that many. It is empty until `synthetic` writes it.
     """
 
     offset_s: float  # since the start of the workload
     name: str
     kind: Literal["chat", "document", "trace"]
-    prompt: str
     num_prompt_tokens: int
     max_tokens: int
+    prompt: str = ""
+    key: int = 0  # selects its text
+    num_shared_tokens: int = 0  # tokens of the system prompt that all chats share
     is_cut: bool = False  # it was cut, because it was too long for the model
     temperature: float = 0.0
     seed: int | None = None
@@ -173,22 +175,7 @@ class PromptWriter:
         return math.ceil(num_tokens * self._chars_per_token)
 
 
-@dataclass(frozen=True, slots=True)
-class MixRequest:
-    """One request of a synthetic mix, without its text."""
-
-    offset_s: float  # since the start of the workload
-    name: str
-    kind: Literal["chat", "document"]
-    key: int  # selects its text
-    num_prompt_tokens: int
-    max_tokens: int
-    num_shared_tokens: int  # tokens of the system prompt that all chats share
-    is_cut: bool
-    seed: int | None
-
-
-def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
+def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[Arrival]:
     """Yield `spec.num_requests` chats and documents (or no end of them) with Poisson arrivals."""
     source = random.Random(spec.seed)
     # Texts depend on the seed, too; otherwise a second run would hit the prefixes of the first.
@@ -205,15 +192,16 @@ def mix(spec: WorkloadSpec, max_model_len: int | None) -> Iterator[MixRequest]:
             max_model_len,
         )
         kind: Literal["chat", "document"] = "document" if is_document else "chat"
-        yield MixRequest(
+        yield Arrival(
             offset_s=offset_s,
             name=f"{kind}-{number}",
             kind=kind,
-            key=first_key + number,
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=max_tokens,
+            key=first_key + number,
             num_shared_tokens=0 if is_document else spec.chat_tokens // 4,
             is_cut=is_cut,
+            temperature=spec.temperature,
             seed=source.getrandbits(62) if spec.temperature else None,
         )
         number += 1
@@ -231,18 +219,7 @@ def synthetic(
             prompt = writer.unique(each.key, each.num_prompt_tokens)
         else:
             prompt = writer.chat(each.key, each.num_prompt_tokens, each.num_shared_tokens)
-        yield Arrival(
-            offset_s=each.offset_s,
-            name=each.name,
-            kind=each.kind,
-            prompt=prompt,
-            num_prompt_tokens=each.num_prompt_tokens,
-            max_tokens=each.max_tokens,
-            is_cut=each.is_cut,
-            temperature=spec.temperature,
-            seed=each.seed,
-            is_question=is_question,
-        )
+        yield replace(each, prompt=prompt, is_question=is_question)
 
 
 def from_trace(

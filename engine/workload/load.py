@@ -9,11 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineSilent, EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineSilent, EngineUnreachable
 from stepscope.engine.protocol.commands import Abort
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 from stepscope.engine.transport.local_engines import is_refused
@@ -115,12 +111,10 @@ class LoadGenerator:
         self._open: dict[int, _OpenRequest] = {}  # by command id
         self._heard_s = 0.0
         self._answered_s = 0.0  # when the engine last answered that it is there
-        self._bundles: bool | UnsetType = UNSET  # True if the engine knows `Bundle`
 
     def run(self) -> LoadReport:
         """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
-        info = self._client.info()
-        engine_id, self._bundles = info.engine_id, info.bundles or UNSET
+        engine_id = self._client.info().engine_id
         start_s = self._heard_s = time.perf_counter()
         # Delays by `max_concurrency` and by silence. They move all later arrivals, too, so that no
         # burst follows.
@@ -175,8 +169,7 @@ class LoadGenerator:
         return self._max_concurrency is None or len(self._open) < self._max_concurrency
 
     def _send(self, arrival: Arrival) -> None:
-        submit = msgspec.structs.replace(arrival.submit(), bundle=self._bundles)
-        command_id = self._client.send(submit)
+        command_id = self._client.send(arrival.submit())
         self._open[command_id] = _OpenRequest(sent_s=time.perf_counter())
         self.report.num_sent += 1
         self.report.num_cut += arrival.is_cut

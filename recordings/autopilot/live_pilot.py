@@ -6,8 +6,7 @@ expires and the engine restores the knobs.
 
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, KnobValue, Snapshot

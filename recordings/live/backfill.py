@@ -14,8 +14,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineGone, EngineUnreachable
+from stepscope.engine.client.client import (
+    CommandRefused,
+    ControlClient,
+    EngineGone,
+    EngineUnreachable,
+)
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import MAX_PAST_S, ReplayFrom
 from stepscope.engine.protocol.replies import Replayed

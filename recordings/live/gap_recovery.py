@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom

@@ -11,8 +11,7 @@ import time
 import uuid
 
 from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, reading_of
-from stepscope.engine.adapters.metrics.interval import has_restarted, totals
-from stepscope.engine.adapters.metrics.reading import Reading
+from stepscope.engine.adapters.metrics.reading import Reading, has_restarted, totals
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus

@@ -4,8 +4,7 @@ import logging
 import threading
 import time
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import Error, Replayed
 from stepscope.engine.protocol.wire import Snapshot

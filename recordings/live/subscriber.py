@@ -15,9 +15,9 @@ from typing import Literal, TypeAlias
 import msgspec
 import zmq
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import (
+from stepscope.engine.client.client import (
     CommandRefused,
+    ControlClient,
     EngineSilent,
     EngineStarting,
     EngineUnreachable,

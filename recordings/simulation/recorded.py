@@ -20,8 +20,8 @@ from stepscope.engine.protocol.wire import (
     RequestView,
     StepRecord,
 )
-from stepscope.engine.simulation.virtual.cluster import TimedKnobs
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.session import TimedKnobs
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, moments
 from stepscope.recordings.export.mooncake import Chain, PrefixBook

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.simulation.virtual.cluster import TimedKnobs, run_cluster
 from stepscope.engine.simulation.virtual.replica import Replica
+from stepscope.engine.simulation.virtual.session import TimedKnobs, run_cluster
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
 from stepscope.recordings.simulation.machine_speed import MachineStepTimes

@@ -8,8 +8,7 @@ Texts of knobs and their values, the same wherever they are shown.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
 

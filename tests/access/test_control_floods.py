@@ -4,8 +4,7 @@ import queue
 import socket
 import struct
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.bulk_replies import (
-    MAX_PENDING,
-    MAX_REPLAY_FRAMES,
-    SLICE,
-    BulkReplies,
-    replayed,
-)
+from stepscope.engine.control.bulk_replies import MAX_PENDING, BulkReplies
 from stepscope.engine.control.remote_client import RemoteClient
 from stepscope.engine.loop import inbox
 from stepscope.engine.loop.audit import REFUSED_FOLD_NS, AuditTrail, ChangeEffect
@@ -32,8 +25,8 @@ from stepscope.engine.loop.inbox import (
     Departure,
     Inbox,
 )
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
+    Asker,
     Change,
     Drain,
     GetInfo,
@@ -46,20 +39,13 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.replies import Ack, Error, Replayed, ReplayedFrame, Submitted
+from stepscope.engine.protocol.replies import Ack, Error, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit, sockets
 from stepscope.engine.transport.rate_limit import RateLimiter
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
-
 
 # One turn of the inbox
 
@@ -291,7 +277,7 @@ def test_refusals_of_a_flooding_viewer_share_audit_entries_and_push_no_change_ou
 def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first() -> None:
     clock = Clock()
     audit, _ = trail(clock)
-    audit._refusals.most = 10
+    audit._lists["refusals"] = deque(maxlen=10)
     for number in range(100):
         audit.refused(f"Kind{number}", Asker("anna"), "viewer", "no")
         clock.now_ns += REFUSED_FOLD_NS
@@ -309,33 +295,6 @@ def test_the_audit_bounds_refusals_apart_from_changes_and_drops_the_oldest_first
 # Answers of many bytes
 
 
-class Ring:
-    """Messages of one size, and how many were read in one go."""
-
-    def __init__(self, num_messages: int, num_bytes: int) -> None:
-        self.most = 0
-        self._num_messages = num_messages
-        self._payload = bytes(num_bytes)
-
-    def replay(self, sequence: int, limit: int) -> Replayed:
-        end = min(self._num_messages, sequence + limit)
-        frames = [ReplayedFrame(b"step", number, self._payload) for number in range(sequence, end)]
-        self.most = max(self.most, len(frames))
-        return Replayed(frames=frames, oldest_sequence=0, next_sequence=self._num_messages)
-
-
-@pytest.mark.parametrize(("num_bytes", "whole"), [(1, MAX_REPLAY_FRAMES), (50_000, 5)])
-def test_a_replay_reply_is_read_in_slices_and_bounded_in_messages_and_bytes(
-    num_bytes: int, whole: int
-) -> None:
-    ring = Ring(9_000, num_bytes)
-    *pauses, reply = replayed(ring.replay, 3, 10_000)
-    assert isinstance(reply, Replayed)
-    assert [frame.sequence for frame in reply.frames] == list(range(3, 3 + whole))
-    assert ring.most <= SLICE
-    assert pauses == [None] * -(-whole // SLICE)
-
-
 class Asked:
     """Queries to an engine that never answers, and to a ring of one message."""
 
@@ -343,7 +302,8 @@ class Asked:
         self.answered: queue.Queue[bytes] = queue.Queue()
         self.inbox: list[Any] = []
         engine: Any = SimpleNamespace(inbox=SimpleNamespace(put=self.inbox.append))
-        self.bulk = BulkReplies(engine, Ring(1, 1).replay, self._posted)
+        ring = Replayed(frames=[], oldest_sequence=0, next_sequence=1)
+        self.bulk = BulkReplies(engine, lambda sequence, limit: ring, self._posted)
 
     def _posted(self, outgoing: Any) -> None:
         self.answered.put(outgoing[0].account)

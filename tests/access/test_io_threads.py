@@ -12,7 +12,7 @@ from stepscope.engine.telemetry import sender
 PUBLISH = """
 import os, sys, time
 from pathlib import Path
-from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.telemetry import sender
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.telemetry.publisher import Publisher

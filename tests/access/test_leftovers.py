@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineGone
+from stepscope.engine.client.client import ControlClient, EngineGone
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -88,6 +87,8 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_a_killed_engine(
     said = rf"^demo-1 is gone: killed or crashed \(pid {pid}\)$"
     with ControlClient("demo-1") as client, pytest.raises(EngineGone, match=said):
         client.info()
+    with EndpointLock(Endpoint.parse("demo-1")):
+        assert names(folder) == ["demo-1.lock"]
 
 
 def test_the_lock_file_of_a_killed_engine_is_kept_for_a_day(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import GetAudit
+from stepscope.engine.protocol.commands import Asker, GetAudit
 from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text

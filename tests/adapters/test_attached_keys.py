@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.adapters.vllm.attachment import attach
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.authorised_keys import KeyFolder, Role
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.keys import read_credentials
+from stepscope.engine.transport.keys import KeyFolder, Role, read_credentials
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.ports import free_port
 

@@ -1,8 +1,6 @@
 """The SGLang plugin does nothing unless asked, and whatever fails in it leaves SGLang unchanged."""
 
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,21 +10,13 @@ from typing import Any
 import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
-from stepscope.engine.adapters.sglang import plugin, support
+from stepscope.engine.adapters.sglang import plugin, shapes
 from stepscope.engine.adapters.sglang.watcher import PageCounts
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import AttachSglang
+from tests.adapters.laws import check_detached, fail
 from tests.adapters.sglang_objects import AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import Scheduler, turn
-from tests.support.waiting import wait_for
-
-
-class InjectedError(Exception):
-    """An error that stepscope's code does not expect."""
-
-
-def fail(*args: object, **kwargs: object) -> Any:
-    raise InjectedError
 
 
 def outside(scheduler: Scheduler) -> dict[str, object]:
@@ -82,20 +72,12 @@ def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_sglang(
     monkeypatch.setattr(*PLACES[place](attachment), fail)
     attachment._next_tend_ns = 0  # commands and heartbeat are due
     assert play(scheduler) == expected
-    assert not attachment.is_attached
     assert outside(scheduler) == before
     assert all(req.finished() for req in scheduler.requests)
-    wait_for(
-        lambda: "stepscope" not in [thread.name for thread in threading.enumerate()],
-        "sockets and threads are closed",
-    )
-    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "stepscope has detached itself, SGLang goes on: InjectedError" in warnings[0].message
+    check_detached(attachment, tmp_path, caplog, "SGLang")
 
 
-@pytest.mark.parametrize("missing", support.NEEDED)
+@pytest.mark.parametrize("missing", shapes.NEEDED)
 def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named(
     attach_sglang: AttachSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
@@ -103,7 +85,7 @@ def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named
     before = outside(scheduler)
     owner = scheduler if missing in vars(scheduler) else Scheduler
     monkeypatch.delattr(owner, missing)
-    with pytest.raises(support.UnknownSglangError, match=f"has no .*{missing}"):
+    with pytest.raises(shapes.UnknownSglangError, match=f"has no .*{missing}"):
         attach_sglang(scheduler)
     monkeypatch.undo()
     assert outside(scheduler) == before
@@ -127,7 +109,7 @@ def test_an_unsupported_way_to_run_sglang_is_refused_by_name(
 ) -> None:
     scheduler = Scheduler()
     NOT_WATCHED[what](scheduler)
-    with pytest.raises(support.UnknownSglangError, match=f"does not watch .*{what}"):
+    with pytest.raises(shapes.UnknownSglangError, match=f"does not watch .*{what}"):
         attach_sglang(scheduler)
 
 
@@ -230,24 +212,3 @@ def test_an_error_in_the_plugin_is_logged_and_not_raised(
     plugin.register()
     assert caplog.text.count("stepscope is not attached") == 2
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-
-
-def test_without_the_environment_variable_the_plugin_imports_nothing_of_stepscope() -> None:
-    code = (
-        "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
-        "from stepscope.engine.adapters.sglang import plugin; plugin.register()\n"
-        "print(sorted(name for name in sys.modules if name.startswith(('stepscope', 'zmq'))))"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    package = "stepscope.engine.adapters.sglang"
-    assert found.stdout.strip() == str(
-        [
-            "stepscope",
-            "stepscope.engine",
-            "stepscope.engine.adapters",
-            package,
-            f"{package}.plugin",
-        ]
-    )

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
-from stepscope.engine.adapters.sglang.broadcast import around_change
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.adapters.sglang.knobs import around_change
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.protocol.wire import KnobValue, StepRecord
 from tests.adapters.conftest import AttachSglang, published
 from tests.adapters.sglang_objects import (

@@ -2,29 +2,17 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    EngineInfo,
-    Finished,
-    FirstToken,
-    Phase,
-    Preempted,
-    Snapshot,
-    StepRecord,
-)
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import AttachSglang, published
+from tests.adapters.laws import check_computed_tokens, check_no_token_id, check_rows
 from tests.adapters.sglang_objects import PAGE, AbortReq, TokenizedGenerateReqInput
 from tests.adapters.sglang_stand_in import SECRET_TOKEN, Scheduler, turn
+from tests.attached.published import Published
 from tests.support.sessions.seek_sessions import record
 
 LOOPS: dict[str, dict[str, bool]] = {
@@ -63,8 +51,9 @@ class Run:
             assert attachment.is_attached
         attachment.close()
         self.messages = published(attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
-        self.names = {each.request_id: each.client_id for each in self.events(Arrived)}
+        self.found = Published([message for _, message in self.messages])
+        self.steps, self.events = self.found.steps, self.found.of
+        self.names = {number: name for name, number in self.found.names.items()}
 
     def _aborts(self) -> list[AbortReq]:
         """Abort at most one request a turn: the first in a state in which none was aborted yet."""
@@ -82,14 +71,6 @@ class Run:
                         return [AbortReq(req.rid)]
         return []
 
-    def events(self, kind: type[Any]) -> list[Any]:
-        return [
-            event
-            for _, message in self.messages
-            for event in getattr(message, "events", ())
-            if isinstance(event, kind)
-        ]
-
 
 @pytest.fixture(params=LOOPS)
 def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
@@ -97,20 +78,16 @@ def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
 
 
 def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> None:
-    assert [step.step for step in run.steps] == list(range(len(run.scheduler.scheduled)))
-    for step, tokens in zip(run.steps, run.scheduler.scheduled, strict=True):
-        rows = {run.names[row.request_id]: row.num_tokens for row in step.batch or ()}
-        assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
-        assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
-        assert rows.items() <= tokens.items()
+    check_rows(run.found, run.scheduler.scheduled)
+    for step in run.steps:
         if step.num_prefill_tokens:
-            assert sum(rows.values()) <= step.token_budget == 16
+            assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget == 16
 
 
 def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> None:
     reasons = {req.rid: req.finished_reason for req in run.scheduler.requests}
-    finished = {run.names[each.request_id]: each for each in run.events(Finished)}
-    aborted = {run.names[each.request_id] for each in run.events(Aborted)}
+    finished = {run.names[each.request_id]: each for each in run.events(wire.Finished)}
+    aborted = {run.names[each.request_id] for each in run.events(wire.Aborted)}
     assert {rid for rid, reason in reasons.items() if reason and reason.type == "abort"} == aborted
     assert aborted == run.aborted_when.keys()
     assert len(aborted) == 3
@@ -121,39 +98,25 @@ def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> No
     for req in run.scheduler.requests:
         if req.rid in finished:
             assert finished[req.rid].num_output_tokens == len(req.output_ids)
-    assert len(run.events(Finished)) + len(run.events(Aborted)) == len(run.names) == 12
+    assert len(run.events(wire.Finished)) + len(run.events(wire.Aborted)) == len(run.names) == 12
 
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(run: Run) -> None:
-    prompts = {each.request_id: each.num_prompt_tokens for each in run.events(Arrived)}
-    hits = {each.request_id: each.num_cached_tokens for each in run.events(Admitted)}
-    preempted = {each.request_id for each in run.events(Preempted)}
-    computed: Counter[int] = Counter()
-    for step in run.steps:
-        for row in step.batch or ():
-            computed[row.request_id] += row.num_tokens
-    whole = [each for each in run.events(Finished) if each.request_id not in preempted]
-    assert whole
-    for each in whole:
-        name = each.request_id
-        assert computed[name] == prompts[name] + each.num_output_tokens - 1 - hits[name]
-    firsts = Counter(each.request_id for each in run.events(FirstToken))
-    assert set(firsts.values()) == {1}
-    assert firsts.keys() >= {each.request_id for each in run.events(Finished)}
+    check_computed_tokens(run.found)
 
 
 def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(run: Run) -> None:
-    preempted = [run.names[each.request_id] for each in run.events(Preempted)]
+    preempted = [run.names[each.request_id] for each in run.events(wire.Preempted)]
     assert Counter(preempted) == Counter(run.scheduler.retracted)
-    assert {each.reason for each in run.events(Preempted)} == {"out of KV blocks"}
+    assert {each.reason for each in run.events(wire.Preempted)} == {"out of KV blocks"}
     assert preempted
     recomputed = {
         run.names[row.request_id]
         for step in run.steps
         for row in step.batch or ()
-        if row.phase == Phase.RECOMPUTE
+        if row.phase == wire.Phase.RECOMPUTE
     }
-    ended = {run.names[each.request_id] for each in run.events(Aborted)}
+    ended = {run.names[each.request_id] for each in run.events(wire.Aborted)}
     assert set(preempted) - ended <= recomputed <= set(preempted)
 
 
@@ -173,16 +136,16 @@ def test_after_a_pause_that_retracts_every_request_all_of_them_finish(
         turn([scheduler])
     assert attachment.is_attached
     attachment.close()
-    events = [event for _, m in published(attachment) for event in getattr(m, "events", ())]
-    preempted = [event for event in events if isinstance(event, Preempted)]
+    found = Published([message for _, message in published(attachment)])
+    preempted = found.of(wire.Preempted)
     assert len(preempted) == num_waiting > 1
     assert {event.reason for event in preempted} == {"for a request of higher priority, or a pause"}
-    assert sum(isinstance(event, Finished) for event in events) == 6
+    assert len(found.ends) == 6
 
 
 def test_published_prefix_hits_equal_those_of_sglangs_radix_cache(run: Run) -> None:
     hits: dict[str, int] = {}
-    for each in run.events(Admitted):
+    for each in run.events(wire.Admitted):
         hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
     in_a_chunk = {rid for rid, state in run.aborted_when.items() if state == "in a chunk"}
     expected = run.scheduler.hits
@@ -221,9 +184,9 @@ def test_page_counts_are_published_without_a_block_map(run: Run) -> None:
     session = SessionState()
     for _, message in run.messages:
         session.apply(message)
-        if isinstance(message, EngineInfo):
+        if isinstance(message, wire.EngineInfo):
             assert (message.engine, message.num_blocks, message.block_size) == ("sglang", None, 4)
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             assert message.kv is not None
             assert message.blocks is None
     assert session.blocks is None
@@ -238,6 +201,4 @@ def test_with_overlap_rows_of_an_ended_request_in_flight_are_counted_as_wasted(
 
 
 def test_no_token_id_of_sglang_is_in_telemetry(attach_sglang: AttachSglang) -> None:
-    run = Run(attach_sglang, "normal")
-    needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
-    assert not [m for _, m in run.messages if needle in wire.encode(m)]
+    check_no_token_id(Run(attach_sglang, "normal").messages, SECRET_TOKEN)

@@ -1,6 +1,5 @@
 """Whatever fails in stepscope, vLLM keeps its own methods, values and results."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from tests.adapters.conftest import Attach
+from tests.adapters.laws import check_detached, fail
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.waiting import wait_for
 
@@ -24,14 +24,6 @@ LIVE = {
     "reserve": "none",
     "watermark": 0.25,
 }
-
-
-class InjectedError(Exception):
-    """An error that stepscope's code does not expect."""
-
-
-def fail(*args: object, **kwargs: object) -> Any:
-    raise InjectedError
 
 
 def outside(scheduler: PlayedScheduler) -> dict[str, object]:
@@ -82,19 +74,11 @@ def test_an_error_anywhere_detaches_stepscope_and_changes_nothing_for_vllm(
     attachment._next_tend_ns = 0  # commands and heartbeat are due
     for _ in play:
         """Every call of vLLM returns what was recorded."""
-    assert not attachment.is_attached
     assert outside(scheduler) == before
     assert [without_objects(each.__dict__) for each in scheduler.outputs] == [
         without_objects(each) for each in expected
     ]
-    wait_for(
-        lambda: "stepscope" not in [thread.name for thread in threading.enumerate()],
-        "sockets and threads are closed",
-    )
-    assert not [path for path in tmp_path.iterdir() if path.is_socket()]
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "stepscope has detached itself, vLLM goes on: InjectedError" in warnings[0].message
+    check_detached(attachment, tmp_path, caplog, "vLLM")
 
 
 def played_alone(case: str) -> list[Any]:

@@ -3,21 +3,14 @@
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    EMPTY,
-    EngineInfo,
-    GroupCounts,
-    KVGroup,
-    KVTransfers,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Admitted, EngineStatus, StepRecord
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.history.history import History
@@ -63,11 +56,11 @@ class Played:
                 found["waits"] = Counter({name: state.get(name, 0) for name in WAITS})
                 self.truth.append(found)
         with attachment.notes.done():
-            self.snapshot: Snapshot = attachment.core.snapshot()
+            self.snapshot: wire.Snapshot = attachment.core.snapshot()
         attachment.close()
         self.messages = published(attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
-        self.info = next(m for _, m in self.messages if isinstance(m, EngineInfo))
+        self.steps = [m for _, m in self.messages if isinstance(m, wire.StepRecord)]
+        self.info = next(m for _, m in self.messages if isinstance(m, wire.EngineInfo))
 
 
 @pytest.mark.parametrize("case", ["windows", "hybrid", "connector"])
@@ -101,7 +94,7 @@ def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
     played = Played(attach, "connector")
     since: dict[str, set[int | None]] = {name: set() for name in WAITS}
     for step, truth in zip(played.steps, played.truth, strict=True):
-        told = step.kv_transfers or KVTransfers()
+        told = step.kv_transfers or wire.KVTransfers()
         assert (told.num_loading, told.num_sending) == tuple(truth["waits"][n] for n in WAITS)
         since["loading"].add(told.loading_since_ns)
         since["sending"].add(told.sending_since_ns)
@@ -115,7 +108,7 @@ def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, c
     state = SessionState()
     for _, message in played.messages:
         state.apply(message)
-        if not isinstance(message, StepRecord):
+        if not isinstance(message, wire.StepRecord):
             continue
         assert message.kv_groups is not None
         assert state.block_owner is not None
@@ -129,13 +122,13 @@ def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, c
     assert late.blocks == state.blocks
     assert late.kv_groups == state.kv_groups
     assert [each.used for each in state.kv_groups or ()] == [0] * len(late.kv_groups or ())
-    assert set(late.block_owner or ()) - {EMPTY}  # some are cached
+    assert set(late.block_owner or ()) - {wire.EMPTY}  # some are cached
 
 
 def test_layers_that_hold_the_same_of_a_context_are_one_group(attach: Attach) -> None:
     assert Played(attach, "windows").info.kv_groups == (
-        KVGroup("full attention", 2, 16),
-        KVGroup("sliding window", 4, 16, 40, 2),
+        wire.KVGroup("full attention", 2, 16),
+        wire.KVGroup("sliding window", 4, 16, 40, 2),
     )
     groups = Played(attach, "hybrid").info.kv_groups or ()
     assert [(group.kind, group.window) for group in groups] == [
@@ -158,11 +151,11 @@ def test_with_one_group_no_message_tells_of_groups(attach: Attach) -> None:
 
 def test_verify_names_groups_that_do_not_add_up_to_the_pool(attach: Attach, tmp_path: Path) -> None:
     played = Played(attach, "windows")
-    messages: list[tuple[int, Telemetry]] = []
+    messages: list[tuple[int, wire.Telemetry]] = []
     for sequence, message in played.messages:
         wrong = message
-        if isinstance(message, StepRecord) and message.step == 30:
-            counts = [GroupCounts(1, 0), *(message.kv_groups or ())[1:]]
+        if isinstance(message, wire.StepRecord) and message.step == 30:
+            counts = [wire.GroupCounts(1, 0), *(message.kv_groups or ())[1:]]
             wrong = msgspec.structs.replace(message, kv_groups=counts)
         messages.append((sequence, wrong))
     report = verify(record(tmp_path / "wrong.mcap", messages), lambda share: None)
@@ -198,3 +191,34 @@ def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> N
     assert [cells.count(letter) for letter in "abc"] == [each.cached for each in counts]
     assert "fragmentation" in "\n".join(body)  # of blocks of several groups it is unknown
     assert re.search(r"fragmentation +—", "\n".join(body))
+
+
+# The figure of the whole pool
+
+
+def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "prefix")
+    scheduler.kv_cache_config = SimpleNamespace(kv_cache_groups=[None, None])
+    attachment = attach(scheduler)
+    told, history = [], History()
+    for call in scheduler.play():
+        usage = 1 - scheduler.num_free / scheduler.head["num_blocks"]
+        scheduler.kv_cache_manager.usage = usage
+        if call == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
+            told.append(usage)
+    attachment.close()
+    messages = published(attachment)
+    steps = [message for _, message in messages if isinstance(message, StepRecord)]
+    assert all(step.kv is None and not step.moves for step in steps)
+    assert [step.totals and step.totals.kv_used for step in steps] == told
+    for sequence, message in messages:
+        history.append(sequence, message)
+    figures = history.figures(None, None)
+    num_hit = sum(e.num_cached_tokens for s in steps for e in s.events if isinstance(e, Admitted))
+    num_prompt = sum(line["prompt"] for line in scheduler.calls if line["call"] == "add")
+    assert num_hit > 0
+    assert figures["prefix_hit_rate"] == num_hit / num_prompt
+    assert figures["kv_peak"] == round(max(told), 6)
+    last = next(m for _, m in reversed(messages) if isinstance(m, EngineStatus))
+    assert last.totals is not None
+    assert last.totals.kv_used == usage

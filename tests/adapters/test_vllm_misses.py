@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepscope.engine.adapters.attached.settlement import Settlement
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -74,7 +73,7 @@ class TwoEngines:
         sampling = SamplingParams(max_tokens=max_tokens)
         request = Request(number, prompt, sampling, 0, client_id=f"r{number}")
         self.scheduler.add(request)
-        self.tracked[number] = TrackedRequest(number, Source(request, self.kv), 0)
+        self.tracked[number] = TrackedRequest(number, Source(request, self.kv), 0, 0)
 
     def abort(self, number: int) -> None:
         if self.scheduler.abort(number, "gone") is not None:

@@ -8,8 +8,12 @@ import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm.attachment import attach
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.client.client import (
+    CommandRefused,
+    ControlClient,
+    EngineUnreachable,
+    NoAnswer,
+)
 from stepscope.engine.client.group import ask_with_siblings, set_on_all
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import Ack, AnyReply

@@ -4,28 +4,17 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    Finished,
-    FirstToken,
-    Preempted,
-    RequestEvent,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
+from tests.adapters.laws import check_computed_tokens, check_no_token_id, check_rows
 from tests.adapters.played_vllm import SCHEDULES, SECRET_TOKEN, PlayedScheduler
+from tests.attached.published import Published
 from tests.support.sessions.seek_sessions import record
 
 VERSIONS = sorted({path.name.split("-")[0] for path in SCHEDULES.glob("*.jsonl")})
@@ -50,7 +39,9 @@ class Played:
             self._play()
         self.attachment.close()
         self.messages = published(self.attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, StepRecord)]
+        self.found = Published([message for _, message in self.messages])
+        self.steps, self.events = self.found.steps, self.found.of
+        self.names = {number: name for name, number in self.found.names.items()}
 
     def _play(self) -> None:
         for call in self.scheduler.play():
@@ -60,9 +51,6 @@ class Played:
                 self.num_used.append(num_blocks - self.scheduler.num_free)
             if call == "schedule" and self.scheduler.outputs[-1].num_scheduled_tokens:
                 self.budgets.append(self.scheduler.max_num_scheduled_tokens)
-
-    def events(self, kind: type[Any]) -> list[Any]:
-        return [each for _, m in self.messages for each in _events(m) if isinstance(each, kind)]
 
     @property
     def scheduled(self) -> list[dict[str, int]]:
@@ -74,7 +62,7 @@ class Played:
         ]
 
 
-def _events(message: Telemetry) -> list[RequestEvent]:
+def _events(message: wire.Telemetry) -> list[wire.RequestEvent]:
     return getattr(message, "events", [])
 
 
@@ -89,55 +77,29 @@ def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
 
 
 def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
-    assert len(played.steps) == len(played.scheduled)
-    assert [step.step for step in played.steps] == list(range(len(played.steps)))
-    names = {each.request_id: each.client_id for each in played.events(Arrived)}
-    for step, tokens, budget in zip(played.steps, played.scheduled, played.budgets, strict=True):
-        rows = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
-        for each in step.drafts or ():  # a row has the tokens that its request got
-            rows[names[each.request_id]] += each.num_drafted - each.num_accepted
-        assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
-        assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
-        assert rows.items() <= tokens.items()
-        assert sum(rows.values()) <= budget == step.token_budget
+    check_rows(played.found, played.scheduled)
+    for step, budget in zip(played.steps, played.budgets, strict=True):
+        assert step.num_prefill_tokens + step.num_decode_tokens <= budget == step.token_budget
 
 
 def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -> None:
-    names = {each.request_id: each.client_id for each in played.events(Arrived)}
-    assert len(names) == len(set(names.values()))
+    names = played.names
+    assert len(names) == len(played.events(wire.Arrived)) == len(played.found.names)
     last = {}
     for line in played.scheduler.calls:
         last.update(line.get("requests", {}))
-    finished = {names[each.request_id]: each for each in played.events(Finished)}
-    aborted = {names[each.request_id] for each in played.events(Aborted)}
+    finished = {names[each.request_id]: each for each in played.events(wire.Finished)}
+    aborted = {names[each.request_id] for each in played.events(wire.Aborted)}
     assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
     assert finished.keys() == last.keys() - aborted
     assert all(each.num_output_tokens == last[name][2] for name, each in finished.items())
     reasons = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_STOPPED": "stop"}
     assert all(each.reason == reasons[last[name][3]] for name, each in finished.items())
-    assert len(played.events(Finished)) + len(played.events(Aborted)) == len(names)
+    assert len(played.events(wire.Finished)) + len(played.events(wire.Aborted)) == len(names)
 
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Played) -> None:
-    arrived = {each.request_id: each.num_prompt_tokens for each in played.events(Arrived)}
-    hits = {
-        each.request_id: each.num_cached_tokens + each.num_loaded_tokens
-        for each in played.events(Admitted)
-    }
-    preempted = {each.request_id for each in played.events(Preempted)}
-    computed: Counter[int] = Counter()
-    for step in played.steps:
-        for row in step.batch or ():
-            computed[row.request_id] += row.num_tokens
-    whole = [each for each in played.events(Finished) if each.request_id not in preempted]
-    assert whole
-    for each in whole:
-        name = each.request_id
-        assert computed[name] == arrived[name] + max(0, each.num_output_tokens - 1) - hits[name]
-    firsts = Counter(each.request_id for each in played.events(FirstToken))
-    assert all(count == 1 for count in firsts.values())
-    ended = {each.request_id for each in played.events(Finished) if each.num_output_tokens}
-    assert firsts.keys() >= ended
+    check_computed_tokens(played.found)
 
 
 def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
@@ -162,14 +124,14 @@ def test_after_every_step_published_used_blocks_equal_those_of_vllm(
 def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
-    assert len(played.events(Preempted)) == expected > 2
+    assert len(played.events(wire.Preempted)) == expected > 2
 
 
 def test_a_row_recomputes_if_its_request_has_come_further_before(
     attach: Attach, version: str
 ) -> None:
     played = Played(attach, version, "preemption")
-    preempted = {each.request_id for each in played.events(Preempted)}
+    preempted = {each.request_id for each in played.events(wire.Preempted)}
     num_computed: Counter[int] = Counter()
     recomputed: set[int] = set()
     for step in played.steps:
@@ -185,10 +147,9 @@ def test_a_row_recomputes_if_its_request_has_come_further_before(
 
 def test_published_prefix_hits_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
-    names = {each.request_id: each.client_id for each in played.events(Arrived)}
     hits = {
-        names[each.request_id]: each.num_cached_tokens
-        for each in played.events(Admitted)
+        played.names[each.request_id]: each.num_cached_tokens
+        for each in played.events(wire.Admitted)
         if each.num_cached_tokens
     }
     expected = {
@@ -207,17 +168,17 @@ def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     attach: Attach, version: str
 ) -> None:
     played = Played(attach, version, "asynchronous")
-    aborted = {each.request_id for each in played.events(Aborted)}
+    aborted = {each.request_id for each in played.events(wire.Aborted)}
     assert aborted
     assert sum(step.num_wasted_tokens or 0 for step in played.steps) > 0
     assert any(step.hidden_ns is not None for step in played.steps)
     ended_at: dict[int, int] = {}
     for number, message in played.messages:
         for event in _events(message):
-            if isinstance(event, Aborted | Finished):
+            if isinstance(event, wire.Aborted | wire.Finished):
                 ended_at[event.request_id] = number
     for number, message in played.messages:
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             assert all(ended_at[row.request_id] >= number for row in message.batch or ())
 
 
@@ -236,7 +197,7 @@ def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> No
 
 def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "pooling")
-    assert not played.events(FirstToken)
+    assert not played.events(wire.FirstToken)
     session = SessionState()
     outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
     assert [each.num_output_tokens for each in outcomes if each.num_output_tokens] == []
@@ -254,18 +215,15 @@ def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach)
             stop = ["\n\n"] if request.request_id == "2" else []
             request.sampling_params = SimpleNamespace(stop=stop)
     attachment.close()
-    events = [event for _, message in published(attachment) for event in _events(message)]
-    names = {each.request_id: each.client_id for each in events if isinstance(each, Arrived)}
-    reasons = {names[each.request_id]: each.reason for each in events if isinstance(each, Aborted)}
+    found = Published([message for _, message in published(attachment)])
+    names = {number: name for name, number in found.names.items()}
+    reasons = {names[each.request_id]: each.reason for each in found.of(wire.Aborted)}
     assert reasons.pop("2") == "by a stop string, or its client left"
     assert set(reasons.values()) == {"aborted in vLLM"}
 
 
 def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:
-    played = Played(attach, version, "chunked")
-    needle = msgspec.msgpack.encode(SECRET_TOKEN)[1:]
-    for _, message in played.messages:
-        assert needle not in wire.encode(message)
+    check_no_token_id(Played(attach, version, "chunked").messages, SECRET_TOKEN)
 
 
 def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: str) -> None:
@@ -273,14 +231,14 @@ def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: s
     ledger = Ledger(SessionState())
     for _, message in played.messages:
         ledger.take(message)
-    assert len(ledger.preemptions) == len(played.events(Preempted)) > 0
+    assert len(ledger.preemptions) == len(played.events(wire.Preempted)) > 0
     for each in ledger.preemptions:
         assert each.status == "back"
         assert each.num_lost == each.num_recomputed + each.num_from_cache
         assert each.beneficiary is not None
         assert each.waited_ns is not None
     assert ledger.waiting() == []
-    assert ledger.num_admitted == len(played.events(Admitted))
+    assert ledger.num_admitted == len(played.events(wire.Admitted))
 
 
 def test_evicted_blocks_are_cached_blocks_that_vllm_reassigned(

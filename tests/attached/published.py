@@ -7,20 +7,6 @@ from typing import Any
 import zmq
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    Audited,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    Preempted,
-    RequestEvent,
-    StepInFlight,
-    StepRecord,
-    TakenRow,
-)
 
 
 class Collector:
@@ -57,23 +43,23 @@ class Published:
     """Decoded messages, by kind."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        self.infos = [each for each in messages if isinstance(each, EngineInfo)]
-        self.steps = [each for each in messages if isinstance(each, StepRecord)]
-        self.in_flight = [each for each in messages if isinstance(each, StepInFlight)]
-        self.audited = [each for each in messages if isinstance(each, Audited)]
-        self.statuses = [each for each in messages if isinstance(each, EngineStatus)]
-        self.events: list[RequestEvent] = []
+        self.infos = [each for each in messages if isinstance(each, wire.EngineInfo)]
+        self.steps = [each for each in messages if isinstance(each, wire.StepRecord)]
+        self.in_flight = [each for each in messages if isinstance(each, wire.StepInFlight)]
+        self.audited = [each for each in messages if isinstance(each, wire.Audited)]
+        self.statuses = [each for each in messages if isinstance(each, wire.EngineStatus)]
+        self.events: list[wire.RequestEvent] = []
         for each in messages:
-            if isinstance(each, StepRecord | EngineStatus):
+            if isinstance(each, wire.StepRecord | wire.EngineStatus):
                 self.events += each.events
-        self.names = {each.client_id: each.request_id for each in self.of(Arrived)}
-        self.ends = {each.request_id: each for each in self.of(Finished)}
+        self.names = {each.client_id: each.request_id for each in self.of(wire.Arrived)}
+        self.ends = {each.request_id: each for each in self.of(wire.Finished)}
         self.cached: dict[int, int] = {}
-        for admitted in self.of(Admitted):
+        for admitted in self.of(wire.Admitted):
             self.cached.setdefault(admitted.request_id, admitted.num_cached_tokens)
-        self.preempted = {each.request_id for each in self.of(Preempted)}
-        self.aborted = [each.request_id for each in self.of(Aborted)]
-        self.taken: dict[int, TakenRow] = {}
+        self.preempted = {each.request_id for each in self.of(wire.Preempted)}
+        self.aborted = [each.request_id for each in self.of(wire.Aborted)]
+        self.taken: dict[int, wire.TakenRow] = {}
         self.chunks: dict[int, list[tuple[int, int]]] = {}  # when they came, and had gone out
         for each in [*self.steps, *self.statuses]:
             for front in each.front or ():

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.adapters.sglang import support
+from stepscope.engine.adapters.sglang import shapes
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Preempted
@@ -260,7 +260,7 @@ def error(run: Run) -> str:
 def environment() -> Path:
     """The Python of SGLang's environment, which is made unless it is there."""
     python = ENVIRONMENT / "bin" / "python"
-    release = support.TRIED_RELEASE
+    release = shapes.TRIED_RELEASE
     installed = f"import importlib.metadata as m; assert m.version('sglang') == '{release}'"
     if python.exists() and subprocess.run([python, "-c", installed], check=False).returncode == 0:
         return python

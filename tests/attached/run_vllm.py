@@ -19,8 +19,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.models.demo import byte_tokenizer
 from tests.attached import laws
 from tests.attached.published import Collector

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from stepscope.engine.bench.machine import describe_machine
+from stepscope.engine.bench.throughput import describe_machine
 from tests.attached.real_server import VllmServer, write_model
 from tests.attached.run_vllm import ENVIRONMENTS, Load, record
 

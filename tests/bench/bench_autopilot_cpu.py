@@ -21,8 +21,7 @@ from pathlib import Path
 
 from bench_autopilot import AimdPolicy, requests
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.autopilot.live_pilot import LivePilot

@@ -1,7 +1,7 @@
 """What it costs an engine to send every token of many streams to a client.
 
 An engine without a model, one client in a process of its own that has so many requests at once, by
-turns streamed (in bundles, or one by one as to older clients) and answered at their end. --pause
+turns streamed and answered at their end. --pause
 says what the engine's thread does for the 2 ms that a model would take. Processor time of the
 engine's thread and of all others of its process (the control thread, libzmq's) for a step, and wall
 time of a step; what matters is the difference.
@@ -55,7 +55,6 @@ with ControlClient(sys.argv[1]) as client:
                 prompt_token_ids=prompt,
                 sampling=sampling,
                 stream=streams,
-                bundle=line == "bundles\\n",
             ))
         ended = received = 0
         while ended < count:
@@ -120,7 +119,7 @@ def measure(num_requests: int, rounds: int, pause: str) -> None:
             )
             assert client.stdin is not None
             assert client.stdout is not None
-            kinds = ("bundles", "streams", "at the end")
+            kinds = ("streams", "at the end")
             found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
             for _ in range(rounds):
                 for kind, steps in found.items():

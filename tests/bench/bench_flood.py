@@ -22,8 +22,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
     GetAudit,
@@ -35,10 +34,10 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import (
     Credentials,
+    KeyFolder,
     KeyPair,
     read_credentials,
     write_credentials,
@@ -145,7 +144,7 @@ FLOODERS = {
 PLACEBO = """
 import sys, zmq
 from pathlib import Path
-from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.sockets import bind, server_socket
 socket = server_socket(zmq.ROUTER, Gate(KeyFolder(Path(sys.argv[2]))))

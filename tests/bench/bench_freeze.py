@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.replies import Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

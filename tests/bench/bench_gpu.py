@@ -32,7 +32,7 @@ import gpu_report  # type: ignore[import-not-found]
 import msgspec
 from gpu_report import PARTS, UNFINISHED, Report
 
-from stepscope.engine.bench.machine import describe_machine
+from stepscope.engine.bench.throughput import describe_machine
 from stepscope.engine.models.random_model import SHAPES
 
 NEED_CEILINGS = "bcde"  # these parts report shares of the ceilings, so they need (a)

@@ -99,7 +99,6 @@ def over_control_socket(endpoint: str, num_streams: int, num_tokens: int) -> Rou
                 Submit(
                     prompt_token_ids=[number % 97] * PROMPT_TOKENS,
                     sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
-                    bundle=True,
                 )
             )
         num_open = num_streams

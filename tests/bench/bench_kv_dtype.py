@@ -19,7 +19,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from stepscope.engine.bench.machine import describe_machine
+from stepscope.engine.bench.throughput import describe_machine
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step

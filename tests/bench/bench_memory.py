@@ -21,8 +21,7 @@ from pathlib import Path
 
 import zmq
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.replies import Error, Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

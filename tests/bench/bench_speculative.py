@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import platformdirs
 
-from stepscope.engine.bench.machine import describe_machine
 from stepscope.engine.bench.step_meter import Percentiles
+from stepscope.engine.bench.throughput import describe_machine
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.outlet import TelemetrySink

@@ -8,9 +8,9 @@ from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
-from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
+from stepscope.engine.simulation.virtual.session import run_cluster
 from stepscope.recordings.simulation.figures import RunSums
 
 BLOCK_SIZE = 16

@@ -33,8 +33,7 @@ from judge import check_observer, check_recorder
 from proxy import Proxies
 from truth import Client, Engine, Wrong, free_ports
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
 from tests.support.done import Done

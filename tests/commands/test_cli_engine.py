@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Pause, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

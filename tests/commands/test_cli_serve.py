@@ -15,8 +15,8 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.telemetry.sender import is_compiled
-from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.tui.cli.engines import serve as serve_command
 from stepscope.tui.cli.shared.connect import choose
 from stepscope.tui.cli.shared.errors import expected

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport import keys as key_files
-from stepscope.engine.transport.authorised_keys import KeyFolder
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
-from stepscope.engine.client.errors import EngineSilent, KeyRefused, NoEngine
+from stepscope.engine.client.client import EngineSilent, KeyRefused, NoEngine
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared import connect as connecting

@@ -422,10 +422,3 @@ def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.Mo
     assert not reads_pages(12, 0)
     installed.clear()
     assert not reads_pages(9, 0)
-
-
-def test_an_unusable_gpu_backend_says_on_which_device_it_runs() -> None:
-    found = {each.name: each for each in available_backends("cpu")}
-    for name in ("flash-attn", "triton", "torch-varlen"):
-        assert not found[name].usable
-        assert found[name].reason == "runs on cuda, not on cpu"

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,9 @@ QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting"
 OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl", "local_prefill_interval")
 CADENCE = ("num_executed_steps", "last_prefill_step", "prefill_capacity_bound")
 MAX_STEPS = 400
-CONNECTED = {
-    0: "do_remote_decode",
-    1: "do_remote_prefill",
-    3: "do_remote_prefill",
-    4: "do_remote_decode",
-}  # what becomes of each request in the case with a connector
+# What becomes of each request in the case with a connector.
+_HERE, _THERE = "do_remote_prefill", "do_remote_decode"
+CONNECTED = {0: _THERE, 1: _HERE, 3: _HERE, 4: _THERE}
 
 
 class Tape:
@@ -357,177 +355,138 @@ def repeated_texts() -> list[dict[str, Any]]:
     return found
 
 
-def cases() -> dict[str, dict[str, Any]]:
-    base = {
+def case(budget: int, wanted: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A case with a token budget and requests; `more` replaces what most cases have alike."""
+    return {
         "block_size": 16,
         "max_model_len": 512,
         "max_num_seqs": 16,
         "num_blocks": 128,
         "is_asynchronous": False,
+        "max_num_batched_tokens": budget,
+        "requests": wanted,
+        **more,
     }
+
+
+def each_with(wanted: list[dict[str, Any]], name: str, values: Iterable[Any]) -> list[Any]:
+    """Requests with a further field each; None: not this one, nor those after the last value."""
+    found = zip_longest(wanted, values)
+    return [each if value is None else each | {name: value} for each, value in found]
+
+
+def cases() -> dict[str, dict[str, Any]]:
     pressed = requests(*((number // 3, 20 + 7 * number, 24) for number in range(9)))
     aborts = requests(
         (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
     )
+    tight = {"num_blocks": 17, "reserve": "none"}
     drafts = {
         "speculative": "ngram",
         "num_speculative_tokens": 4,
         "prompt_lookup_min": 1,
         "prompt_lookup_max": 4,
-    }
+    } | tight
+    full = ("FullAttentionSpec", {})
+    window = ("SlidingWindowSpec", {"sliding_window": 40})
+    windows = {"num_blocks": 40, "reserve": "none", "abort_at": {30: ["2"], 31: ["9"]}}
+    long_outputs = [each | {"output_len": 70} for each in shared_prompts()]
+    transfers = [
+        {kind: True, "remote_request_id": f"there-{number}"}
+        if (kind := CONNECTED.get(number))
+        else None
+        for number in range(5)
+    ]
     return {
-        "chunked": base
-        | {
-            "max_num_batched_tokens": 64,
-            "requests": requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1)),
-            "budget_at": {5: 24, 14: 64},
-        },
-        "preemption": base
-        | {"max_num_batched_tokens": 96, "num_blocks": 17, "requests": pressed, "reserve": "none"},
-        "prefix": base
-        | {"max_num_batched_tokens": 128, "num_blocks": 14, "requests": shared_prompts()},
-        "abort": base
-        | {
-            "max_num_batched_tokens": 64,
-            "max_num_seqs": 4,
-            "num_blocks": 24,
-            "requests": aborts,
-            # During prefill, decoding, waiting, and once more, when nothing is left to abort.
-            "abort_at": {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
-        },
+        "chunked": case(
+            64,
+            requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1)),
+            budget_at={5: 24, 14: 64},
+        ),
+        "preemption": case(96, pressed, **tight),
+        "prefix": case(128, shared_prompts(), num_blocks=14),
+        # During prefill, decoding, waiting, and once more, when nothing is left to abort.
+        "abort": case(
+            64,
+            aborts,
+            max_num_seqs=4,
+            num_blocks=24,
+            abort_at={1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
+        ),
         # With preemptions, and requests that end among their drafts.
-        "speculation": base
-        | drafts
-        | {
-            "max_num_batched_tokens": 96,
-            "num_blocks": 17,
-            "requests": repeated_texts(),
-            "reserve": "none",
-            "abort_at": {9: ["3"]},
-        },
-        "pause": base
-        | {
-            "max_num_batched_tokens": 64,
-            "requests": requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
-            "reset_at": [5, 23],
-            "pause_at": {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
-        },
-        "pooling": base
-        | {
-            "pools": True,
-            "max_num_batched_tokens": 64,
-            "requests": requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)),
-        },
-        "windows": base
-        | {
-            "max_num_batched_tokens": 96,
-            "num_blocks": 40,
-            "requests": [each | {"output_len": 70} for each in shared_prompts()],
-            "reserve": "none",
-            "groups": [
-                ("FullAttentionSpec", {}),
-                ("SlidingWindowSpec", {"sliding_window": 40}),
-                ("SlidingWindowSpec", {"sliding_window": 40}),
-            ],
-            "abort_at": {30: ["2"], 31: ["9"]},
-        },
-        "hybrid": base
-        | {
-            "max_num_batched_tokens": 96,
-            "num_blocks": 40,
-            "requests": [each | {"output_len": 50} for each in shared_prompts()],
-            "reserve": "none",
-            "groups": [
-                ("FullAttentionSpec", {}),
+        "speculation": case(96, repeated_texts(), abort_at={9: ["3"]}, **drafts),
+        "pause": case(
+            64,
+            requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
+            reset_at=[5, 23],
+            pause_at={8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
+        ),
+        "pooling": case(64, requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)), pools=True),
+        "windows": case(96, long_outputs, groups=[full, window, window], **windows),
+        "hybrid": case(
+            96,
+            [each | {"output_len": 50} for each in shared_prompts()],
+            num_blocks=40,
+            reserve="none",
+            groups=[
+                full,
                 ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}),
                 ("MambaSpec", {"mamba_cache_mode": "align"}),
             ],
-            "reset_at": [40],
-        },
-        "windows_ahead": base
-        | {
-            "is_asynchronous": True,
-            "max_num_batched_tokens": 96,
-            "num_blocks": 40,
-            "requests": [each | {"output_len": 70} for each in shared_prompts()],
-            "reserve": "none",
-            "groups": [
-                ("FullAttentionSpec", {}),
-                ("SlidingWindowSpec", {"sliding_window": 40}),
-            ],
-            "abort_at": {30: ["2"], 31: ["9"]},
-        },
+            reset_at=[40],
+        ),
+        "windows_ahead": case(
+            96, long_outputs, is_asynchronous=True, groups=[full, window], **windows
+        ),
         # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
-        "connector": base
-        | {
-            "max_num_batched_tokens": 96,
-            "num_blocks": 40,
-            "requests": [
-                each | {"transfer": {kind: True, "remote_request_id": f"there-{number}"}}
-                if (kind := CONNECTED.get(number))
-                else each
-                for number, each in enumerate(
-                    requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2))
-                )
-            ],
-            "kv_role": "kv_both",
-            "groups": [("FullAttentionSpec", {}), ("SlidingWindowSpec", {"sliding_window": 40})],
-            "transferred_at": {
+        "connector": case(
+            96,
+            each_with(
+                requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2)),
+                "transfer",
+                transfers,
+            ),
+            num_blocks=40,
+            kv_role="kv_both",
+            groups=[full, window],
+            transferred_at={
                 8: {"finished_recving": ["1"]},
                 12: {"finished_sending": ["0"]},
                 20: {"finished_sending": ["4"], "finished_recving": ["3"]},
             },
-            "abort_at": {16: ["3"]},
-        },
+            abort_at={16: ["3"]},
+        ),
         # From 0.33 on. Prompts are longer than the one token by which decodes are told.
-        "cadence": base
-        | {
-            "max_num_batched_tokens": 48,
-            "prefill_schedule_interval": 4,
-            "requests": requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5)),
-        },
-        "priority": base
-        | {
-            "max_num_batched_tokens": 64,
-            "max_num_seqs": 2,
-            "policy": "priority",
-            "requests": [
-                each | {"priority": (0, 0, 2, 1, 0, 2)[number]}
-                for number, each in enumerate(
-                    requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3))
-                )
-            ],
-        },
-        "adapters": base
-        | {
-            "max_num_batched_tokens": 64,
-            "max_loras": 1,
-            "requests": [
-                each | {"adapter": "aabba"[number]} if number < 5 else each
-                for number, each in enumerate(
-                    requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9))
-                )
-            ],
-        },
-        "speculation_ahead": base
-        | drafts
-        | {
-            "speculative": "ngram_gpu",
-            "is_asynchronous": True,
-            "max_num_batched_tokens": 96,
-            "num_blocks": 17,
-            "requests": repeated_texts(),
-            "reserve": "none",
-        },
-        "asynchronous": base
-        | {
-            "is_asynchronous": True,
-            "max_num_batched_tokens": 96,
-            "num_blocks": 17,
-            "requests": pressed,
-            "reserve": "none",
-            "abort_at": {8: ["1"], 13: ["4", "8"]},
-        },
+        "cadence": case(
+            48,
+            requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5)),
+            prefill_schedule_interval=4,
+        ),
+        "priority": case(
+            64,
+            each_with(
+                requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3)),
+                "priority",
+                (0, 0, 2, 1, 0, 2),
+            ),
+            max_num_seqs=2,
+            policy="priority",
+        ),
+        "adapters": case(
+            64,
+            each_with(
+                requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9)),
+                "adapter",
+                "aabba",
+            ),
+            max_loras=1,
+        ),
+        "speculation_ahead": case(
+            96, repeated_texts(), is_asynchronous=True, **drafts | {"speculative": "ngram_gpu"}
+        ),
+        "asynchronous": case(
+            96, pressed, is_asynchronous=True, abort_at={8: ["1"], 13: ["4", "8"]}, **tight
+        ),
     }
 
 

@@ -24,15 +24,14 @@ import zmq
 sys.path.insert(0, str(Path(__file__).parent))
 from malformed import Malformer
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, Pause, Resume, Submit
 from stepscope.engine.protocol.replies import AuditPage, Error, Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited
-from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.sockets import client_socket
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"

@@ -11,47 +11,36 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import (
-    Abort,
-    ChatMessage,
-    Command,
-    Drain,
-    GetAudit,
-    GetInfo,
-    GetKeptSnapshot,
-    GetSnapshot,
-    Pause,
-    ReplayFrom,
-    ResetPrefixCache,
-    Resume,
-    SetKnobs,
-    SetWorkload,
-    Shutdown,
-    StepOnce,
-    Submit,
-)
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
-SEEDS: tuple[Command, ...] = (
-    GetInfo(),
-    GetSnapshot(),
-    GetKeptSnapshot(past_s=60.0),
-    ReplayFrom(sequence=3, limit=10),
-    GetAudit(after=1),
-    SetKnobs(changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz", expected_version=1),
-    Pause(who="fuzz", once="abc", engine_id="e", seen=3),
-    Resume(),
-    StepOnce(n=7),
-    Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=4, stop=("x",))),
-    Submit(messages=[ChatMessage(role="user", content="hello")], client_id="c"),
-    Abort(request_id=3),
-    ResetPrefixCache(),
-    SetWorkload(workload=WorkloadSpec(rate=2.0)),
-    Drain(),
-    Shutdown(),
+SEEDS: tuple[commands.Command, ...] = (
+    commands.GetInfo(),
+    commands.GetSnapshot(),
+    commands.GetKeptSnapshot(past_s=60.0),
+    commands.ReplayFrom(sequence=3, limit=10),
+    commands.GetAudit(after=1),
+    commands.SetKnobs(
+        changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz", expected_version=1
+    ),
+    commands.Pause(who="fuzz", once="abc", engine_id="e", seen=3),
+    commands.Resume(),
+    commands.StepOnce(n=7),
+    commands.Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=4, stop=("x",))),
+    commands.Submit(messages=[commands.ChatMessage(role="user", content="hello")], client_id="c"),
+    commands.Abort(request_id=3),
+    commands.ResetPrefixCache(),
+    commands.SetWorkload(workload=WorkloadSpec(rate=2.0)),
+    commands.Drain(),
+    commands.Shutdown(),
 )
-_HARMLESS = (GetInfo, GetSnapshot, GetKeptSnapshot, ReplayFrom, GetAudit)
+_HARMLESS = (
+    commands.GetInfo,
+    commands.GetSnapshot,
+    commands.GetKeptSnapshot,
+    commands.ReplayFrom,
+    commands.GetAudit,
+)
 _NASTY_NUMBERS = (0, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), float("inf"))
 _LENGTHS = (0, 1, 7, 9, 16, 255, 256, 4096)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.engine.execution.sampling.host_sampling import UNSOUND
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.execution.sampling.samples import UNSOUND
 from stepscope.engine.protocol.replies import PositionLogprobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request

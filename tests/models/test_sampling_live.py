@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.loading import load_runner

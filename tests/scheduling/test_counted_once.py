@@ -7,11 +7,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
@@ -20,40 +16,27 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.core_ends import Client, Sink
-from tests.support.engines.simulated_run import simulated_info
+from tests.support.engines.whole_core import WholeCore
 
-BLOCK = 16
 SLO_ = SLO(ttft_ms=500.0, itl_ms=50.0)
 
 
 def run(num_blocks: int, length: int, num_shared: int, **knobs: int) -> list[Telemetry]:
     """12 prompts of `length` tokens, alike in the first `num_shared`; the pool is too small."""
     limits = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=96)
-    scheduler = Scheduler(
-        KVCacheManager(num_blocks, BLOCK), Knobs(**{"max_num_seqs": 8} | knobs), limits
-    )
-    sink = Sink()
-    info = simulated_info(limits, num_blocks, BLOCK, seed=0)
-    core = EngineCore(info, SimulatedRunner(CostModel()), scheduler, limits, sink)
+    engine = WholeCore(limits, num_blocks=num_blocks, knobs=dict(knobs))
     words = random.Random(1)
-    for number in range(12):
+    for _ in range(12):
         rest = [words.randrange(100, 30_000) for _ in range(length - num_shared)]
         prompt = [*range(num_shared), *rest]
-        sampling = SamplingParams(max_tokens=96 - length, ignore_eos=True)
-        submit = Submit(client_id=str(number), prompt_token_ids=prompt, sampling=sampling)
-        core.inbox.put(Call(submit, Client(), prompt))
-    while core.step():
+        engine.submit(prompt, max_tokens=96 - length, ignore_eos=True)
+    while engine.core.step():
         pass
-    return [info, *sink.messages]
+    return [engine.core.info, *engine.sink.messages]
 
 
 def as_counted_before(messages: list[Telemetry]) -> Iterator[Telemetry]:

@@ -4,8 +4,7 @@ import pytest
 
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.loop.knob_lease import KnobLease
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue

@@ -10,31 +10,11 @@ import pytest
 from stepscope.engine.bench.measured_run import measure
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Drain,
-    GetSnapshot,
-    Pause,
-    Resume,
-    SetKnobs,
-    Shutdown,
-    StepOnce,
-    Submit,
-)
+from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.replies import Ack, AnyReply, Output, Submitted
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    EngineStatus,
-    Finished,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
@@ -102,7 +82,7 @@ def test_with_overlap_the_host_works_while_the_device_runs() -> None:
     client = engine.submit(6)
     publish = engine.sink.publish
 
-    def noted(message: Telemetry) -> None:
+    def noted(message: wire.Telemetry) -> None:
         if isinstance(message, StepDraft):
             log.append(f"tell {message.step}")
         publish(message)
@@ -117,9 +97,9 @@ def test_with_overlap_the_host_works_while_the_device_runs() -> None:
 
 
 def test_with_overlap_host_time_is_hidden_and_counted_once() -> None:
-    def spent(overlap: bool) -> tuple[int, list[StepRecord]]:
+    def spent(overlap: bool) -> tuple[int, list[wire.StepRecord]]:
         messages = simulate(seed=1, num_steps=300, workload=BUSY, overlap=overlap)
-        steps = [m for _, m in messages if isinstance(m, StepRecord)]
+        steps = [m for _, m in messages if isinstance(m, wire.StepRecord)]
         return sum(s.tokens_ns - s.schedule_start_ns for s in steps), steps
 
     _, serial = spent(overlap=False)
@@ -180,7 +160,7 @@ def test_the_wait_of_a_request_that_arrived_during_a_step_is_fully_explained(ear
         arrivals_ns.append(runner.clock())
         engine.submit(10, first=first)
         if first == 200:
-            engine.ask(SetKnobs(changes={"max_num_batched_tokens": 77}))
+            engine.ask(commands.SetKnobs(changes={"max_num_batched_tokens": 77}))
         for _ in range(4):
             engine.core.step()
     engine.run()
@@ -209,8 +189,8 @@ def test_the_wait_of_a_request_that_arrived_during_a_step_is_fully_explained(ear
             assert sum(piece.ns for piece in late.pieces) == late.gap_ns
 
 
-def _arrived(record: StepRecord) -> list[int]:
-    return [event.request_id for event in record.events if isinstance(event, Arrived)]
+def _arrived(record: wire.StepRecord) -> list[int]:
+    return [event.request_id for event in record.events if isinstance(event, wire.Arrived)]
 
 
 def test_a_token_computed_after_its_request_ended_is_counted_as_wasted() -> None:
@@ -227,7 +207,9 @@ def test_a_token_computed_after_its_request_ended_is_counted_as_wasted() -> None
     assert stopped.outputs[-1].finish_reason == "stop"
     assert len(beside.tokens) == 12
     records = engine.sink.records
-    at = next(i for i, r in enumerate(records) if any(isinstance(e, Finished) for e in r.events))
+    at = next(
+        i for i, r in enumerate(records) if any(isinstance(e, wire.Finished) for e in r.events)
+    )
     assert len(records[at].batch or ()) == 2
     assert records[at + 1].num_wasted_tokens == 1
     assert [row.request_id for row in records[at + 1].batch or ()] == [0]
@@ -241,7 +223,7 @@ def test_with_overlap_a_knob_change_takes_effect_at_the_step_in_its_ack() -> Non
     for _ in range(5):
         engine.core.step()
     assert engine.core.has_step_in_flight
-    answer = engine.ask(SetKnobs(changes={"max_num_batched_tokens": 77})).replies
+    answer = engine.ask(commands.SetKnobs(changes={"max_num_batched_tokens": 77})).replies
     for _ in range(3):
         engine.core.step()
     ack = answer[0]
@@ -262,7 +244,7 @@ def test_with_overlap_single_stepping_runs_exactly_the_steps_asked_for() -> None
     client = engine.submit(100)
     for _ in range(4):
         engine.core.step()
-    paused = engine.ask(Pause())
+    paused = engine.ask(commands.Pause())
     engine.run()
     first = paused.replies[0]
     assert isinstance(first, Ack)
@@ -270,11 +252,11 @@ def test_with_overlap_single_stepping_runs_exactly_the_steps_asked_for() -> None
     assert not engine.core.has_step_in_flight
     for count in (1, 2, 5):
         done = len(engine.sink.records)
-        engine.ask(StepOnce(n=count))
+        engine.ask(commands.StepOnce(n=count))
         engine.run()
         assert len(engine.sink.records) == done + count
         assert not engine.core.has_step_in_flight
-    engine.ask(Resume())
+    engine.ask(commands.Resume())
     engine.run()
     assert len(client.tokens) == 100
 
@@ -286,7 +268,7 @@ def test_an_abort_during_a_step_ends_the_request_with_its_tokens_so_far() -> Non
         engine.core.step()
     submitted = gone.replies[0]
     assert isinstance(submitted, Submitted)
-    engine.ask(Abort(request_id=submitted.request_id))
+    engine.ask(commands.Abort(request_id=submitted.request_id))
     engine.run()
     assert gone.outputs[-1].finish_reason == "abort"
     assert len(kept.tokens) == 30
@@ -299,14 +281,14 @@ def test_a_snapshot_taken_during_a_step_is_the_state_after_the_message_it_names(
     engine.submit(30)
     for _ in range(4):
         engine.core.step()
-    asked = engine.ask(GetSnapshot())
+    asked = engine.ask(commands.GetSnapshot())
     engine.core.step()
     (snapshot,) = asked.replies
-    assert isinstance(snapshot, Snapshot)
+    assert isinstance(snapshot, wire.Snapshot)
     before = engine.sink.messages[: snapshot.sequence + 1]
-    told = sum(len(m.batch or ()) for m in before if isinstance(m, StepRecord))
+    told = sum(len(m.batch or ()) for m in before if isinstance(m, wire.StepRecord))
     assert [view.num_output_tokens for view in snapshot.requests] == [told]
-    assert isinstance(before[-1], EngineStatus)
+    assert isinstance(before[-1], wire.EngineStatus)
     assert before[-1].kv == snapshot.kv
 
 
@@ -323,7 +305,7 @@ def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
 
     engine.core.inbox.get_nowait()
     engine.core.inbox.put(
-        Call(Submit(sampling=SamplingParams(max_tokens=50)), StopAt(), list(range(40)))
+        Call(commands.Submit(sampling=SamplingParams(max_tokens=50)), StopAt(), list(range(40)))
     )
     stopper.start()
     stopper.join(60)
@@ -332,7 +314,7 @@ def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
     assert client.outputs[-1].finish_reason == "abort"
     assert len(client.tokens) == 21  # that of the step in flight, too
     last = engine.sink.messages[-1]
-    assert isinstance(last, EngineStatus)
+    assert isinstance(last, wire.EngineStatus)
     assert last.state == "stopped"
     assert last.step == engine.sink.records[-1].step
 
@@ -342,12 +324,12 @@ def test_drain_and_shutdown_leave_no_step_in_flight() -> None:
     client = engine.submit(20)
     for _ in range(3):
         engine.core.step()
-    engine.ask(Drain())
+    engine.ask(commands.Drain())
     late = engine.submit(5)
     engine.run()
     assert len(client.tokens) == 20
     assert not late.outputs
-    engine.ask(Shutdown())
+    engine.ask(commands.Shutdown())
     engine.core.run()
     assert engine.scheduler.kv.counts().used == 0
 
@@ -376,7 +358,9 @@ def test_a_block_can_be_a_prefix_hit_only_after_its_tokens_are_known() -> None:
     engine.run()
     repeated = Client()
     prompt = [*range(20), *first.tokens]
-    engine.core.inbox.put(Call(Submit(sampling=SamplingParams(max_tokens=2)), repeated, prompt))
+    engine.core.inbox.put(
+        Call(commands.Submit(sampling=SamplingParams(max_tokens=2)), repeated, prompt)
+    )
     engine.run()
     # The last token was never computed, and a hit is whole blocks.
     assert repeated.outputs[0].num_cached_tokens == 59 // 16 * 16
@@ -445,7 +429,9 @@ def test_after_the_device_ran_out_of_memory_steps_stay_small_for_a_while(
 def test_without_chunked_prefill_a_prompt_above_the_out_of_memory_limit_still_runs() -> None:
     runner = NoMemory(32)
     engine = Engine(runner)
-    engine.ask(SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512}))
+    engine.ask(
+        commands.SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512})
+    )
     clients = [engine.submit(20, num_prompt=60, first=60 * i) for i in range(2)]
     engine.run()
     assert all(len(client.tokens) == 20 for client in clients)
@@ -482,7 +468,7 @@ def test_a_request_ended_for_lack_of_memory_gets_the_reason() -> None:
     assert [client.outputs[-1].finish_reason for client in clients] == ["length", "abort", "length"]
     assert len(clients[2].tokens) == 10
     events = [event for m in engine.sink.messages for event in getattr(m, "events", [])]
-    (aborted,) = (event for event in events if isinstance(event, Aborted))
+    (aborted,) = (event for event in events if isinstance(event, wire.Aborted))
     assert "no memory" in aborted.reason
     third = engine.scheduler.kv.counts()
     assert third.used == 0
@@ -492,7 +478,9 @@ def test_the_throughput_bench_with_overlap_counts_every_step_and_time_once() -> 
     engine = Engine()
     prompt = list(range(40))
     submits = [
-        Submit(prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=20, ignore_eos=True))
+        commands.Submit(
+            prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=20, ignore_eos=True)
+        )
         for _ in range(6)
     ]
     result, requests = measure(

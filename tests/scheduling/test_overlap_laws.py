@@ -29,14 +29,6 @@ from stepscope.engine.protocol.commands import (
 from stepscope.engine.protocol.replies import AnyReply, Submitted
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    EngineStatus,
-    FirstToken,
-    KnobsChanged,
-    Preempted,
-    Snapshot,
-    StepRecord,
-)
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
@@ -331,7 +323,7 @@ class Run:
             yield GetSnapshot(), self.desk
 
     @property
-    def records(self) -> list[StepRecord]:
+    def records(self) -> list[wire.StepRecord]:
         return self.sink.records
 
     def outputs(self) -> list[tuple[list[int], str | None]]:
@@ -354,17 +346,17 @@ class Run:
     def check_messages(self) -> None:
         """Check that an observer can follow and finds no contradiction."""
         ledger, state = BlockLedger(), SessionState()
-        snapshots = [reply for reply in self.desk.replies if isinstance(reply, Snapshot)]
+        snapshots = [reply for reply in self.desk.replies if isinstance(reply, wire.Snapshot)]
         version, next_step, tokens_ns = 0, 0, 0
         budget = {0: self.case.knobs.max_num_batched_tokens}
         for sequence, message in enumerate(self.sink.messages):
             state.apply(message)
-            if isinstance(message, KnobsChanged):
+            if isinstance(message, wire.KnobsChanged):
                 assert message.effective_step == next_step
                 version = message.version
                 knobs = {"max_num_batched_tokens": budget[version - 1], **message.new}
                 budget[version] = int(knobs["max_num_batched_tokens"])
-            elif isinstance(message, StepRecord):
+            elif isinstance(message, wire.StepRecord):
                 assert message.step == next_step
                 next_step += 1
                 assert message.knobs_version == version
@@ -373,11 +365,11 @@ class Run:
                 self.check_times(message, tokens_ns)
                 self.check_counts(message, state)
                 tokens_ns = message.tokens_ns
-            if isinstance(message, StepRecord | EngineStatus):
+            if isinstance(message, wire.StepRecord | wire.EngineStatus):
                 assert message.kv is not None
                 if not ledger.is_open:
                     ledger.open_empty(message.kv, has_groups=False)
-                batch = message.batch if isinstance(message, StepRecord) else []
+                batch = message.batch if isinstance(message, wire.StepRecord) else []
                 problems = ledger.take(message.moves, None, batch, message.events)
                 assert problems + ledger.check(message) == []
             for snapshot in snapshots:
@@ -386,7 +378,7 @@ class Run:
                     self.check_snapshot(snapshot, state)
         assert not any(view.status != "finished" for view in state.requests.values())
 
-    def check_times(self, record: StepRecord, before_ns: int) -> None:
+    def check_times(self, record: wire.StepRecord, before_ns: int) -> None:
         assert record.schedule_end_ns is not None
         assert record.launch_ns is not None
         times = [record.schedule_start_ns, record.schedule_end_ns, record.launch_ns]
@@ -398,14 +390,14 @@ class Run:
             assert times == [before_ns] * 3
             assert record.num_wasted_tokens is not None
 
-    def check_counts(self, record: StepRecord, state: SessionState) -> None:
+    def check_counts(self, record: wire.StepRecord, state: SessionState) -> None:
         assert record.batch is not None
         statuses = [view.status for view in state.requests.values()]
         assert record.num_running == statuses.count("running")
         assert record.num_waiting == len(statuses) - statuses.count("running") - statuses.count(
             "finished"
         )
-        first = {event.request_id for event in record.events if isinstance(event, FirstToken)}
+        first = {event.request_id for event in record.events if isinstance(event, wire.FirstToken)}
         assert first == {
             row.request_id for row in record.batch if row.flags & wire.RowFlag.FIRST_TOKEN
         }
@@ -416,7 +408,7 @@ class Run:
             row.num_tokens for row in record.batch if row.phase == wire.Phase.DECODE
         )
 
-    def check_snapshot(self, snapshot: Snapshot, state: SessionState) -> None:
+    def check_snapshot(self, snapshot: wire.Snapshot, state: SessionState) -> None:
         for view in snapshot.requests:
             told = state.requests[view.request_id]
             assert (view.status, view.num_output_tokens, view.num_blocks) == (
@@ -429,7 +421,7 @@ class Run:
 
 def preemptions(run: Run) -> int:
     return sum(
-        isinstance(e, Preempted) for m in run.sink.messages for e in getattr(m, "events", [])
+        isinstance(e, wire.Preempted) for m in run.sink.messages for e in getattr(m, "events", [])
     )
 
 

@@ -16,18 +16,6 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    Aborted,
-    Finished,
-    FirstToken,
-    Phase,
-    Preempted,
-    RequestEvent,
-    RowFlag,
-    StepRecord,
-)
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -141,7 +129,7 @@ class Driver:
         limits = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
         kv = KVCacheManager(self.case.num_blocks, self.case.block_size)
         self.scheduler = Scheduler(kv, self.case.knobs[0], limits)
-        self.blocks = [(EMPTY, 0)] * self.case.num_blocks
+        self.blocks = [(wire.EMPTY, 0)] * self.case.num_blocks
 
     def run(self) -> None:
         last_arrival = max(arrival.step for arrival in self.case.arrivals)
@@ -195,7 +183,7 @@ class Driver:
         draft.events = scheduler.drain_events()
         self.records.append(wire.encode(draft))
         told = wire.decode(self.records[-1])
-        assert isinstance(told, StepRecord)
+        assert isinstance(told, wire.StepRecord)
         self.check_record(told, rows)
         self.take_events(told.events, computed)
         self.check_blocks(told)
@@ -241,7 +229,7 @@ class Driver:
         if batching in ("continuous", "separate"):
             # A resumed request may have nothing but its newest token to compute.
             decodes = [
-                r.phase is Phase.DECODE and r.request.request_id not in admitted for r in rows
+                r.phase is wire.Phase.DECODE and r.request.request_id not in admitted for r in rows
             ]
             assert all(decodes) or not any(decodes), "chunks and decodes share a step"
         if batching == "continuous":
@@ -278,39 +266,41 @@ class Driver:
             return None
         return (sum(row.request.token_ids) + row.request.num_tokens) % 5
 
-    def check_record(self, record: StepRecord, rows: list[ScheduledRow]) -> None:
+    def check_record(self, record: wire.StepRecord, rows: list[ScheduledRow]) -> None:
         """Check that the record has the rows that ran and that their tokens add up."""
         assert record.batch is not None
         told = [(row.request_id, row.phase, row.start, row.num_tokens) for row in record.batch]
         assert told == [(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows]
         for row, (request, _, _, _, samples) in zip(record.batch, rows, strict=True):
-            flags = RowFlag(row.flags)
+            flags = wire.RowFlag(row.flags)
             is_first = samples and request.num_output_tokens == 1
-            assert (RowFlag.LAST_CHUNK in flags) == samples
-            assert (RowFlag.FIRST_TOKEN in flags) == is_first
-            assert (RowFlag.RESUMED in flags) == (row.request_id in self.scheduler.resumed_now)
+            assert (wire.RowFlag.LAST_CHUNK in flags) == samples
+            assert (wire.RowFlag.FIRST_TOKEN in flags) == is_first
+            assert (wire.RowFlag.RESUMED in flags) == (row.request_id in self.scheduler.resumed_now)
             assert row.num_cached_tokens == self.scheduler.admitted_now.get(row.request_id, 0)
-        assert record.num_decode_tokens == sum(row.phase == Phase.DECODE for row in record.batch)
+        assert record.num_decode_tokens == sum(
+            row.phase == wire.Phase.DECODE for row in record.batch
+        )
         spent = record.num_prefill_tokens + record.num_decode_tokens
         assert spent == sum(row.num_tokens for row in record.batch)
         assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
 
-    def take_events(self, events: list[RequestEvent], computed: dict[int, int]) -> None:
-        preempted = [event for event in events if isinstance(event, Preempted)]
+    def take_events(self, events: list[wire.RequestEvent], computed: dict[int, int]) -> None:
+        preempted = [event for event in events if isinstance(event, wire.Preempted)]
         if preempted:
             assert not self.scheduler.admitted_now
         for event in events:
             life = self.lives[event.request_id]
             match event:
-                case Preempted():
+                case wire.Preempted():
                     life.num_lost += computed[event.request_id]
-                case FirstToken():
+                case wire.FirstToken():
                     life.first_tokens += 1
-                case Finished() | Aborted():
+                case wire.Finished() | wire.Aborted():
                     assert life.end is None
                     life.end = event.reason
 
-    def check_blocks(self, record: StepRecord) -> None:
+    def check_blocks(self, record: wire.StepRecord) -> None:
         """Check that block moves alone give an observer the state of every block."""
         kv, counts = self.scheduler.kv, record.kv
         assert counts is not None
@@ -321,18 +311,18 @@ class Driver:
         states = Counter(owner if owner < 0 else 0 for owner, _ in runs)
         assert (counts.used, counts.cached, counts.empty) == (
             states[0],
-            states[CACHED],
-            states[EMPTY],
+            states[wire.CACHED],
+            states[wire.EMPTY],
         )
         assert sum(references for _, references in runs) == kv.num_held
 
 
-def expected_phase(request: Request, start: int, num_tokens: int) -> Phase:
+def expected_phase(request: Request, start: int, num_tokens: int) -> wire.Phase:
     if start < request.high_water:
-        return Phase.RECOMPUTE
+        return wire.Phase.RECOMPUTE
     if start >= request.num_prompt_tokens and start == request.num_tokens - 1 and num_tokens == 1:
-        return Phase.DECODE
-    return Phase.PREFILL
+        return wire.Phase.DECODE
+    return wire.Phase.PREFILL
 
 
 def contents_of(request: Request) -> list[int]:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Command, Pause, Resume, StepOnce, Submit
 from stepscope.engine.protocol.replies import Error, Output

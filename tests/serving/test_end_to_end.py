@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom, Submit
 from stepscope.engine.protocol.replies import Output, Replayed

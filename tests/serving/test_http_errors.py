@@ -180,25 +180,6 @@ def test_an_invalid_chat_is_refused_naming_the_field(
     assert error["param"] == param, error
 
 
-def test_fields_with_values_that_have_no_effect_are_accepted(client: httpx.Client) -> None:
-    nothing = {
-        name: "x" if field.values is None else field.values[0] if field.values else None
-        for name, field in UNUSED_FIELDS.items()
-    }
-    chat = {
-        "messages": [{"role": "user", "content": "x", "name": None, "tool_calls": None}],
-        "max_tokens": 2,
-        "max_completion_tokens": 2,
-        "user": "somebody",
-    }
-    for path, asked in (
-        ("/v1/chat/completions", chat),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 2}),
-    ):
-        assert client.post(path, json={**asked, **nothing}).status_code == 200
-        assert client.post(path, json={**asked, **dict.fromkeys(nothing)}).status_code == 200
-
-
 def test_every_sampling_field_is_accepted_and_null_means_its_default(client: httpx.Client) -> None:
     fields = {
         "temperature": 0.7,
@@ -313,12 +294,9 @@ def test_with_an_api_key_only_requests_that_send_it_are_served(
         assert client.get("/metrics").status_code == 200
 
 
-def test_an_engine_without_a_chat_template_says_so(
-    live_engine: Any, http_server: Callable[..., Any]
-) -> None:
-    server = http_server("serve", "--http-for", live_engine.endpoint.control)
+def test_an_engine_without_a_chat_template_says_so(served: Any) -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
-    refused = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body))
+    refused = httpx.post(f"{served.url}/v1/chat/completions", content=json.dumps(body))
     assert error_of(refused, 400)["param"] == "messages"
 
 

@@ -95,23 +95,12 @@ def test_an_http_1_0_client_gets_an_answer_without_chunks_that_ends_with_the_con
         assert json.loads(body)["usage"]["completion_tokens"] == 5
 
 
-@pytest.fixture
-def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
-    """An HTTP server of the simulated engine: steps of 2 ms, 64 seats."""
-    return http_server("serve", "--http-for", live_engine.endpoint.control)
-
-
 def published(live_engine: Any) -> list[Any]:
     replayed = live_engine.publisher.replay(0, 10_000)
     return [wire.decode(frame.payload) for frame in replayed.frames]
 
 
-@pytest.mark.parametrize("bundles", [True, False], ids=["engine", "engine of before"])
-async def test_200_streams_at_once_all_get_every_token(
-    live_engine: Any, http_server: Callable[..., Any], bundles: bool
-) -> None:
-    live_engine.becomes(bundles=bundles)
-    served = http_server("serve", "--http-for", live_engine.endpoint.control)
+async def test_200_streams_at_once_all_get_every_token(live_engine: Any, served: Any) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=served.url, timeout=60, limits=limits) as client:
 

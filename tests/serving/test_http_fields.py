@@ -11,8 +11,7 @@ from stepscope.engine.http.openai.requests import (
     UNUSED_FIELDS,
     ChatRequest,
     CompletionRequest,
-    decode_chat,
-    decode_completion,
+    decode,
 )
 
 # The names in the requests of vLLM's and of llama.cpp's server.
@@ -45,11 +44,11 @@ USED = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
 
 def chat(**fields: Any) -> ChatRequest:
     asked = {"messages": [{"role": "user", "content": "x"}], **fields}
-    return decode_chat(json.dumps(asked).encode())
+    return decode(json.dumps(asked).encode(), ChatRequest)
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return decode_completion(json.dumps({"prompt": "x", **fields}).encode())
+    return decode(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest)
 
 
 def test_every_field_of_openai_vllm_and_llama_cpp_is_decided_once() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job
-from stepscope.engine.http.openai.requests import decode_chat, decode_completion
+from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest, decode
 from stepscope.engine.http.openai.streaming import answer
 from stepscope.engine.protocol.commands import Abort, Command, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted, TokenLogprob
@@ -147,9 +147,9 @@ def _position(text: str) -> PositionLogprobs:
 def make_job(kind: str, **fields: object) -> Job:
     if kind == "completions":
         body = json.dumps({"prompt": "abcde", **fields}).encode()
-        return completion_job(decode_completion(body), HEAD)
+        return completion_job(decode(body, CompletionRequest), HEAD)
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
-    return chat_job(decode_chat(body), HEAD, 512)
+    return chat_job(decode(body, ChatRequest), HEAD, 512)
 
 
 async def sent(job: Job, engine: FakeEngine) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai.body import (
+from stepscope.engine.http.openai.requests import (
     MAX_BODY_BYTES,
     MAX_HELD_BYTES,
     SMALL_BODY_BYTES,
@@ -262,11 +262,6 @@ def test_bodies_share_a_bound_and_small_ones_are_always_taken() -> None:
         each.release()
         each.release()
     assert bodies.num_bytes == 0
-
-
-@pytest.fixture
-def served(live_engine: Any, http_server: Callable[..., Any]) -> Any:
-    return http_server("serve", "--http-for", live_engine.endpoint.control)
 
 
 def test_http_heads_without_end_do_not_grow_the_servers_memory(served: Any) -> None:

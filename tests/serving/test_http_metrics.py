@@ -15,23 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.meters import length_bounds
-from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.metrics.reducer import EngineMetrics, length_bounds
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    EngineInfo,
-    Finished,
-    FirstToken,
-    KVCounts,
-    Preempted,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
@@ -74,7 +60,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 @pytest.fixture(scope="module")
-def session() -> list[tuple[int, Telemetry]]:
+def session() -> list[tuple[int, wire.Telemetry]]:
     """A simulated session with preemptions and prefix hits."""
     return simulate(
         seed=5,
@@ -88,10 +74,10 @@ def session() -> list[tuple[int, Telemetry]]:
     )
 
 
-def reduced(session: list[tuple[int, Telemetry]]) -> EngineMetrics:
+def reduced(session: list[tuple[int, wire.Telemetry]]) -> EngineMetrics:
     metrics = EngineMetrics()
     for _, message in session:
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             metrics.join(message)
         else:
             metrics.apply(message)
@@ -106,21 +92,21 @@ def total(metrics: EngineMetrics, name: str, **labels: str) -> float:
 
 
 def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
-    session: list[tuple[int, Telemetry]],
+    session: list[tuple[int, wire.Telemetry]],
 ) -> None:
     metrics = reduced(session)
-    steps = [message for _, message in session if isinstance(message, StepRecord)]
+    steps = [message for _, message in session if isinstance(message, wire.StepRecord)]
     events = [event for _, message in session for event in getattr(message, "events", [])]
-    kv = [counts for _, m in session if isinstance(counts := getattr(m, "kv", None), KVCounts)]
-    arrivals = {event.request_id: event for event in events if isinstance(event, Arrived)}
+    kv = [counts for _, m in session if isinstance(counts := getattr(m, "kv", None), wire.KVCounts)]
+    arrivals = {event.request_id: event for event in events if isinstance(event, wire.Arrived)}
     assert total(metrics, "stepscope_steps_total") == len(steps) == 400
-    num_preempted = sum(isinstance(event, Preempted) for event in events)
+    num_preempted = sum(isinstance(event, wire.Preempted) for event in events)
     assert total(metrics, "vllm:num_preemptions_total") == num_preempted > 0
     queries = total(metrics, "vllm:prefix_cache_queries_total")
     assert queries == sum(each.queried_tokens for each in kv)
     hits = total(metrics, "vllm:prefix_cache_hits_total")
     assert hits == sum(each.hit_tokens for each in kv) > 0
-    reasons = Counter(event.reason for event in events if isinstance(event, Finished))
+    reasons = Counter(event.reason for event in events if isinstance(event, wire.Finished))
     for reason in ("stop", "length", "abort"):
         counted = total(metrics, "vllm:request_success_total", finished_reason=reason)
         assert counted == reasons[reason]
@@ -128,14 +114,15 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     tokens: dict[int, list[int]] = {}
     for step in steps:
         for row in step.batch or ():
-            if row.flags & RowFlag.LAST_CHUNK:
+            if row.flags & wire.RowFlag.LAST_CHUNK:
                 tokens.setdefault(row.request_id, []).append(step.tokens_ns)
     assert total(metrics, "vllm:generation_tokens_total") == sum(map(len, tokens.values()))
     kept = [
         times[0] - arrivals[key].time_ns <= 500e6
         and max((after - before for before, after in pairwise(times)), default=0) <= 50e6
         for key, times in tokens.items()
-        if key in arrivals and any(isinstance(e, Finished) and e.request_id == key for e in events)
+        if key in arrivals
+        and any(isinstance(e, wire.Finished) and e.request_id == key for e in events)
     ]
     num_kept = total(metrics, "stepscope_requests_within_levels_total")
     assert num_kept == sum(kept) < len(kept)
@@ -147,7 +134,7 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     assert total(metrics, f"{first}_bucket", le="+Inf") == len(known)
     gaps = sum(times[-1] - times[0] for times in known.values()) / 1e9
     assert total(metrics, "vllm:inter_token_latency_seconds_sum") == pytest.approx(gaps)
-    done = {e.request_id: e for e in events if isinstance(e, Finished)}
+    done = {e.request_id: e for e in events if isinstance(e, wire.Finished)}
     whole = sum(tokens[key][-1] - arrivals[key].time_ns for key in done if key in arrivals) / 1e9
     assert total(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(whole)
     parts = [f"vllm:request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode")]
@@ -157,7 +144,7 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
 
 
 def test_metric_names_labels_and_buckets_equal_those_of_vllm(
-    session: list[tuple[int, Telemetry]],
+    session: list[tuple[int, wire.Telemetry]],
 ) -> None:
     text = Exposition(reduced(session), "tiny").write(0).decode()
     found = samples(text)
@@ -185,11 +172,13 @@ def test_a_histogram_counts_a_value_at_a_bound_in_the_lower_bucket() -> None:
     assert length_bounds(99) == (1, 2, 5, 10, 20, 50)
 
 
-def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telemetry]]) -> None:
+def test_after_lost_messages_no_metric_is_made_up(
+    session: list[tuple[int, wire.Telemetry]],
+) -> None:
     whole = reduced(session)
     metrics = EngineMetrics()
     for number, (_, message) in enumerate(session):
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             metrics.join(message)
         elif 150 <= number < 200:
             continue
@@ -209,16 +198,16 @@ def test_after_lost_messages_no_metric_is_made_up(session: list[tuple[int, Telem
 
 @pytest.mark.parametrize("num_early", [0, 60])
 def test_the_metrics_count_messages_that_never_come_as_lost(
-    session: list[tuple[int, Telemetry]], num_early: int
+    session: list[tuple[int, wire.Telemetry]], num_early: int
 ) -> None:
     """Whether or not some came before the snapshot that the metrics begin with."""
     metrics = EngineMetrics()
     follower = TelemetryFollower(None, metrics)  # type: ignore[arg-type]
-    snapshot = Snapshot(
+    snapshot = wire.Snapshot(
         sequence=-1,
         step=-1,
         time_ns=0,
-        info=next(m for _, m in session if isinstance(m, EngineInfo)),
+        info=next(m for _, m in session if isinstance(m, wire.EngineInfo)),
         knobs={},
         knobs_version=0,
         state="idle",
@@ -233,8 +222,8 @@ def test_the_metrics_count_messages_that_never_come_as_lost(
             continue
         topic = wire.TOPICS[type(message)]
         follower.receive([topic, wire.sequence_frame(number), wire.encode(message)])
-    steps = [m for _, m in session if isinstance(m, StepRecord)]
-    lost = [m for _, m in session[100:130] if isinstance(m, StepRecord)]
+    steps = [m for _, m in session if isinstance(m, wire.StepRecord)]
+    lost = [m for _, m in session[100:130] if isinstance(m, wire.StepRecord)]
     assert total(metrics, "stepscope_telemetry_lost_total") == 30
     assert total(metrics, "stepscope_steps_total") == len(steps) - len(lost)
 
@@ -281,7 +270,7 @@ def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
 
 
 def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
-    session: list[tuple[int, Telemetry]],
+    session: list[tuple[int, wire.Telemetry]],
 ) -> None:
     metrics = reduced(session)
     assert metrics.info is not None
@@ -293,7 +282,7 @@ def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
 
 
 def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
-    session: list[tuple[int, Telemetry]],
+    session: list[tuple[int, wire.Telemetry]],
 ) -> None:
     text = Exposition(reduced(session), "").write(0).decode()
     monitoring = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -311,13 +300,13 @@ def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
 
 @pytest.mark.parametrize(("levels", "num_kept"), [({}, None), ({"slo_itl_ms": 0.001}, 0)])
 def test_requests_within_levels_are_counted_by_the_levels_of_the_engine(
-    session: list[tuple[int, Telemetry]], levels: dict[str, float], num_kept: int | None
+    session: list[tuple[int, wire.Telemetry]], levels: dict[str, float], num_kept: int | None
 ) -> None:
-    info = next(message for _, message in session if isinstance(message, EngineInfo))
+    info = next(message for _, message in session if isinstance(message, wire.EngineInfo))
     metrics = EngineMetrics()
     metrics.apply(msgspec.structs.replace(info, **levels))
     for _, message in session:
-        if not isinstance(message, EngineInfo):
+        if not isinstance(message, wire.EngineInfo):
             metrics.apply(message)
     assert (metrics.ttft_s, metrics.itl_s) == (0.5, 1e-6 if levels else 0.05)
     kept = metrics.meters.registry.get_sample_value("stepscope_requests_within_levels_total")
@@ -335,9 +324,9 @@ def test_cached_tokens_are_those_of_the_admission_however_late_its_rows_come() -
     events = [event for _, message in static for event in getattr(message, "events", [])]
     cached: dict[int, int] = {}
     for event in events:
-        if isinstance(event, Admitted):
+        if isinstance(event, wire.Admitted):
             cached.setdefault(event.request_id, event.num_cached_tokens)
-    begun = {event.request_id for event in events if isinstance(event, FirstToken)}
+    begun = {event.request_id for event in events if isinstance(event, wire.FirstToken)}
     expected = sum(cached[request] for request in begun)
     assert expected > 0
     assert total(reduced(static), "vllm:prompt_tokens_cached_total") == expected

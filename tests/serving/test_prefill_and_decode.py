@@ -17,36 +17,16 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.handover.shared_memory import PREFIX
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import (
-    Abort,
-    Pause,
-    ReplayFrom,
-    Resume,
-    Shutdown,
-    StepOnce,
-    Submit,
-)
-from stepscope.engine.protocol.replies import Error, Output, Replayed, Reply, Submitted
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.replies import Error, Output, Reply, Submitted
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    FirstToken,
-    RequestEvent,
-    StepRecord,
-    TelemetryMessage,
-)
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
@@ -54,6 +34,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.serve import announcement
 from tests.support.engines.warm_command import WarmCommand
+from tests.support.sessions.received import every_message
 from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
@@ -130,7 +111,7 @@ class Pair:
         """The exit code of a process that is ending."""
         return self._processes[name].wait(timeout=30)
 
-    def info(self, name: str = "prefill") -> EngineInfo:
+    def info(self, name: str = "prefill") -> wire.EngineInfo:
         with ControlClient(self.endpoint(name)) as client:
             return client.info(again_s=1.0)
 
@@ -161,7 +142,7 @@ def engines(
         thread = threading.Thread(target=core.run)
         thread.start()
         yield pair
-        core.inbox.put(Call(Shutdown(), SilentClient()))
+        core.inbox.put(Call(commands.Shutdown(), SilentClient()))
         thread.join()
     pair.close()
 
@@ -179,9 +160,9 @@ class Answer(NamedTuple):
     stop: str | int | None
 
 
-def ask(number: int, max_tokens: int, **sampling: object) -> Submit:
+def ask(number: int, max_tokens: int, **sampling: object) -> commands.Submit:
     """A request with a unique prompt of 8 to 200 tokens."""
-    return Submit(
+    return commands.Submit(
         client_id=f"client-{number}",
         prompt=f"{number} " + "a stream of tokens "[: 6 + number % 13] * (1 + number % 10),
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling),  # type: ignore[arg-type]
@@ -190,7 +171,9 @@ def ask(number: int, max_tokens: int, **sampling: object) -> Submit:
 
 
 def answers(
-    endpoint: str, asked: list[Submit], meanwhile: Callable[[int], None] = lambda num_tokens: None
+    endpoint: str,
+    asked: list[commands.Submit],
+    meanwhile: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[Answer]:
     """The answers to requests that are sent all at once.
 
@@ -222,25 +205,18 @@ def answers(
     return found
 
 
-def messages(endpoint: str, since: int = 0) -> list[TelemetryMessage]:
+def messages(endpoint: str, since: int = 0) -> list[wire.TelemetryMessage]:
     """All messages that an engine has published."""
-    found: list[TelemetryMessage] = []
     with ControlClient(endpoint) as client:
         client.snapshot()  # what happened before it is published
-        while True:
-            replayed = client.ask(ReplayFrom(sequence=since))
-            assert isinstance(replayed, Replayed)
-            if not replayed.frames:
-                return found
-            found += [wire.decode(frame.payload) for frame in replayed.frames]
-            since = replayed.frames[-1].sequence + 1
+        return every_message(client, since)
 
 
-def events_of(endpoint: str) -> list[RequestEvent]:
+def events_of(endpoint: str) -> list[wire.RequestEvent]:
     return [
         event
         for message in messages(endpoint)
-        if isinstance(message, StepRecord | EngineStatus)
+        if isinstance(message, wire.StepRecord | wire.EngineStatus)
         for event in message.events
     ]
 
@@ -258,11 +234,11 @@ def reply_of(client: ControlClient, kind: type[AnyKind]) -> AnyKind:
 def standing_still(pair: Pair, name: str) -> Iterator[ControlClient]:
     """Stop an engine meanwhile, so that it ends nothing, however late this process looks."""
     with ControlClient(pair.endpoint(name)) as client:
-        client.ask(Pause(who="test"))
+        client.ask(commands.Pause(who="test"))
         try:
             yield client
         finally:
-            client.ask(Resume(who="test"))
+            client.ask(commands.Resume(who="test"))
 
 
 MIXED = [
@@ -291,10 +267,10 @@ def test_prefill_and_decode_engine_each_publish_their_part_of_a_request(pair: Pa
     here = {
         event.request_id: event
         for event in events_of(pair.endpoint("prefill"))
-        if isinstance(event, Arrived) and event.client_id in names
+        if isinstance(event, wire.Arrived) and event.client_id in names
     }
     there = events_of(pair.endpoint("decode"))[begun:]
-    arrived = [event for event in there if isinstance(event, Arrived)]
+    arrived = [event for event in there if isinstance(event, wire.Arrived)]
     assert {each.origin.request_id for each in arrived if each.origin} == set(here)
     for each in arrived:
         origin = each.origin
@@ -302,22 +278,22 @@ def test_prefill_and_decode_engine_each_publish_their_part_of_a_request(pair: Pa
         assert origin.engine == "prefill"
         assert each.time_ns == here[origin.request_id or 0].time_ns
         assert each.time_ns < origin.first_token_ns <= origin.sent_ns <= origin.received_ns
-    assert not any(isinstance(event, FirstToken) for event in there)
-    assert sorted(e.num_output_tokens for e in there if isinstance(e, Finished)) == [12] * 5
-    left = [e for e in events_of(pair.endpoint("prefill")) if isinstance(e, Finished)]
+    assert not any(isinstance(event, wire.FirstToken) for event in there)
+    assert sorted(e.num_output_tokens for e in there if isinstance(e, wire.Finished)) == [12] * 5
+    left = [e for e in events_of(pair.endpoint("prefill")) if isinstance(e, wire.Finished)]
     assert {e.handed_to for e in left if e.request_id in here} == {"decode"}
 
 
 def test_a_late_second_token_names_the_hand_over_as_cause(pair: Pair) -> None:
     with ControlClient(pair.endpoint("decode")) as client:
-        client.ask(Pause(who="test"))
+        client.ask(commands.Pause(who="test"))
         try:
             since = client.snapshot().sequence + 1
             with ControlClient(pair.endpoint("prefill")) as other:
                 command_id = other.send(ask(32, 4))
                 reply_of(other, Output)
                 time.sleep(0.1)
-                client.ask(Resume(who="test"))
+                client.ask(commands.Resume(who="test"))
                 while True:
                     received = other.receive(5)
                     assert received is not None
@@ -325,7 +301,7 @@ def test_a_late_second_token_names_the_hand_over_as_cause(pair: Pair) -> None:
                     if isinstance(received[1], Output) and received[1].finish_reason:
                         break
         finally:
-            client.ask(Resume(who="test"))
+            client.ask(commands.Resume(who="test"))
     explainer = Explainer(itl_bound_ns=1, ttft_bound_ns=1, with_begun=True)
     told = messages(pair.endpoint("decode"), since)
     for message in told:
@@ -345,8 +321,8 @@ def test_a_hand_over_waits_while_the_decode_engine_is_full(pair: Pair) -> None:
         told = messages(pair.endpoint("prefill"), since)
         return any(
             "decode_engine" in (each.waiting_reasons or {})
-            if isinstance(each, StepRecord)
-            else isinstance(each, EngineStatus) and each.num_waiting > 0 == each.num_running
+            if isinstance(each, wire.StepRecord)
+            else isinstance(each, wire.EngineStatus) and each.num_waiting > 0 == each.num_running
             for each in told
         )
 
@@ -354,14 +330,14 @@ def test_a_hand_over_waits_while_the_decode_engine_is_full(pair: Pair) -> None:
         decode.set_knobs({"max_num_seqs": 1}, "test")
         answering = pool.submit(answers, pair.endpoint("prefill"), asked)
         wait_for(has_waited, "the prefill engine waits for room")
-        decode.ask(Resume(who="test"))
+        decode.ask(commands.Resume(who="test"))
         found = answering.result()
         decode.set_knobs({"max_num_seqs": 256}, "test")
     assert found == answers(pair.endpoint("one"), asked)
     assert pair.num_requests("prefill") == pair.num_requests("decode") == 0
 
 
-def long_ones(first: int) -> list[Submit]:
+def long_ones(first: int) -> list[commands.Submit]:
     return [ask(first + number, 150, temperature=0.7, seed=number) for number in range(6)]
 
 
@@ -395,7 +371,7 @@ def test_requests_of_a_killed_decode_engine_continue_in_the_prefill_engine(pair:
     pair.ensure()  # another decode engine takes its place
     assert pair.info().decode_engine == "decode"
     assert answers(pair.endpoint("prefill"), asked) == expected
-    assert any(isinstance(event, Arrived) for event in events_of(pair.endpoint("decode")))
+    assert any(isinstance(event, wire.Arrived) for event in events_of(pair.endpoint("decode")))
 
 
 def test_requests_of_a_silent_decode_engine_return_to_the_prefill_engine(pair: Pair) -> None:
@@ -432,9 +408,9 @@ def test_a_client_can_abort_its_request_in_either_engine(pair: Pair) -> None:
     with standing_still(pair, "decode") as decode:
         with ControlClient(prefill_endpoint) as client:
             command_id = client.send(ask(101, 400))
-            abort = Abort(request_id=reply_of(client, Submitted).request_id, who="test")
+            abort = commands.Abort(request_id=reply_of(client, Submitted).request_id, who="test")
             wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
-            decode.ask(StepOnce(n=3, who="test"))
+            decode.ask(commands.StepOnce(n=3, who="test"))
             client.ask(abort)
             while True:
                 received = client.receive(5.0)

@@ -3,25 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.remote_client import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.commands import Abort, Submit
-from stepscope.engine.protocol.replies import (
-    Ack,
-    AnyReply,
-    Bundle,
-    Output,
-    PositionLogprobs,
-    Submitted,
-    TokenLogprob,
-)
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.connections import Connections
 from tests.support.waiting import wait_for
 
@@ -52,11 +41,11 @@ class Peer:
             self._router, connections, lambda identity, why: self.forgotten.append((identity, why))
         )
 
-    def bundle(self, number: int, logprobs: list[PositionLogprobs] | None = None) -> None:
-        output = Output(request_id=number, token_ids=[number], text="x", logprobs=logprobs)
+    def bundle(self, number: int, logprobs: list[replies.PositionLogprobs] | None = None) -> None:
+        output = replies.Output(request_id=number, token_ids=[number], text="x", logprobs=logprobs)
         self.replies.bundle(self.identity, number.to_bytes(8, "big"), output)
 
-    def received(self) -> list[tuple[int, AnyReply]]:
+    def received(self) -> list[tuple[int, replies.AnyReply]]:
         messages = []
         while self._dealer.poll(0):
             number, payload = self._dealer.recv_multipart()
@@ -77,8 +66,8 @@ def peer() -> Iterator[Peer]:
     peer.close()
 
 
-def ids(reply: AnyReply) -> list[int]:
-    assert isinstance(reply, Bundle)
+def ids(reply: replies.AnyReply) -> list[int]:
+    assert isinstance(reply, replies.Bundle)
     assert all(command_id == output.request_id for command_id, output in reply.outputs)
     return [command_id for command_id, _ in reply.outputs]
 
@@ -92,22 +81,22 @@ def test_outputs_are_bundled_in_order_up_to_a_limit_and_a_single_one_is_not(peer
         list(range(1, MAX_BUNDLE + 1)),
         list(range(MAX_BUNDLE + 1, 2 * MAX_BUNDLE + 1)),
     ]
-    assert isinstance(last, Output)
+    assert isinstance(last, replies.Output)
     assert last_id == last.request_id == 2 * MAX_BUNDLE + 1
     peer.replies.send_bundles()
     assert peer.received() == []
 
 
 def test_no_reply_overtakes_an_output_waiting_to_be_bundled(peer: Peer) -> None:
-    position = PositionLogprobs(TokenLogprob(3, -1.0), 1, [])
+    position = replies.PositionLogprobs(replies.TokenLogprob(3, -1.0), 1, [])
     peer.bundle(1)
     peer.bundle(2)
     peer.bundle(3, logprobs=[position])  # too large to come with others
     peer.bundle(4)
-    peer.replies.send(peer.identity, (5).to_bytes(8, "big"), Ack(effective_step=0))
+    peer.replies.send(peer.identity, (5).to_bytes(8, "big"), replies.Ack(effective_step=0))
     (_, first), (third_id, third), (fourth_id, _), (fifth_id, _) = peer.received()
     assert ids(first) == [1, 2]
-    assert isinstance(third, Output)
+    assert isinstance(third, replies.Output)
     assert third.logprobs == [position]
     assert [third_id, fourth_id, fifth_id] == [3, 4, 5]
 
@@ -125,7 +114,7 @@ def test_a_client_that_does_not_read_is_dropped_at_a_bounded_number_of_messages(
 
 
 def test_a_vanished_client_is_reported_once_for_each_bundle(peer: Peer) -> None:
-    output = Output(request_id=1, token_ids=[1])
+    output = replies.Output(request_id=1, token_ids=[1])
     for _ in range(2):
         peer.replies.bundle(b"nobody", bytes(8), output)
     peer.bundle(7)
@@ -134,52 +123,35 @@ def test_a_vanished_client_is_reported_once_for_each_bundle(peer: Peer) -> None:
     assert [command_id for command_id, _ in peer.received()] == [7]
 
 
-def submit(first: int, max_tokens: int, *, bundle: bool, **fields: object) -> Submit:
-    command = Submit(
-        prompt_token_ids=[first] * 20,
-        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        **fields,  # type: ignore[arg-type]
-    )
-    return msgspec.structs.replace(command, bundle=True) if bundle else command
+def submit(first: int, max_tokens: int) -> Submit:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Submit(prompt_token_ids=[first] * 20, sampling=sampling)
 
 
-def test_requests_without_bundles_are_encoded_as_older_engines_expect() -> None:
-    plain = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=False)))
-    assert "bundle" not in plain
-    with_it = msgspec.msgpack.decode(commands.encode(submit(1, 1, bundle=True)))
-    assert with_it == plain | {"bundle": True}
-    assert EngineInfo(
-        engine_id="", name="", software_version="", model="", monotonic_ns=0, wall_ns=0
-    ).bundles is False  # fmt: skip
-
-
-def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any) -> None:
+def test_a_client_gets_each_output_once_and_in_order_bundled_or_not(live_engine: Any) -> None:
     raw = zmq.Context.instance().socket(zmq.DEALER)
     raw.linger = 0
     raw.connect(live_engine.endpoint.control)
-    wants = {number: number % 4 != 0 for number in range(1, 41)}
-    for number, bundle in wants.items():
-        payload = commands.encode(submit(number, 12, bundle=bundle))
+    outputs: dict[int, list[replies.Output]] = {number: [] for number in range(1, 41)}
+    for number in outputs:
+        payload = commands.encode(submit(number, 12))
         raw.send_multipart([number.to_bytes(8, "big"), payload])
-    outputs: dict[int, list[Output]] = {number: [] for number in wants}
     accepted: set[int] = set()
-    num_bundles = num_open = 0
-    num_open = len(wants)
+    num_bundles, num_open = 0, len(outputs)
     while num_open:
         assert raw.poll(10_000), "silence"
         identifier, payload = raw.recv_multipart()
         command_id, reply = int.from_bytes(identifier, "big"), replies.decode_reply(payload)
-        if isinstance(reply, Submitted):
+        if isinstance(reply, replies.Submitted):
             accepted.add(command_id)
             continue
-        told = reply.outputs if isinstance(reply, Bundle) else [(command_id, reply)]
-        if isinstance(reply, Bundle):
+        told = reply.outputs if isinstance(reply, replies.Bundle) else [(command_id, reply)]
+        if isinstance(reply, replies.Bundle):
             num_bundles += 1
             assert command_id == 0
             assert 2 <= len(told) <= MAX_BUNDLE
-            assert all(wants[each] for each, _ in told)
         for each, output in told:
-            assert isinstance(output, Output)
+            assert isinstance(output, replies.Output)
             assert each in accepted
             outputs[each].append(output)
             num_open -= output.finish_reason is not None
@@ -194,7 +166,7 @@ def test_a_client_gets_bundled_outputs_only_if_it_asks_for_them(live_engine: Any
 def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         assert client.info().bundles
-        sent = [client.send(submit(number, 10, bundle=True)) for number in range(30)]
+        sent = [client.send(submit(number, 10)) for number in range(30)]
         assert client.snapshot().requests
         tokens = dict.fromkeys(sent, 0)
         num_open = len(sent)
@@ -202,32 +174,16 @@ def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine:
             received = client.receive(10.0)
             assert received is not None, "silence"
             command_id, reply = received
-            if isinstance(reply, Output):
+            if isinstance(reply, replies.Output):
                 tokens[command_id] += 1
                 num_open -= reply.finish_reason is not None
         assert set(tokens.values()) == {10}
-
-
-def test_an_abort_of_a_request_with_bundled_outputs_is_answered(live_engine: Any) -> None:
-    with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
-        for number in range(20):
-            client.send(submit(number, 900, bundle=True))
-        wait_for(lambda: len(client.snapshot().requests) == 20, "all requests")
-        for view in client.snapshot().requests:
-            assert isinstance(client.ask(Abort(request_id=view.request_id)), Ack)
-        reasons = []
-        while len(reasons) < 20:
-            received = client.receive(10.0)
-            assert received is not None, "silence"
-            if isinstance(received[1], Output) and received[1].finish_reason:
-                reasons.append(received[1].finish_reason)
-        assert reasons == ["abort"] * 20
 
 
 def test_requests_with_bundled_outputs_of_a_vanished_client_are_aborted(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint, timeout_s=10.0) as client:
         with ControlClient(live_engine.endpoint) as other:
             for number in range(20):
-                other.send(submit(number, 900, bundle=True))
+                other.send(submit(number, 900))
             wait_for(lambda: len(client.snapshot().requests) == 20, "the requests")
         wait_for(lambda: not client.snapshot().requests, "the requests of the vanished client end")

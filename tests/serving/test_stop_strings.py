@@ -156,21 +156,10 @@ def test_text_that_may_begin_a_stop_string_is_held_back(
     assert made.stop == stop
 
 
-def test_a_character_split_over_tokens_can_be_a_stop_string() -> None:
-    made = request(["世"])
-    head, *rest = "世".encode()
-    assert generated(made, [ord("x"), head, *rest, ord("y")]) == (["x", "", "", ""], "stop")
-
-
 def test_the_end_of_a_sequence_releases_the_text_held_back() -> None:
     made = request(["END"])
     assert generated(made, [*tokens("ab", "EN"), EOS]) == (["ab", "", "EN"], "stop")
     assert made.stop is None
-
-
-def test_a_request_cut_at_its_length_releases_the_text_held_back() -> None:
-    made = request(["END"], max_tokens=2)
-    assert generated(made, tokens("ab", "EN")) == (["ab", "EN"], "length")
 
 
 @pytest.mark.parametrize(("include_stop", "text"), [(False, "the"), (True, "the cat")])

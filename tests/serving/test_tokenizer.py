@@ -58,13 +58,6 @@ def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-def test_an_unfinished_character_is_sent_when_the_text_ends(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.text_stream()
-    assert stream.push([0x41, 0xE4, 0xB8]) == "A"
-    assert stream.finish() == "\ufffd"
-    assert stream.finish() == ""
-
-
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
     pieces = streamed(tokenizer, [0x41, EOS_TOKEN_ID, 0x42], [1, 1, 1])
     assert "".join(pieces) == "AB"

@@ -83,9 +83,9 @@ def test_measured_points_are_read_from_a_bench_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("tokens,seconds\n1,0.1\n", "no column 'context'.*tokens,context,seconds"),
-        ("tokens,context,seconds\n1,0,fast\n", "line 2: three numbers"),
-        ("tokens,context,seconds\n1,0,nan\n", "line 2: tokens and seconds must be above 0"),
+        ("tokens,seconds\n1,0.1\n", "line 2: context: this field is.*tokens,context,seconds"),
+        ("tokens,context,seconds\n1,0,fast\n", "line 2: seconds: expected a number"),
+        ("tokens,context,seconds\n1,0,nan\n", "line 2: seconds: expected a number > 0"),
         ("tokens,context,seconds\n", "has no points"),
         ('{"a": 1}', "is no report of bench_gpu.py"),
         ('{"outcomes": []}', "has no points"),

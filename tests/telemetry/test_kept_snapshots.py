@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.protocol.commands import (
     MAX_PAST_S,
     AnyCommand,

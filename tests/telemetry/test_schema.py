@@ -15,56 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    SCHEMA_VERSION,
-    Aborted,
-    Admitted,
-    Arrived,
-    Audited,
-    BatchRow,
-    BlockMove,
-    BlockRun,
-    ControlCounts,
-    DraftRow,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    FirstToken,
-    FrontEnd,
-    FrontTimes,
-    GroupCounts,
-    HeldRow,
-    HoldUp,
-    KnobsChanged,
-    KnobSpec,
-    KVCounts,
-    KVGroup,
-    KVTransfers,
-    LatencyEstimate,
-    LeasedKnobs,
-    Mark,
-    PauseSpan,
-    Phase,
-    Preempted,
-    PrefillPart,
-    PrefixMisses,
-    RankTimes,
-    Rejected,
-    RequestOrigin,
-    RequestView,
-    RowFlag,
-    Snapshot,
-    StepCosts,
-    StepInFlight,
-    StepRecord,
-    TakenRow,
-    Telemetry,
-    Totals,
-    Transcript,
-)
+from stepscope.engine.protocol import commands, wire
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import TOPICS
@@ -75,7 +26,7 @@ from tests.support.engines.simulated_run import simulate
 
 FOLDER = Path(__file__).parents[1] / "schema"
 
-TOTALS = Totals(
+TOTALS = wire.Totals(
     num_steps=40,
     num_prompt_tokens=900,
     num_output_tokens=300,
@@ -85,11 +36,11 @@ TOTALS = Totals(
     num_finished=2,
     is_load_known=False,
     kv_used=0.5,
-    ttft=[LatencyEstimate(75.0, 2)],
-    itl=[LatencyEstimate(12.5, 290)],
-    tpot=[LatencyEstimate(15.0, 2)],
+    ttft=[wire.LatencyEstimate(75.0, 2)],
+    itl=[wire.LatencyEstimate(12.5, 290)],
+    tpot=[wire.LatencyEstimate(15.0, 2)],
 )
-INFO = EngineInfo(
+INFO = wire.EngineInfo(
     engine_id="engine-1",
     name="alpha",
     schema_version=1,
@@ -115,7 +66,7 @@ INFO = EngineInfo(
     max_num_seqs=64,
     chars_per_token=4.25,
     knobs=(
-        KnobSpec(
+        wire.KnobSpec(
             name="watermark",
             kind="float",
             default=0.01,
@@ -133,7 +84,7 @@ INFO = EngineInfo(
     with_tokens=True,
     config_hash="0123abcd",
     overlap=True,
-    step_costs=StepCosts(
+    step_costs=wire.StepCosts(
         num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=39.25, stream_ms=1.25
     ),
     bundles=True,
@@ -152,38 +103,42 @@ INFO = EngineInfo(
     slo_itl_ms=150.0,
     imported="a log of vllm",
     kv_groups=(
-        KVGroup("full attention", 10, 16),
-        KVGroup("sliding window", 52, 16, 1024, 6),
+        wire.KVGroup("full attention", 10, 16),
+        wire.KVGroup("sliding window", 52, 16, 1024, 6),
     ),
     kv_tokens=65_536,
     pipeline_parallel_size=2,
 )
-KV = KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
-ORIGIN = RequestOrigin(
+KV = wire.KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
+ORIGIN = wire.RequestOrigin(
     "beta", 12, 1, 1_000_000_100_000, 1_000_000_100_000, 1_000_000_100_500, 10**12
 )
 MOVE_GROUPS = bytes(3)  # one for each of MOVES
-TRANSFERS = KVTransfers(12, 10**12, 3, 10**12 + 5)
-FRONT = FrontEnd(
-    1, 10**12, [TakenRow(7, 10**12, 10**12 + 5, True), TakenRow(8, None, 10**12, False)],
+TRANSFERS = wire.KVTransfers(12, 10**12, 3, 10**12 + 5)
+FRONT = wire.FrontEnd(
+    1, 10**12, [wire.TakenRow(7, 10**12, 10**12 + 5, True), wire.TakenRow(8, None, 10**12, False)],
     [7, 8], [0, 2], [1, 1], [(7, "stop")],
 )  # fmt: skip
-MISSES = PrefixMisses(128, 76, 32, 64, 3, 2, 10**12, 5_000_000_000)
+MISSES = wire.PrefixMisses(128, 76, 32, 64, 3, 2, 10**12, 5_000_000_000)
 EVENTS: list[wire.RequestEvent] = [
-    Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
-    Admitted(7, 64, misses=MISSES),
-    FirstToken(7),
-    Finished(6, "length", 60, [12]),
-    Preempted(5, 12, "no free block"),
-    Aborted(4, "client"),
-    Rejected(3, "chat-3", "too long"),
-    Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
-    Finished(8, "handed_over", 1, handed_to="beta"),
-    Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN, elsewhere="cmpl-0"),
-    Admitted(9, 0, 300, 1_500_000, is_loaded_early=True),
+    wire.Arrived(7, "chat-7", 300, 60, 2, 1_000_000_000_100, prefix_hashes=[1 << 63, 9]),
+    wire.Admitted(7, 64, misses=MISSES),
+    wire.FirstToken(7),
+    wire.Finished(6, "length", 60, [12]),
+    wire.Preempted(5, 12, "no free block"),
+    wire.Aborted(4, "client"),
+    wire.Rejected(3, "chat-3", "too long"),
+    wire.Arrived(8, "chat-8", 3, 60, 2, 1_000_000_000_200, [17, 4, 99], "Why?"),
+    wire.Finished(8, "handed_over", 1, handed_to="beta"),
+    wire.Arrived(9, "chat-9", 300, 60, 0, 1_000_000_000_300, origin=ORIGIN, elsewhere="cmpl-0"),
+    wire.Admitted(9, 0, 300, 1_500_000, is_loaded_early=True),
 ]
-MOVES = [BlockMove(0, 7, 1), BlockMove(1, CACHED, 0), BlockMove(2, EMPTY, 0)]
-VIEW = RequestView(
+MOVES = [
+    wire.BlockMove(0, 7, 1),
+    wire.BlockMove(1, wire.CACHED, 0),
+    wire.BlockMove(2, wire.EMPTY, 0),
+]
+VIEW = wire.RequestView(
     request_id=7,
     client_id="chat-7",
     status="finished",
@@ -206,22 +161,22 @@ VIEW = RequestView(
     handed_to="beta",
     high_water=290,
     held="lora: a",
-    front=FrontTimes(1, 10**12, 10**12 + 5, True, 10**12 + 7, 10**12 + 8, 10**12 + 9, 3, 1),
+    front=wire.FrontTimes(1, 10**12, 10**12 + 5, True, 10**12 + 7, 10**12 + 8, 10**12 + 9, 3, 1),
     misses=MISSES,
     elsewhere="cmpl-0",
 )
-IN_FLIGHT = StepInFlight(
+IN_FLIGHT = wire.StepInFlight(
     step=41,
     since_ns=1_000_000_300_000,
     time_ns=1_001_000_300_000,
     num_prefill_tokens=512,
     num_decode_tokens=3,
     num_decodes=3,
-    prefills=[PrefillPart(17, 1024, 512)],
+    prefills=[wire.PrefillPart(17, 1024, 512)],
     token_budget=2048,
 )
-LEASED = LeasedKnobs("autopilot", {"max_num_batched_tokens": 512})
-AUDITED = Audited(
+LEASED = wire.LeasedKnobs("autopilot", {"max_num_batched_tokens": 512})
+AUDITED = wire.Audited(
     number=12,
     command="SetKnobs",
     who="me@laptop",
@@ -248,12 +203,12 @@ _STATUS = {"time_ns": 1_000_000_300_000, "step": 41, "num_running": 2, "num_wait
 _SNAPSHOT = {"sequence": 2**33, "step": 41, "time_ns": 1_000_000_300_000, "knobs_version": 3}
 
 # One message with every field, and one with the required fields only.
-MESSAGES: dict[str, Telemetry] = {
+MESSAGES: dict[str, wire.Telemetry] = {
     "EngineInfo.full": INFO,
-    "EngineInfo.least": EngineInfo(
+    "EngineInfo.least": wire.EngineInfo(
         engine_id="e", name="n", software_version="0", model="m", monotonic_ns=1, wall_ns=2
     ),
-    "KnobsChanged.full": KnobsChanged(
+    "KnobsChanged.full": wire.KnobsChanged(
         version=4,
         effective_step=42,
         who="operator",
@@ -261,7 +216,7 @@ MESSAGES: dict[str, Telemetry] = {
         new={"order": "decode_first", "watermark": 0.02, "max_num_seqs": 32, "pause": True},
         time_ns=1_000_000_300_000,
     ),
-    "StepRecord.full": StepRecord(
+    "StepRecord.full": wire.StepRecord(
         **_STEP,
         schedule_end_ns=1_000_000_110_000,
         launch_ns=1_000_000_120_000,
@@ -271,10 +226,18 @@ MESSAGES: dict[str, Telemetry] = {
         max_num_seqs=64,
         num_padded_tokens=11,
         batch=[
-            BatchRow(7, Phase.PREFILL, 64, 236, 64, 20, RowFlag.LAST_CHUNK | RowFlag.FIRST_TOKEN),
-            BatchRow(5, Phase.DECODE, 400, 1, 0, 26, RowFlag.LAST_CHUNK),
+            wire.BatchRow(
+                7,
+                wire.Phase.PREFILL,
+                64,
+                236,
+                64,
+                20,
+                wire.RowFlag.LAST_CHUNK | wire.RowFlag.FIRST_TOKEN,
+            ),
+            wire.BatchRow(5, wire.Phase.DECODE, 400, 1, 0, 26, wire.RowFlag.LAST_CHUNK),
         ],
-        drafts=[DraftRow(5, 3, 1, [12])],
+        drafts=[wire.DraftRow(5, 3, 1, [12])],
         kv=KV,
         moves=MOVES,
         waiting_reasons={"seats": 1},
@@ -287,17 +250,23 @@ MESSAGES: dict[str, Telemetry] = {
         token_limit=1024,
         cuda_graph="full",
         held_prefills=True,
-        held=[HeldRow(7, "lora: a"), HeldRow(8, ""), HeldRow(9, "remote_kv", 12)],
+        held=[wire.HeldRow(7, "lora: a"), wire.HeldRow(8, ""), wire.HeldRow(9, "remote_kv", 12)],
         front=[FRONT],
-        kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
+        kv_groups=[wire.GroupCounts(2, 1), wire.GroupCounts(1, 1)],
         move_groups=MOVE_GROUPS,
         kv_transfers=TRANSFERS,
-        hold_ups=[HoldUp("stopped", 900_000, 2_000_000_000), HoldUp("jit", 7, 9, "kernel")],
-        ranks=[RankTimes(0, 12_100_000, 6_300_000, 900_000), RankTimes(1, 18_400_000, None, None)],
+        hold_ups=[
+            wire.HoldUp("stopped", 900_000, 2_000_000_000),
+            wire.HoldUp("jit", 7, 9, "kernel"),
+        ],
+        ranks=[
+            wire.RankTimes(0, 12_100_000, 6_300_000, 900_000),
+            wire.RankTimes(1, 18_400_000, None, None),
+        ],
         totals=TOTALS,
     ),
-    "StepRecord.least": StepRecord(**_STEP),
-    "EngineStatus.full": EngineStatus(
+    "StepRecord.least": wire.StepRecord(**_STEP),
+    "EngineStatus.full": wire.EngineStatus(
         **_STATUS,
         state="paused",
         kv=KV,
@@ -305,24 +274,28 @@ MESSAGES: dict[str, Telemetry] = {
         events=EVENTS,
         num_dropped=9,
         workload="mixed",
-        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        control=wire.ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         workload_spec={"rate": 2.5, "output_tokens": 64},
         leased=LEASED,
-        totals=Totals(kv_used=0.5),
-        held=[HeldRow(8, "grammar")],
+        totals=wire.Totals(kv_used=0.5),
+        held=[wire.HeldRow(8, "grammar")],
         front=[FRONT],
-        kv_groups=[GroupCounts(2, 1), GroupCounts(1, 1)],
+        kv_groups=[wire.GroupCounts(2, 1), wire.GroupCounts(1, 1)],
         move_groups=MOVE_GROUPS,
         kv_transfers=TRANSFERS,
     ),
-    "EngineStatus.least": EngineStatus(**_STATUS, state="idle"),
-    "Snapshot.full": Snapshot(
+    "EngineStatus.least": wire.EngineStatus(**_STATUS, state="idle"),
+    "Snapshot.full": wire.Snapshot(
         **_SNAPSHOT,
         info=INFO,
         knobs={"max_num_seqs": 64},
         state="running",
         requests=[VIEW],
-        blocks=[BlockRun(1, 7, 1), BlockRun(1, CACHED, 0), BlockRun(1022, EMPTY, 0)],
+        blocks=[
+            wire.BlockRun(1, 7, 1),
+            wire.BlockRun(1, wire.CACHED, 0),
+            wire.BlockRun(1022, wire.EMPTY, 0),
+        ],
         kv=KV,
         num_dropped=9,
         workload="mixed",
@@ -330,7 +303,7 @@ MESSAGES: dict[str, Telemetry] = {
         num_waiting=1,
         waiting_reasons={"seats": 1},
         transcripts=[
-            Transcript(
+            wire.Transcript(
                 request_id=7,
                 prompt_token_ids=[17, 4, 99],
                 prompt_text="Why?",
@@ -338,24 +311,24 @@ MESSAGES: dict[str, Telemetry] = {
                 output_text="Be",
             )
         ],
-        control=ControlCounts(bad=1, limited=2, denied=3, keyless=4),
+        control=wire.ControlCounts(bad=1, limited=2, denied=3, keyless=4),
         audit=[AUDITED],
-        pauses=[PauseSpan(3, 5), PauseSpan(8)],
+        pauses=[wire.PauseSpan(3, 5), wire.PauseSpan(8)],
         in_flight=IN_FLIGHT,
         workload_spec={"rate": 2.5, "output_tokens": 64},
         totals=TOTALS,
         leased=LEASED,
-        kv_groups=[GroupCounts(1, 0), GroupCounts(0, 1)],
+        kv_groups=[wire.GroupCounts(1, 0), wire.GroupCounts(0, 1)],
         block_groups=bytes(1024),
         kv_transfers=TRANSFERS,
     ),
-    "Snapshot.least": Snapshot(
+    "Snapshot.least": wire.Snapshot(
         **_SNAPSHOT, info=INFO, knobs={}, state="draining", requests=[], blocks=None, kv=None
     ),
     "Audited.full": AUDITED,
-    "Audited.least": Audited(number=1, command="Pause", who="me", time_ns=2),
+    "Audited.least": wire.Audited(number=1, command="Pause", who="me", time_ns=2),
     "StepInFlight.full": IN_FLIGHT,
-    "StepInFlight.least": StepInFlight(
+    "StepInFlight.least": wire.StepInFlight(
         step=41,
         since_ns=1,
         time_ns=2,
@@ -363,11 +336,11 @@ MESSAGES: dict[str, Telemetry] = {
         num_decode_tokens=1,
         num_decodes=1,
     ),
-    "Mark.full": Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
+    "Mark.full": wire.Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
 }
 
 
-def golden(name: str, version: int = SCHEMA_VERSION) -> Path:
+def golden(name: str, version: int = wire.SCHEMA_VERSION) -> Path:
     return FOLDER / f"v{version}" / f"{name}.msgpack"
 
 
@@ -383,7 +356,7 @@ def test_the_encoding_of_every_message_equals_its_golden_file(name: str) -> None
 def test_every_golden_file_of_every_version_is_still_read(path: Path) -> None:
     message = wire.decode(path.read_bytes())
     assert type(message).__name__ == path.stem.split(".")[0]
-    if path.parent.name == f"v{SCHEMA_VERSION}":
+    if path.parent.name == f"v{wire.SCHEMA_VERSION}":
         assert message == MESSAGES[path.stem]
 
 
@@ -404,7 +377,7 @@ def test_every_message_and_every_field_is_in_a_golden_file() -> None:
         for kind in vars(wire).values()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
-        and kind not in (msgspec.Struct, Telemetry, wire.Event)
+        and kind not in (msgspec.Struct, wire.Telemetry, wire.Event)
     }
     assert set(seen) == structs
 
@@ -491,7 +464,7 @@ def test_a_recording_of_a_newer_schema_names_the_version_to_install(
     writer = RecordingWriter(path)
     writer.start()
     for sequence, message in simulate(seed=2, num_steps=20):
-        if what == "schema" and isinstance(message, EngineInfo):
+        if what == "schema" and isinstance(message, wire.EngineInfo):
             message = msgspec.structs.replace(message, schema_version=7)
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
     writer.close()
@@ -525,6 +498,39 @@ def write_golden_files() -> int:
         path.write_bytes(payload)
     print(f"{len(MESSAGES)} messages in {golden('x').parent}")
     return 0
+
+
+# What faulty senders send
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        msgspec.msgpack.encode({"type": "Nonsense"}),
+        msgspec.msgpack.encode({"type": "StepRecord", "step": "seven"}),
+        b"\x91" * 5_000,
+    ],
+)
+def test_malformed_payloads_raise_only_decode_errors(payload: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode(payload)
+    with pytest.raises(msgspec.DecodeError):
+        commands.decode_command(payload)
+
+
+def test_commands_keep_the_types_of_knob_values() -> None:
+    command = commands.SetKnobs(changes={"a": True, "b": 1, "c": 0.5, "d": "x"})
+    decoded = commands.decode_command(commands.encode(command))
+    assert isinstance(decoded, commands.SetKnobs)
+    assert [type(v) for v in decoded.changes.values()] == [bool, int, float, str]
+
+
+def test_a_heartbeat_without_optional_parts_is_small() -> None:
+    status = wire.EngineStatus(time_ns=1, state="idle", step=0, num_running=0, num_waiting=0)
+    assert len(wire.encode(status)) < 100
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from stepscope.engine.protocol.wire import EngineStatus, StepInFlight
 from stepscope.engine.telemetry import sender, step_watcher
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
-from stepscope.engine.transport.authorised_keys import KeyFolder
 from stepscope.engine.transport.gate import Gate
+from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.session.control.engine_link import EngineLink
 from tests.support.engines.live_engine import running_engine

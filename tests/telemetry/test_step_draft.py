@@ -5,25 +5,21 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Pause, Resume, StepOnce, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.commands import Pause, Resume, StepOnce
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KVCounts, StepRecord
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import StepResult
-from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.core_ends import Client, Sink
-from tests.support.engines.simulated_run import simulated_info
+from tests.support.engines.core_ends import Client
+from tests.support.engines.whole_core import WholeCore
 
 UNTIL_THE_END = {"tokens_ns"}  # its value is never sent
 
@@ -99,29 +95,14 @@ def test_dropped_rows_are_in_no_count_of_a_step_draft() -> None:
     assert [row[0] for row in msgspec.msgpack.decode(cut.batch)] == [2]
 
 
-def make_core(
-    sink: Sink | None,
-    runner: SimulatedRunner | None = None,
-    token_publisher: TokenPublisher | None = None,
-) -> EngineCore:
-    limits = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
-    knobs = Knobs(max_num_batched_tokens=64, max_num_seqs=8)
-    scheduler = Scheduler(KVCacheManager(64, 16), knobs, limits)
-    info = simulated_info(limits, 64, 16, seed=0)
-    runner = runner or SimulatedRunner(CostModel())
-    return EngineCore(info, runner, scheduler, limits, sink, token_publisher=token_publisher)
-
-
-def submit(core: EngineCore, max_tokens: int) -> None:
-    command = Submit(sampling=SamplingParams(max_tokens=max_tokens))
-    core.inbox.put(Call(command, Client(), [1, 2, 3]))
+LIMITS = Limits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
 
 
 def test_engine_and_observers_count_the_same_pauses_between_single_steps() -> None:
-    sink, asked = Sink(), (Pause(), StepOnce(n=1), StepOnce(n=2), Resume(), Pause(), Resume())
-    runner, state = SimulatedRunner(CostModel()), SessionState()
-    core = make_core(sink, runner)
-    submit(core, max_tokens=50)
+    asked = (Pause(), StepOnce(n=1), StepOnce(n=2), Resume(), Pause(), Resume())
+    engine, state = WholeCore(LIMITS), SessionState()
+    core, runner, sink = engine.core, engine.runner, engine.sink
+    engine.submit([1, 2, 3], max_tokens=50)
     num_seen = 0
     for command in asked:
         core.step()
@@ -142,11 +123,11 @@ def test_engine_and_observers_count_the_same_pauses_between_single_steps() -> No
 
 def test_texts_of_running_requests_include_tokens_of_unpublished_steps() -> None:
     publisher = TokenPublisher(lambda: TextStream(letters))
-    core = make_core(None, token_publisher=publisher)
+    engine = WholeCore(LIMITS, token_publisher=publisher)
     for max_tokens in (2, 5):
-        submit(core, max_tokens)
+        engine.submit([1, 2, 3], max_tokens=max_tokens)
     for _ in range(3):
-        core.step()
+        engine.core.step()
     (told,) = publisher.transcripts()  # the other request has ended
     assert (told.request_id, told.output_text) == (1, "xxx")
 

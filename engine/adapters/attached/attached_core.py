@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
+from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect, ControlTally
@@ -17,8 +17,14 @@ from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue
-from stepscope.engine.protocol.asker import Asker
-from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, SetKnobs, Submit
+from stepscope.engine.protocol.commands import (
+    Asker,
+    Change,
+    GetAudit,
+    GetSnapshot,
+    SetKnobs,
+    Submit,
+)
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -32,8 +38,7 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
     Totals,
 )
-from stepscope.engine.telemetry.clock_anchor import anchored
-from stepscope.engine.telemetry.heartbeat import Heartbeat
+from stepscope.engine.telemetry.heartbeat import Heartbeat, anchored
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
 
@@ -52,17 +57,14 @@ class EngineWatcher(Protocol):
     @property
     def kv_used(self) -> float | None:
         """The share of the KV pool in use, by the engine's own figure; None: `pool` says."""
-        ...
 
     @property
     def kv_transfers(self) -> KVTransfers | None:
         """See `StepRecord.kv_transfers`."""
-        ...
 
     @property
     def halted(self) -> EngineState | None:
         """`paused` or `draining` if the engine's own server has halted it; else None."""
-        ...
 
 
 class AttachedCore:

@@ -13,7 +13,9 @@ engine does not wait for them.
 
 import contextlib
 import logging
+import os
 import queue
+import signal
 import threading
 import time
 import traceback
@@ -22,8 +24,7 @@ from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
-from stepscope.engine.adapters.attached.end_signals import close_at_signal
+from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
@@ -34,6 +35,53 @@ from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.local_engines import sweep
+
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_NO_END = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
+
+
+def close_at_signal(close: Callable[[], None]) -> Callable[[], None]:
+    """Call `close` on a thread of its own when the process is told to end.
+
+    An engine's parent may send the signal and kill the process right after. The thread hears of it
+    at once, by Python's wakeup file descriptor, even if the engine's thread waits for a device.
+
+    Does nothing outside of the main thread, or if other code uses the wakeup descriptor. A signal
+    that the engine does not handle is no orderly end.
+
+    Returns:
+        Ends the thread. The descriptors stay: only the main thread may take them back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+        return lambda: None
+
+    is_closing = threading.Event()
+
+    def wait() -> None:
+        while number := os.read(reader, 1)[0]:
+            if number in _ENDS and signal.getsignal(number) not in _NO_END:
+                is_closing.set()
+                close()
+                return
+
+    thread = threading.Thread(target=wait, name="stepscope", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        if not is_closing.is_set():
+            os.write(writer, b"\0")
+            thread.join()
+
+    return end
+
 
 REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024

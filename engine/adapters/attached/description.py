@@ -1,12 +1,16 @@
-"""Helpers to describe an attached engine: its endpoint, and values that it may lack."""
+"""Describes an attached engine: endpoint, values that it may lack, its knobs (`AttachedKnobs`)."""
 
 import os
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from importlib.metadata import version
+from typing import Protocol, TypeVar
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
+from stepscope.engine.protocol.wire import EngineInfo, KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")
@@ -33,12 +37,7 @@ def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
     return endpoint
 
 
-def service_level(variable: str) -> float | None:
-    """Return the service level in ms that an environment variable sets; None if it sets none.
-
-    Raises:
-        ConfigError: it is not a number above 0.
-    """
+def _service_level(variable: str) -> float | None:
     text = os.environ.get(variable, "").strip()
     if not text:
         return None
@@ -46,6 +45,33 @@ def service_level(variable: str) -> float | None:
         if 0 < (level := float(text)) <= MAX_LEVEL_MS:
             return level
     raise ConfigError("level", f"{variable}: expected milliseconds above 0, got {text!r}")
+
+
+def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> EngineInfo:
+    """Return the description of an attached engine, as far as it is alike for all of them.
+
+    Raises ConfigError: a service level in the environment is wrong.
+    """
+    limits = knobs.limits
+    return EngineInfo(
+        engine_id=uuid.uuid4().hex,
+        name=endpoint.name,
+        software_version=version("stepscope"),
+        pid=os.getpid(),
+        model="",
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        knobs=knobs.specs,
+        telemetry_endpoint=endpoint.telemetry,
+        control_endpoint=endpoint.control,
+        monotonic_ns=time.monotonic_ns(),
+        wall_ns=time.time_ns(),
+        keeps_snapshots=True,
+        engine=engine,
+        slo_ttft_ms=_service_level("STEPSCOPE_SLO_TTFT_MS"),
+        slo_itl_ms=_service_level("STEPSCOPE_SLO_ITL_MS"),
+    )
 
 
 def known(get: Callable[[], _T]) -> _T | None:
@@ -57,3 +83,72 @@ def known(get: Callable[[], _T]) -> _T | None:
         return get()
     except Exception:  # noqa: BLE001 - after any error the value is unknown
         return None
+
+
+class KnobWriter(Protocol):
+    """Sets knobs of one scheduler. Use it between two steps."""
+
+    def write(self, values: Mapping[str, KnobValue]) -> None:
+        """Set these knobs. They apply from the next step that the engine schedules."""
+
+    def restore(self) -> None:
+        """Restore the values that the engine had before stepscope changed them."""
+
+
+class AttachedKnobs:
+    """All settings that stepscope shows, some of which can change while the engine runs.
+
+    Args:
+        engine: the engine's name, for messages.
+
+    Attributes:
+        limits: the values at engine start, which bound the knobs.
+        values: the current values, by name.
+        specs: the knobs that can change.
+        is_deferred: whether only the engine's thread may apply changes, by calling
+            `AttachedCore.apply_deferred`.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        limits: Limits,
+        values: dict[str, KnobValue],
+        specs: Sequence[KnobSpec],
+        writer: KnobWriter,
+        *,
+        is_deferred: bool = False,
+    ) -> None:
+        self._engine = engine
+        self.limits = limits
+        self.values = values
+        self.specs = tuple(specs)
+        self._writer = writer
+        self.is_deferred = is_deferred
+        self.restore = writer.restore
+
+    def changed(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+        """Return the values with `changes` applied, without setting them.
+
+        Raises:
+            ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
+        """
+        known = {spec.name: spec for spec in self.specs}
+        live = ", ".join(known) or "none"
+        for name in changes:
+            if name in known:
+                continue
+            if name not in self.values:
+                raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
+            raise ConfigError(
+                "fixed_knob",
+                f"{name} is fixed when {self._engine} starts; "
+                f"while it runs these can be changed: {live}",
+            )
+        return self.values | {name: checked(known[name], changes[name]) for name in changes}
+
+    def set(self, changes: Mapping[str, KnobValue]) -> None:
+        """Set the knobs that `changes` changes. Raises ConfigError as `changed` does."""
+        before, self.values = self.values, self.changed(changes)
+        if new := dict(self.values.items() - before.items()):
+            self._writer.write(new)

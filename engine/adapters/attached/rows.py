@@ -8,8 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Row, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Row, TrackedRequest, UnfinishedStep
 from stepscope.engine.protocol.wire import DraftRow, Phase, RowFlag
 from stepscope.engine.telemetry import batch_rows
 from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows, with_positions

@@ -7,8 +7,7 @@ effects of a step are applied to the published state only when that step ends.
 from collections.abc import Sequence
 from typing import Protocol
 
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Freed, Row, TrackedRequest, UnfinishedStep
 from stepscope.engine.protocol.wire import (
     Admitted,
     BlockMove,
@@ -58,7 +57,6 @@ class PublishedPool(Protocol):
             num_hit: number of blocks, from the first on, that came from the prefix cache.
             group: that of the blocks; 0 without `groups`.
         """
-        ...
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
         """Remove request `owner` as a holder of a block, if it is one.
@@ -67,14 +65,12 @@ class PublishedPool(Protocol):
             owner: None: one that is not known as a holder.
             is_cached: whether the block's content stays in the prefix cache.
         """
-        ...
 
     def drain(self) -> list[BlockMove]:
         """Update the published state.
 
         Returns the new state of each block that changed since the last call.
         """
-        ...
 
     def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
         """Return the numbers of used, cached and empty blocks as of the last `drain`.
@@ -85,14 +81,12 @@ class PublishedPool(Protocol):
             num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
                 found in it, to be returned with them.
         """
-        ...
 
     def runs(self) -> list[BlockRun] | None:
         """Return the state of all blocks as of the last `drain`, as runs of equal blocks.
 
         None if the engine only reports numbers of blocks.
         """
-        ...
 
 
 class Judged(Protocol):

@@ -24,8 +24,13 @@ from stepscope.engine.adapters.attached.settlement import (
     PublishedPool,
     Settlement,
 )
-from stepscope.engine.adapters.attached.tracked import EngineRequest, TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Row, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import (
+    EngineRequest,
+    Freed,
+    Row,
+    TrackedRequest,
+    UnfinishedStep,
+)
 from stepscope.engine.protocol.wire import (
     Arrived,
     BlockMove,
@@ -99,10 +104,10 @@ class StepRecorder:
         Args:
             has_output: whether it samples tokens after its prompt.
         """
-        tracked = TrackedRequest(self._next_id, engine_request, min(arrival_ns, monotonic_ns()))
+        arrival_ns = min(arrival_ns, monotonic_ns())
+        max_tokens = engine_request.max_tokens if has_output else 0
+        tracked = TrackedRequest(self._next_id, engine_request, arrival_ns, max_tokens)
         tracked.elsewhere = elsewhere
-        if not has_output:
-            tracked.max_tokens = 0
         self._next_id += 1
         self.table[engine_request.request_id] = tracked
         self._arrivals.append(

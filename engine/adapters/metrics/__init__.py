@@ -1,10 +1,10 @@
 """Engines observed through their Prometheus metrics only: `stepscope top http://host:8000`.
 
-`address` holds the address of a server's metrics, `fetch` downloads them with bounds on time and
-size, `names` lists the metric names of each engine, `reading` parses the listed metrics, `interval`
-computes totals from two readings, `local_servers` finds servers on this machine.
+`fetch` holds the address of a server's metrics and downloads them, with bounds on time and size,
+`reading` lists the names of each engine's metrics, parses those, and computes totals from two
+readings, `local_servers` finds servers on this machine.
 
 May import: engine.protocol, engine.protocol.settings.
-To support a metric of a new release, add its name to `names`. Values that a server does not export
-stay unknown.
+To support a metric of a new release, add its name in `reading`. What a server does not export
+stays unknown.
 """

@@ -1,4 +1,4 @@
-"""`Reading`: the values in one response of a metrics endpoint, found by the names in `names`.
+"""`Reading`: the values in one response of a metrics endpoint; `totals`: what two of them gained.
 
 Which series of a metric count: those that differ only in a rank within their replica (`tp_rank`,
 `pp_rank`, `moe_ep_rank`; every `..._rank` but that of data parallelism) are copies of one value, of
@@ -19,104 +19,101 @@ Sources, read in the code of the releases:
   before 0.5 was renamed to `inter_token_latency_seconds`.
 - TensorRT-LLM 1.0 to 1.3, `tensorrt_llm/metrics/collector.py`: until 1.1 only latencies, finished
   requests and the KV cache; its time per output token is the mean of a request.
-- stepscope exports vLLM's names (`engine/http/metrics/meters.py`) and its own.
+- stepscope exports vLLM's names (`engine/http/metrics/reducer.py`) and its own.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from stepscope.engine.protocol.wire import LatencyEstimate, Totals
+
 _Names = tuple[str, ...]
+_COUNTERS = (
+    "prompt_tokens", "output_tokens", "queried_tokens", "cached_tokens", "preempted", "finished",
+    "steps",
+)  # fmt: skip
+_HISTOGRAMS = ("ttft", "itl", "tpot")
 
 
 class EngineNames(NamedTuple):
-    """The sample names of one engine.
+    """The sample names of one engine, by what they tell.
 
-    An empty tuple means that the engine does not export the metric.
+    What is missing in `names` the engine does not export. `kv_used` is a share, 0 to 1.
     """
 
     engine: str
     prefix: str  # of its samples
-    running: _Names
-    waiting: _Names
     waiting_by_reason: str  # labelled `reason`
-    kv_used: _Names  # a share, 0 to 1
-    prompt_tokens: _Names
-    output_tokens: _Names
-    queried_tokens: _Names
-    cached_tokens: _Names
-    preempted: _Names
-    finished: _Names
-    steps: _Names
-    ttft: _Names
-    itl: _Names
-    tpot: _Names
+    names: dict[str, _Names]
+
+    def of(self, kind: str) -> _Names:
+        return self.names.get(kind, ())
 
 
-VLLM = EngineNames(
-    engine="vllm",
-    prefix="vllm:",
-    running=("vllm:num_requests_running",),
-    waiting=("vllm:num_requests_waiting",),
-    waiting_by_reason="vllm:num_requests_waiting_by_reason",
-    kv_used=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    prompt_tokens=("vllm:prompt_tokens_total",),
-    output_tokens=("vllm:generation_tokens_total",),
-    queried_tokens=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    cached_tokens=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-    preempted=("vllm:num_preemptions_total",),
-    finished=("vllm:request_success_total",),
-    steps=("vllm:iteration_tokens_total_count",),
-    ttft=("vllm:time_to_first_token_seconds",),
-    itl=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-    tpot=("vllm:request_time_per_output_token_seconds",),
+def _engine_names(engine: str, prefix: str, by_reason: str = "", **names: str) -> EngineNames:
+    own = {kind: tuple(prefix + name for name in each.split()) for kind, each in names.items()}
+    return EngineNames(engine, prefix, by_reason and prefix + by_reason, own)
+
+
+VLLM = _engine_names(
+    "vllm",
+    "vllm:",
+    "num_requests_waiting_by_reason",
+    running="num_requests_running",
+    waiting="num_requests_waiting",
+    kv_used="kv_cache_usage_perc gpu_cache_usage_perc",
+    prompt_tokens="prompt_tokens_total",
+    output_tokens="generation_tokens_total",
+    queried_tokens="prefix_cache_queries_total gpu_prefix_cache_queries_total",
+    cached_tokens="prefix_cache_hits_total gpu_prefix_cache_hits_total",
+    preempted="num_preemptions_total",
+    finished="request_success_total",
+    steps="iteration_tokens_total_count",
+    ttft="time_to_first_token_seconds",
+    itl="inter_token_latency_seconds time_per_output_token_seconds",
+    tpot="request_time_per_output_token_seconds",
 )
-SGLANG = EngineNames(
-    engine="sglang",
-    prefix="sglang:",
-    running=("sglang:num_running_reqs",),
-    waiting=("sglang:num_queue_reqs",),
-    waiting_by_reason="",
-    kv_used=("sglang:token_usage",),
-    prompt_tokens=("sglang:prompt_tokens_total",),
-    output_tokens=("sglang:generation_tokens_total",),
-    queried_tokens=("sglang:prompt_tokens_total",),
-    cached_tokens=("sglang:cached_tokens_total",),
-    preempted=("sglang:num_retracted_requests_total",),
-    finished=("sglang:num_requests_total",),
-    steps=(),
-    ttft=("sglang:time_to_first_token_seconds",),
-    itl=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
-    tpot=("sglang:request_time_per_output_token_seconds",),
+SGLANG = _engine_names(
+    "sglang",
+    "sglang:",
+    running="num_running_reqs",
+    waiting="num_queue_reqs",
+    kv_used="token_usage",
+    prompt_tokens="prompt_tokens_total",
+    output_tokens="generation_tokens_total",
+    queried_tokens="prompt_tokens_total",
+    cached_tokens="cached_tokens_total",
+    preempted="num_retracted_requests_total",
+    finished="num_requests_total",
+    ttft="time_to_first_token_seconds",
+    itl="inter_token_latency_seconds time_per_output_token_seconds",
+    tpot="request_time_per_output_token_seconds",
 )
-TENSORRT_LLM = EngineNames(
-    engine="tensorrt-llm",
-    prefix="trtllm_",
-    running=("trtllm_num_requests_running",),
-    waiting=("trtllm_num_requests_waiting",),
-    waiting_by_reason="",
-    kv_used=("trtllm_kv_cache_utilization",),
-    prompt_tokens=("trtllm_prompt_tokens_total",),
-    output_tokens=("trtllm_generation_tokens_total",),
-    queried_tokens=("trtllm_prompt_tokens_total",),
-    cached_tokens=("trtllm_prompt_cached_tokens_total",),
-    preempted=(),
-    finished=("trtllm_request_success_total", "trtllm_num_requests_completed_total"),
-    steps=(),
-    ttft=("trtllm_time_to_first_token_seconds",),
-    itl=(),
-    tpot=("trtllm_time_per_output_token_seconds",),
+TENSORRT_LLM = _engine_names(
+    "tensorrt-llm",
+    "trtllm_",
+    running="num_requests_running",
+    waiting="num_requests_waiting",
+    kv_used="kv_cache_utilization",
+    prompt_tokens="prompt_tokens_total",
+    output_tokens="generation_tokens_total",
+    queried_tokens="prompt_tokens_total",
+    cached_tokens="prompt_cached_tokens_total",
+    finished="request_success_total num_requests_completed_total",
+    ttft="time_to_first_token_seconds",
+    tpot="time_per_output_token_seconds",
 )
-STEPSCOPE = VLLM._replace(
-    engine="stepscope",
-    prefix="stepscope_",
-    waiting_by_reason="stepscope_requests_waiting",
-    steps=("stepscope_steps_total",),
+STEPSCOPE = EngineNames(
+    "stepscope",
+    "stepscope_",
+    "stepscope_requests_waiting",
+    VLLM.names | {"steps": ("stepscope_steps_total",)},
 )
 # Ours comes first: it exports vLLM's names too.
 ENGINES = (STEPSCOPE, VLLM, SGLANG, TENSORRT_LLM)
@@ -144,16 +141,6 @@ class Reading:
     histograms: dict[str, dict[float, float]] = field(default_factory=dict)  # cumulative, by bound
 
 
-_COUNTERS = (
-    "prompt_tokens",
-    "output_tokens",
-    "queried_tokens",
-    "cached_tokens",
-    "preempted",
-    "finished",
-    "steps",
-)
-_HISTOGRAMS = ("ttft", "itl", "tpot")
 _NOT_FINISHED = ("abort", "error")
 
 
@@ -168,20 +155,18 @@ def read(text: str) -> Reading | None:
     samples = _counted(_samples(text, _wanted(names)))
     found = (each.labels.get("model_name") for some in samples.values() for each in some)
     models = dict.fromkeys(each for each in found if each)
-    kv_used = _values(samples, names.kv_used)
+    kv_used = _values(samples, names.of("kv_used"))
     return Reading(
         engine=names.engine,
         model=", ".join(models),
         start_s=_sum(samples, (START_TIME,)),
-        num_running=_count(_sum(samples, names.running)),
-        num_waiting=_count(_sum(samples, names.waiting)),
+        num_running=_count(_sum(samples, names.of("running"))),
+        num_waiting=_count(_sum(samples, names.of("waiting"))),
         waiting_reasons=_reasons(samples.get(names.waiting_by_reason)),
         kv_used=None if not kv_used else min(1.0, max(0.0, sum(kv_used) / len(kv_used))),
         counters=_counters(samples, names),
         histograms={
-            kind: buckets
-            for kind in _HISTOGRAMS
-            if (buckets := _buckets(samples, getattr(names, kind)))
+            kind: buckets for kind in _HISTOGRAMS if (buckets := _buckets(samples, names.of(kind)))
         },
     )
 
@@ -190,11 +175,9 @@ def _has(text: str, prefix: str) -> bool:
     return text.startswith(prefix) or f"\n{prefix}" in text
 
 
-@cache
 def _wanted(names: EngineNames) -> frozenset[str]:
-    fields = names._asdict()
-    plain = [name for key, value in fields.items() if isinstance(value, tuple) for name in value]
-    buckets = [f"{name}_bucket" for kind in _HISTOGRAMS for name in fields[kind]]
+    plain = chain(*names.names.values())
+    buckets = [f"{name}_bucket" for kind in _HISTOGRAMS for name in names.of(kind)]
     return frozenset([*plain, *buckets, names.waiting_by_reason, START_TIME])
 
 
@@ -263,13 +246,13 @@ def _reasons(samples: list[Sample] | None) -> dict[str, int] | None:
 def _counters(samples: dict[str, list[Sample]], names: EngineNames) -> dict[str, float]:
     found = {}
     for key in _COUNTERS:
-        value = _sum(samples, getattr(names, key))
+        value = _sum(samples, names.of(key))
         if value is not None:
             found[key] = value
     if "finished" in found:
         found["finished"] -= sum(
             each.value
-            for each in samples.get(next(n for n in names.finished if n in samples), ())
+            for each in samples.get(next(n for n in names.of("finished") if n in samples), ())
             if each.labels.get("finished_reason") in _NOT_FINISHED
         )
     return found
@@ -295,3 +278,80 @@ def _buckets(samples: dict[str, list[Sample]], names: Iterable[str]) -> dict[flo
         if len(found) <= _MAX_BUCKETS:
             return dict(sorted(found.items()))
     return {}
+
+
+_POINTS = 8  # the samples of a bucket are spread evenly over these, as Prometheus' quantiles assume
+_MAX_COUNT = 2**31
+
+
+def has_restarted(before: Reading, now: Reading) -> bool:
+    """Whether the server was restarted, or replaced, between two readings.
+
+    True if a counter went down, or if the engine or its start time changed.
+    """
+    if before.engine != now.engine or before.start_s != now.start_s:
+        return True
+    if any(now.counters.get(key, 0.0) < value for key, value in before.counters.items()):
+        return True
+    return any(
+        now.histograms.get(kind, {}).get(math.inf, 0.0) < buckets.get(math.inf, 0.0)
+        for kind, buckets in before.histograms.items()
+    )
+
+
+def totals(before: Reading, now: Reading) -> Totals:
+    """Return how much each counter grew between two readings, and the latencies of new samples.
+
+    A counter missing in either reading gives None. `kv_used` is the value of `now`.
+    """
+
+    def counted(key: str) -> int | None:
+        if key not in before.counters or key not in now.counters:
+            return None
+        return min(_MAX_COUNT, max(0, round(now.counters[key] - before.counters[key])))
+
+    return Totals(
+        num_steps=counted("steps"),
+        num_prompt_tokens=counted("prompt_tokens"),
+        num_output_tokens=counted("output_tokens"),
+        num_cached_tokens=counted("cached_tokens"),
+        num_queried_tokens=counted("queried_tokens"),
+        num_preempted=counted("preempted"),
+        num_finished=counted("finished"),
+        is_load_known=now.num_running is not None and now.num_waiting is not None,
+        kv_used=now.kv_used,
+        ttft=_estimates(before, now, "ttft"),
+        itl=_estimates(before, now, "itl"),
+        tpot=_estimates(before, now, "tpot"),
+    )
+
+
+def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
+    """Return estimates of the latencies that a histogram gained, spread evenly within each bucket.
+
+    Samples above the highest finite bound get this bound as value, because their values are
+    unknown.
+    """
+    was, found = before.histograms.get(kind, {}), []
+    low_s, seen = 0.0, 0.0
+    for bound_s, cumulative in now.histograms.get(kind, {}).items():
+        come = cumulative - was.get(bound_s, 0.0)
+        count = min(_MAX_COUNT, round(come - seen))
+        seen = max(seen, come)
+        high_s = low_s if math.isinf(bound_s) else bound_s
+        if count > 0:
+            found += _spread(low_s * 1e3, high_s * 1e3, count)
+        low_s = high_s
+    return found
+
+
+def _spread(low_ms: float, high_ms: float, count: int) -> list[LatencyEstimate]:
+    if low_ms == high_ms:
+        return [LatencyEstimate(low_ms, count)]
+    number = min(_POINTS, count)
+    width = (high_ms - low_ms) / number
+    each, rest = divmod(count, number)
+    return [
+        LatencyEstimate(low_ms + (place + 0.5) * width, each + (place < rest))
+        for place in range(number)
+    ]

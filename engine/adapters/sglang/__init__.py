@@ -1,8 +1,8 @@
 """Watches an unmodified SGLang, through a plugin or through the metrics that SGLang publishes.
 
 SGLang loads `plugin`, which hooks the scheduler's event loop. `attachment` wraps the scheduler's
-methods, `watcher` reads batches, `shapes` declares what we use of SGLang's objects, `support` says
-which setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own
+methods, `watcher` reads batches, `shapes` declares what we use of SGLang's objects, and which
+setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own
 broadcast. `forward_passes` reads the stream of `--enable-forward-pass-metrics`. The stream has only
 totals for each forward pass, and no single requests.
 

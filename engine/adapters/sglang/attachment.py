@@ -1,32 +1,33 @@
 """Attaches to a scheduler of SGLang by wrapping its methods, and describes it (`EngineInfo`).
 
 The wrappers run on the scheduler's thread.
-
-The description of an attached SGLang (`EngineInfo`).
 """
 
 import logging
-import os
-import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
+import msgspec
+
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
-from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
+from stepscope.engine.adapters.attached.description import (
+    AttachedKnobs,
+    described,
+    known,
+    rank_endpoint,
+)
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.adapters.sglang import support
-from stepscope.engine.adapters.sglang.broadcast import KnobRequests
-from stepscope.engine.adapters.sglang.knobs import knobs_of
+from stepscope.engine.adapters.sglang.knobs import KnobRequests, knobs_of
 from stepscope.engine.adapters.sglang.shapes import (
     SglangBatch,
     SglangPlan,
     SglangReq,
     SglangScheduler,
+    check,
+    is_first_rank,
 )
 from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 from stepscope.engine.protocol.wire import EngineInfo
@@ -43,11 +44,8 @@ def describe(
     args, model = scheduler.server_args, scheduler.model_config
     release = known(lambda: version("sglang"))
     rank, size = data_parallel(parallel)
-    return EngineInfo(
-        engine_id=uuid.uuid4().hex,
-        name=endpoint.name,
-        software_version=version("stepscope"),
-        pid=os.getpid(),
+    return msgspec.structs.replace(
+        described("sglang", endpoint, knobs),
         model=str(getattr(args, "served_model_name", None) or args.model_path),
         architecture=known(lambda: str(model.hf_config.architectures[0])),
         dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
@@ -58,23 +56,11 @@ def describe(
         num_kv_heads=known(lambda: int(model.num_key_value_heads)),
         head_dim=known(lambda: int(model.head_dim)),
         block_size=scheduler.page_size,
-        max_model_len=knobs.limits.max_model_len,
-        max_num_batched_tokens=knobs.limits.max_num_batched_tokens,
-        max_num_seqs=knobs.limits.max_num_seqs,
-        knobs=knobs.specs,
-        telemetry_endpoint=endpoint.telemetry,
-        control_endpoint=endpoint.control,
-        monotonic_ns=time.monotonic_ns(),
-        wall_ns=time.time_ns(),
         overlap=scheduler.enable_overlap,
-        keeps_snapshots=True,
-        engine="sglang",
         engine_version=release,
         data_parallel_rank=rank if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tp_size)),
-        slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
-        slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
     )
 
 
@@ -111,9 +97,9 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    if not support.is_first_rank(parallel):
+    if not is_first_rank(parallel):
         return None
-    support.check(scheduler, parallel)
+    check(scheduler, parallel)
     knobs, requests = knobs_of(scheduler, parallel)
     watcher = SglangWatcher(scheduler, parallel)
     at = endpoint_of(parallel, endpoint)

@@ -24,14 +24,14 @@ def register() -> None:
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        from stepscope.engine.adapters.sglang import broadcast
+        from stepscope.engine.adapters.sglang.knobs import around_change
 
         HookRegistry.register(
             f"{_MODULE}.Scheduler.run_event_loop", _around_event_loop, HookType.AROUND
         )
         # On every tensor-parallel rank, also where stepscope does not attach.
         HookRegistry.register(
-            f"{_MODULE}.Scheduler.set_internal_state", broadcast.around_change, HookType.AROUND
+            f"{_MODULE}.Scheduler.set_internal_state", around_change, HookType.AROUND
         )
     except Exception as error:  # noqa: BLE001 - SGLang starts whatever happens here
         _warn(error)

@@ -1,19 +1,10 @@
-"""Protocols for the parts of SGLang's objects that the adapter reads, without importing SGLang."""
+"""What the adapter reads of SGLang's objects, without importing SGLang, and whether it is there.
+
+`check` says which schedulers cannot be watched, `is_first_rank` on which of their ranks to attach.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
-
-
-class SglangKv(Protocol):
-    """A request's share of the KV pool. `kv_committed_len` grows when tokens are scheduled."""
-
-    kv_committed_len: int
-
-
-class SglangFinish(Protocol):
-    """Why a request ended. Its type is `stop`, `length` or `abort`."""
-
-    def to_json(self) -> dict[str, Any]: ...
 
 
 class SglangReq(Protocol):
@@ -23,23 +14,18 @@ class SglangReq(Protocol):
     origin_input_ids: Sequence[int]
     output_ids: Sequence[int]
     finished_len: int | None
-    finished_reason: SglangFinish | None
+    finished_reason: Any  # why it ended; the type in its `to_json()`: `stop`, `length`, `abort`
     priority: int | None
-    kv: SglangKv
+    kv: Any  # its `kv_committed_len` grows when tokens are scheduled
     sampling_params: Any
     time_stats: Any
-
-
-class SglangForwardMode(Protocol):
-    def is_decode(self) -> bool: ...
-    def is_idle(self) -> bool: ...
 
 
 class SglangBatch(Protocol):
     """SGLang's `ScheduleBatch`. Only a batch with prefill has `prefix_lens` and `extend_lens`."""
 
     reqs: Sequence[SglangReq]
-    forward_mode: SglangForwardMode
+    forward_mode: Any
     forward_iter: int | None  # number of the forward pass, counted at launch
     batch_is_full: bool
     prefix_lens: Sequence[int]
@@ -72,3 +58,45 @@ class SglangScheduler(Protocol):
     tree_cache: Any
     recv_skipper: Any
     truncation_align_size: int | None
+
+
+NEEDED = (
+    "get_next_batch_to_run", "run_batch", "process_batch_result", "set_internal_state",
+    "send_abort_output", "_add_request_to_queue", "_poll_timeout_aborts",
+    *SglangScheduler.__annotations__,
+    "disaggregation_mode", "enable_pdmux", "enable_overlap_mlx", "dllm_config", "spec_algorithm",
+    "is_generation",
+)  # fmt: skip
+TRIED_RELEASE = "0.5.23"
+
+
+class UnknownSglangError(RuntimeError):
+    """This SGLang cannot be watched. The message says why."""
+
+
+def check(scheduler: Any, parallel: Any) -> None:
+    """Raises UnknownSglangError when the adapter cannot watch this scheduler.
+
+    Args:
+        parallel: SGLang's parallel context.
+    """
+    missing = [name for name in NEEDED if not hasattr(scheduler, name)]
+    if missing:
+        raise UnknownSglangError(f"this SGLang's scheduler has no {', '.join(missing)}")
+    not_watched = {
+        "prefill and decode on separate servers": scheduler.disaggregation_mode.value != "null",
+        "pipeline parallelism": parallel.pp_size > 1,
+        "prefill and decode multiplexed on one GPU": scheduler.enable_pdmux,
+        "the overlap of MLX": scheduler.enable_overlap_mlx,
+        "a diffusion language model": scheduler.dllm_config is not None,
+        "speculative decoding": not scheduler.spec_algorithm.is_none(),
+        "a model that only embeds": not scheduler.is_generation,
+    }
+    for what, is_so in not_watched.items():
+        if is_so:
+            raise UnknownSglangError(f"stepscope does not watch {what}")
+
+
+def is_first_rank(parallel: Any) -> bool:
+    """Whether this rank receives the requests and broadcasts them to its tensor-parallel group."""
+    return not (parallel.pp_rank or parallel.attn_tp_rank or parallel.attn_cp_rank)

@@ -16,8 +16,7 @@ from typing import Any, cast
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.sglang.shapes import (
     SglangBatch,
     SglangPlan,
@@ -64,7 +63,7 @@ class SglangRequest:
 
     @property
     def num_computed_tokens(self) -> int:
-        return self.req.kv.kv_committed_len
+        return int(self.req.kv.kv_committed_len)
 
     @property
     def num_output_tokens(self) -> int:

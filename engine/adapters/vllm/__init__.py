@@ -4,8 +4,7 @@ vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around ev
 `attachment` calls `watcher`, which reads what vLLM scheduled, and from `waits` who waits for what.
 In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks` times their steps;
 both send `reports` to the engine.
-`shapes` declares what we use of vLLM's objects, `versions` handles the differences between its
-releases.
+`versions` declares what we use of vLLM's objects, and handles the differences of its releases.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
   engine.scheduling, engine.telemetry, engine.transport.

@@ -1,27 +1,27 @@
 """Attaches to a scheduler of vLLM by wrapping its methods, and describes it (`EngineInfo`).
 
 The wrappers run on the scheduler's thread.
-
-The description of an attached vLLM (`EngineInfo`).
 """
 
 import functools
 import logging
-import os
-import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from importlib.metadata import version
 from time import monotonic_ns
 from typing import Any
 
+import msgspec
+
 from stepscope.engine.adapters.attached.attached_core import AttachedCore
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
 from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
-from stepscope.engine.adapters.attached.description import known, rank_endpoint, service_level
+from stepscope.engine.adapters.attached.description import (
+    AttachedKnobs,
+    described,
+    known,
+    rank_endpoint,
+)
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import knobs_of
-from stepscope.engine.adapters.vllm.shapes import (
+from stepscope.engine.adapters.vllm.versions import (
     SchedulerOutput,
     VllmBlock,
     VllmRequest,
@@ -44,11 +44,8 @@ def describe(
     model, parallel = config.model_config, config.parallel_config
     vllm_version = known(_vllm_version)
     size = parallel.data_parallel_size
-    return EngineInfo(
-        engine_id=uuid.uuid4().hex,
-        name=endpoint.name,
-        software_version=version("stepscope"),
-        pid=os.getpid(),
+    return msgspec.structs.replace(
+        described("vllm", endpoint, knobs),
         model=str(known(lambda: _first(model.served_model_name)) or model.model),
         architecture=known(lambda: str(model.architectures[0])),
         dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
@@ -60,24 +57,12 @@ def describe(
         head_dim=known(lambda: int(model.get_head_size())),
         block_size=scheduler.block_size,
         num_blocks=None if watcher.pool is None else watcher.pool.num_blocks,
-        max_model_len=scheduler.max_model_len,
-        max_num_batched_tokens=knobs.limits.max_num_batched_tokens,
-        max_num_seqs=knobs.limits.max_num_seqs,
-        knobs=knobs.specs,
-        telemetry_endpoint=endpoint.telemetry,
-        control_endpoint=endpoint.control,
-        monotonic_ns=time.monotonic_ns(),
-        wall_ns=time.time_ns(),
         overlap=bool(getattr(scheduler.scheduler_config, "async_scheduling", False)),
-        keeps_snapshots=True,
-        engine="vllm",
         engine_version=vllm_version,
         data_parallel_rank=versions.data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
         pipeline_parallel_size=known(lambda: int(parallel.pipeline_parallel_size)),
-        slo_ttft_ms=service_level("STEPSCOPE_SLO_TTFT_MS"),
-        slo_itl_ms=service_level("STEPSCOPE_SLO_ITL_MS"),
         role={"kv_producer": "prefill", "kv_consumer": "decode"}.get(
             str(getattr(getattr(config, "kv_transfer_config", None), "kv_role", None))
         ),

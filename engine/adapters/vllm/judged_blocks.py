@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from stepscope.engine.adapters.attached.rows import gives_token, num_tokens_of
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Row
-from stepscope.engine.adapters.vllm.shapes import VllmRequest
+from stepscope.engine.adapters.attached.tracked import Row, TrackedRequest
+from stepscope.engine.adapters.vllm.versions import VllmRequest
 from stepscope.engine.protocol.wire import PrefixMisses
 from stepscope.engine.scheduling.prefix_judge import PrefixJudge
 

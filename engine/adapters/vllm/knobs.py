@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.adapters.attached.attached_knobs import AttachedKnobs
+from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.shapes import VllmScheduler
+from stepscope.engine.adapters.vllm.versions import VllmScheduler
 from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 

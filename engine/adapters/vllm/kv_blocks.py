@@ -15,9 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Freed, Taken
-from stepscope.engine.adapters.vllm.shapes import VllmBlockPool, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.attached.tracked import Freed, Taken, TrackedRequest
+from stepscope.engine.adapters.vllm.versions import VllmBlockPool, VllmRequest, VllmScheduler
 from stepscope.engine.protocol.wire import (
     CACHED,
     EMPTY,
@@ -28,7 +27,7 @@ from stepscope.engine.protocol.wire import (
     KVTransfers,
 )
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
-from stepscope.engine.scheduling.prefix_hashes import salted
+from stepscope.engine.scheduling.kv_cache import salted
 
 VARIABLE = "STEPSCOPE_PREFIX_HASHES"
 _KINDS = {

@@ -9,8 +9,9 @@ import contextlib
 import fcntl
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.engine.transport.endpoints import (
     LOCK_SUFFIX,
@@ -25,19 +26,9 @@ _MOST_S, _LOOK_S = 1.0, 0.01
 _SEND_S = 0.05  # the files go last, when the last message is on its way
 
 
-class EngineCoreProcess(Protocol):
-    """A process that vLLM has started."""
-
-    @property
-    def pid(self) -> int | None: ...
-    def is_alive(self) -> bool: ...
-    def terminate(self) -> None: ...
-    def join(self, timeout: float) -> None: ...
-
-
 def end(
     endpoint: str,
-    processes: Sequence[EngineCoreProcess],
+    processes: Sequence[BaseProcess],
     shutdown: Callable[[], Any],
     *,
     at_once: bool,

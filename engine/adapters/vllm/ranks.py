@@ -1,4 +1,4 @@
-"""Times the ranks (workers) of vLLM in their processes, and matches that to the engine's steps.
+"""Times steps of vLLM on its ranks (workers) and on the GPU, for the records of these steps.
 
 Each worker tells of a step as soon as its forward pass has ended (`WorkerWatch`); sampling comes
 later, so the reports are there when the step is recorded (`RankTable`). The scheduler output
@@ -9,17 +9,22 @@ the work, and the time in collectives is unknown.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput
 from stepscope.engine.protocol.wire import RankTimes
 from stepscope.engine.transport.endpoints import reports_path
+
+if TYPE_CHECKING:  # the workers need no sockets of an engine
+    from stepscope.engine.adapters.attached.attachment import Attachment
 
 _STAMP = "_stepscope_step"  # the attribute of a scheduler output that numbers it
 _COLLECTIVES = (
@@ -175,3 +180,77 @@ class RankTable:
                 is_last = stage == self._num_stages - 1
                 self._ended_ns[each.number] = self._tokens_ns if is_last else done_ns
             ready_ns = max(each.begin_ns + each.forward_ns for each in ranks)
+
+
+_WORKER_MODULE = "vllm.v1.worker.gpu_worker"
+_MOST = 16  # steps with events; older ones that were never read are dropped
+
+
+class _Events(NamedTuple):
+    begin: Any
+    end: Any
+
+
+class DeviceTimes:
+    """Measures the GPU time of each step, if vLLM's worker runs in this process.
+
+    It records a CUDA event before and after `execute_model`, on the current stream, and reads both
+    when vLLM has the tokens. If the GPU is still busy with the step before, as with asynchronous
+    scheduling (vLLM's default), the time between them is the step's own; else it includes waiting
+    for the host to lay out the step. Sampling counts where vLLM samples in `execute_model`. This
+    has not run on a GPU yet.
+
+    `execute_model` runs on the engine's thread. Call `take_ns` on any thread.
+    """
+
+    def __init__(self, cuda: Any, worker_class: Any) -> None:
+        self._cuda = cuda
+        self._worker_class = worker_class
+        self._timed: dict[int, _Events] = {}
+
+    @classmethod
+    def if_here(cls) -> "DeviceTimes | None":
+        """Return an instance, or None if no worker of this process uses a GPU."""
+        torch, module = sys.modules.get("torch"), sys.modules.get(_WORKER_MODULE)
+        if torch is None or module is None or not torch.cuda.is_initialized():
+            return None
+        return cls(torch.cuda, module.Worker)
+
+    def hook(self, attachment: "Attachment") -> None:
+        """Time each call of `execute_model`, until stepscope detaches."""
+        hooks = attachment.hooks_on(self._worker_class)
+        hooks.wrap("execute_model", lambda method: self._around(attachment, method))
+
+    def take_ns(self, out: SchedulerOutput) -> int | None:
+        """Return the GPU time of an ended step in ns, and forget the step. None if unknown."""
+        events = self._timed.pop(id(out), None)
+        if events is None or not events.end.query():
+            return None
+        took_ms: float = events.begin.elapsed_time(events.end)
+        return round(took_ms * 1e6)
+
+    def _around(self, attachment: "Attachment", execute: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_execute_model(
+            worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+        ) -> Any:
+            attachment.guard(lambda: self._begin(scheduler_output))
+            result = execute(worker, scheduler_output, *args, **kwargs)
+            attachment.guard(lambda: self._end(scheduler_output))
+            return result
+
+        return stepscope_execute_model
+
+    def _begin(self, out: SchedulerOutput) -> None:
+        if not out.total_num_scheduled_tokens:
+            return
+        for old in list(self._timed)[: 1 - _MOST]:
+            self._timed.pop(old, None)
+        make = self._cuda.Event
+        events = _Events(make(enable_timing=True), make(enable_timing=True))
+        events.begin.record()
+        self._timed[id(out)] = events
+
+    def _end(self, out: SchedulerOutput) -> None:
+        events = self._timed.get(id(out))
+        if events is not None:
+            events.end.record()

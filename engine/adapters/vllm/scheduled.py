@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import Taken, UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.kv_blocks import BlockHolders
-from stepscope.engine.adapters.vllm.shapes import SchedulerOutput
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput
 from stepscope.engine.protocol.wire import Phase
 
 

@@ -7,10 +7,9 @@ the same, which stopped vLLM's look into the queue.
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.shapes import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 
 _MOST_HELD = 256  # requests whose reason is looked for in a step
 _OF_STATUS = {

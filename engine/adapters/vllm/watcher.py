@@ -7,10 +7,8 @@ from time import monotonic_ns
 from typing import NamedTuple, cast
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
-from stepscope.engine.adapters.attached.tracked import TrackedRequest
-from stepscope.engine.adapters.attached.unfinished_step import UnfinishedStep
+from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions, waits
-from stepscope.engine.adapters.vllm.device_times import DeviceTimes
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.kv_blocks import (
     BlockHolders,
@@ -18,10 +16,10 @@ from stepscope.engine.adapters.vllm.kv_blocks import (
     VllmPrefixHashes,
     groups_of,
 )
-from stepscope.engine.adapters.vllm.ranks import RankTable
+from stepscope.engine.adapters.vllm.ranks import DeviceTimes, RankTable
 from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
-from stepscope.engine.adapters.vllm.shapes import (
+from stepscope.engine.adapters.vllm.versions import (
     SchedulerOutput,
     VllmBlock,
     VllmRequest,

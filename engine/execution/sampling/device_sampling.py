@@ -13,9 +13,10 @@ from stepscope.engine.execution.machine.devices import HostCopy
 from stepscope.engine.execution.sampling.host_sampling import (
     LEAST_LOGPROB,
     LEAST_TEMPERATURE,
+    UNSOUND,
+    Sampled,
     TokenChoice,
 )
-from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request

@@ -7,15 +7,35 @@ are vectorised too (`tests/bench/bench_sampler.py` compares them).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from stepscope.engine.execution.sampling.samples import UNSOUND
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
+
+UNSOUND = -1
+
+
+class Sampled(NamedTuple):
+    """The sampled tokens of some rows, in the order of the rows."""
+
+    token_ids: list[int]  # `UNSOUND` where the row has no finite largest logit
+    logprobs: dict[int, PositionLogprobs]  # by row, for requests that ask for logprobs
+
+
+class SamplesInFlight(Protocol):
+    """Tokens that a device may still be computing."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The tokens, [rows] int64, on the device of the logits."""
+
+    def collect(self) -> Sampled:
+        """Wait for the tokens and return them."""
 
 
 class TokenCounts:

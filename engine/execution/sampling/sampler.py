@@ -17,8 +17,13 @@ import torch
 
 from stepscope.engine.execution.sampling import host_sampling
 from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
-from stepscope.engine.execution.sampling.host_sampling import TokenChoice, TokenCounts
-from stepscope.engine.execution.sampling.samples import UNSOUND, Sampled, SamplesInFlight
+from stepscope.engine.execution.sampling.host_sampling import (
+    UNSOUND,
+    Sampled,
+    SamplesInFlight,
+    TokenChoice,
+    TokenCounts,
+)
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
 

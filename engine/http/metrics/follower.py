@@ -11,7 +11,7 @@ import logging
 import msgspec
 import zmq
 
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient, SocketReader
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire

@@ -4,15 +4,6 @@ from msgspec import UNSET, UnsetType
 
 from stepscope.engine.http.errors import invalid, not_supported
 from stepscope.engine.http.openai.job import (
-    Head,
-    Job,
-    Writer,
-    make_job,
-    requested_tokens,
-    sampling_params,
-)
-from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn, CompletionRequest, TokenId
-from stepscope.engine.http.openai.responses import (
     ChatAnswer,
     ChatChoice,
     ChatDelta,
@@ -21,7 +12,14 @@ from stepscope.engine.http.openai.responses import (
     ChatTopLogprob,
     CompletionChoice,
     CompletionLogprobs,
+    Head,
+    Job,
+    Writer,
+    make_job,
+    requested_tokens,
+    sampling_params,
 )
+from stepscope.engine.http.openai.requests import ChatRequest, ChatTurn, CompletionRequest, TokenId
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted

@@ -10,7 +10,7 @@ import logging
 
 from starlette.types import Receive, Send
 
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
 from stepscope.engine.http.openai.generation import ClientGone, Generation, TextPiece
 from stepscope.engine.http.openai.job import Job, UsageMeter

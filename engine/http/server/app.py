@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.control.intake import num_chars
 from stepscope.engine.http.engine_client import EngineClient
 from stepscope.engine.http.errors import (
@@ -24,20 +24,22 @@ from stepscope.engine.http.errors import (
     unavailable,
 )
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
-from stepscope.engine.http.openai.body import (
+from stepscope.engine.http.openai.endpoints import chat_job, completion_job
+from stepscope.engine.http.openai.generation import Generation
+from stepscope.engine.http.openai.job import Head, Job, ModelCard, ModelList
+from stepscope.engine.http.openai.requests import (
     MAX_BODY_BYTES,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
     HeldBodies,
     HeldBody,
     Vanished,
+    decode,
     read_body,
 )
-from stepscope.engine.http.openai.endpoints import chat_job, completion_job
-from stepscope.engine.http.openai.generation import Generation
-from stepscope.engine.http.openai.job import Head, Job
-from stepscope.engine.http.openai.requests import GenerationRequest, decode_chat, decode_completion
-from stepscope.engine.http.openai.responses import ModelCard, ModelList
 from stepscope.engine.http.openai.streaming import answer
-from stepscope.engine.http.server.guard import Guard
+from stepscope.engine.http.server.connection import Guard
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
@@ -89,12 +91,12 @@ class Api:
             raise too_many(f"{most} requests are under way already", "too_many_requests")
 
     def completion(self, body: bytes, request_id: str) -> Job:
-        request = decode_completion(body)
+        request = decode(body, CompletionRequest)
         info = self._info_for(request)
         return completion_job(request, self._head(f"cmpl-{request_id}", info))
 
     def chat(self, body: bytes, request_id: str) -> Job:
-        request = decode_chat(body)
+        request = decode(body, ChatRequest)
         info = self._info_for(request)
         head = self._head(f"chatcmpl-{request_id}", info)
         return chat_job(request, head, info.max_model_len or ANY_LENGTH)

@@ -25,7 +25,7 @@ from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.engine.transport.open_files import allow_many_files
+from stepscope.engine.transport.rate_limit import allow_many_files
 
 log = logging.getLogger("stepscope.http")
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 from msgspec.structs import replace
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import Command, SetKnobs, SetWorkload, Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig

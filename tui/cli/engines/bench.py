@@ -169,7 +169,7 @@ def _document(
     info: "EngineInfo",
     result: "ThroughputResult",
 ) -> bytes:
-    from stepscope.engine.bench.machine import describe_machine
+    from stepscope.engine.bench.throughput import describe_machine
     from stepscope.engine.execution.machine.environment import num_threads
 
     document = {

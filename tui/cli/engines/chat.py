@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import Abort, ChatMessage, Submit
 from stepscope.engine.protocol.replies import Error, Output, Submitted

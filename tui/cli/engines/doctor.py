@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import platformdirs
 
-from stepscope.engine.adapters.sglang import broadcast, support
+from stepscope.engine.adapters.sglang.knobs import LIVE
+from stepscope.engine.adapters.sglang.shapes import TRIED_RELEASE
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
@@ -128,10 +129,10 @@ def _sglang() -> Iterator[DoctorFinding]:
     if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
         yield DoctorFinding("note", "sglang", f"sglang {release}{_LACKS_PLUGIN}")
         return
-    live = ", ".join(broadcast.LIVE)
+    live = ", ".join(LIVE)
     text = f"sglang {release}: {_SEEN}, KV pages as counts; live: {live}"
     yield DoctorFinding("ok", "sglang", text)
-    text = f"tried with {support.TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
+    text = f"tried with {TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
     yield DoctorFinding("note", "sglang", text)
 
 

@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
-from stepscope.engine.protocol.asker import LOCAL
-from stepscope.engine.transport.authorised_keys import KeyFolder, Role
+from stepscope.engine.protocol.commands import LOCAL
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.engine.transport.keys import KeyFolder, Role
 from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
 from stepscope.tui.cli.shared.output import say, write_json
 from stepscope.tui.settings.cli_errors import WrongUsage

@@ -2,8 +2,7 @@
 
 import contextlib
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue

@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import (
+from stepscope.engine.client.client import (
+    ControlClient,
     EngineGone,
     EngineStarting,
     EngineUnreachable,

@@ -49,7 +49,7 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     """Return (exit code, message) of an error that is known to occur; None for a bug of ours."""
     # Look for the module instead of importing it, which takes time: an exception of a module that
     # is not imported cannot have been raised.
-    client = sys.modules.get("stepscope.engine.client.errors")
+    client = sys.modules.get("stepscope.engine.client.client")
     output = sys.modules.get("stepscope.recordings.export.output")
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)

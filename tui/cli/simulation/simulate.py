@@ -16,9 +16,8 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
-from stepscope.engine.simulation.virtual.cluster import run_cluster
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
-from stepscope.engine.simulation.virtual.session import SimulatedSession
+from stepscope.engine.simulation.virtual.session import SimulatedSession, run_cluster
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink

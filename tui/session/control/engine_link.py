@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable, NoAnswer
+from stepscope.engine.client.client import (
+    CommandRefused,
+    ControlClient,
+    EngineUnreachable,
+    NoAnswer,
+)
 from stepscope.engine.client.group import ask_with_siblings
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import CommandRefused, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetWorkload, Submit
 from stepscope.engine.protocol.replies import Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
