@@ -36,7 +36,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.history.journal import Journal
-from stepscope.recordings.simulation.fitting import seen_step
+from stepscope.recordings.simulation.basis import seen_step
 
 _Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped

@@ -16,7 +16,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.recordings.session.wait_slices import Waits, bin_of, middle_of
+from stepscope.recordings.session.waits import Waits, bin_of, middle_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
-from stepscope.recordings.session.wait_slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
+from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.state.series.limits import LIMITS, NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.state.in_flight import seconds_of, work_text
 from stepscope.recordings.state.series.latency import LatencyReport, Series

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.recordings.attribution.longest import Breach, worst_of_seconds
+from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline

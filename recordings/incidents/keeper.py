@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.alerts.judge import Judge, RuleWatch
-from stepscope.recordings.alerts.meter import Meter
+from stepscope.recordings.alerts.judge import Judge, Meter, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer

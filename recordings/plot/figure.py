@@ -8,10 +8,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.axes import PlotGrid
+from stepscope.recordings.plot.axes import (
+    COLOURS,
+    DPI,
+    FigureColours,
+    FigureTheme,
+    PlotGrid,
+    rendered,
+)
 from stepscope.recordings.plot.panels import PANELS, kv_cache
 from stepscope.recordings.plot.series import EventKind, PlotEvent, PlotSeries
-from stepscope.recordings.plot.style import COLOURS, DPI, FigureColours, FigureTheme, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,8 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.session.index import Index, Lost, Open, intervals
+from stepscope.recordings.session.index import Index, Lost, Open, intervals, pack
 from stepscope.recordings.session.new_rows import NewRows
-from stepscope.recordings.session.packed import pack
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.finished import RequestWatch

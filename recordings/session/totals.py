@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stepscope.recordings.session.index import KINDS, IndexRows
 from stepscope.recordings.session.sums import Sums, limited_sums, sums_of
-from stepscope.recordings.session.wait_slices import (
+from stepscope.recordings.session.waits import (
     BESIDE_PREFILL,
     DECODE_ONLY,
     NUM_BINS,
+    STEP_TIMES,
+    WaitSums,
     bins_of,
 )
-from stepscope.recordings.session.waits import STEP_TIMES, WaitSums
 from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS, Limit

@@ -11,7 +11,7 @@ import pytest
 from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
-from stepscope.recordings.alerts.meter import waiting_figures
+from stepscope.recordings.alerts.judge import waiting_figures
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState

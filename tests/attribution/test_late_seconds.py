@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.recordings.attribution import longest
+from stepscope.recordings.attribution import late_sweep
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -38,7 +38,7 @@ def test_the_worst_wait_of_each_second_is_exact(waits: list[tuple[int, int]]) ->
     late = list(zip(range(len(waits)), times_ns, waits_ns, strict=True))
     columns = (np.array(column, dtype=np.int64) for column in (times_ns, waits_ns))
     expected_places = [at for at, _, _ in worst_of_seconds(late)]
-    assert longest.worst_of_seconds(*columns).tolist() == expected_places
+    assert late_sweep.worst_of_seconds(*columns).tolist() == expected_places
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:

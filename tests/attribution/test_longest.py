@@ -2,8 +2,7 @@
 
 import pytest
 
-from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach, LateWait
 from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO

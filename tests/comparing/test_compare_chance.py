@@ -20,7 +20,7 @@ from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.totals import MAX_SLICES, NUM_SLICES, TimeSlices
-from stepscope.recordings.session.wait_slices import Waits, bin_of, start_of
+from stepscope.recordings.session.waits import Waits, bin_of, start_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare_report import document

@@ -13,8 +13,7 @@ import pytest
 from stepscope.engine.http.settings import Address
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
 from stepscope.recordings import samples
-from stepscope.recordings.alerts.judge import CALM_S, Judge
-from stepscope.recordings.alerts.meter import Meter, num_stalled, queue_age_s
+from stepscope.recordings.alerts.judge import CALM_S, Judge, Meter, num_stalled, queue_age_s
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.figures.bounds import BoundError
 from stepscope.recordings.file.reader import Recording

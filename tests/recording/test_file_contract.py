@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
-from stepscope.recordings.session.index import INDEX_VERSION, Index
-from stepscope.recordings.session.packed import PackedColumn
+from stepscope.recordings.session.index import INDEX_VERSION, Index, PackedColumn
 from tests.support.sessions.seek_sessions import busy, record
 
 DOCS = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text("utf-8")

@@ -17,8 +17,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.event_steps import EventSteps
-from stepscope.recordings.replay.file_index import FileIndex
+from stepscope.recordings.replay.file_index import EventSteps, FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.file.indexes import indexes, stored_index
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Position, Recording
@@ -23,10 +23,8 @@ from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
-from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.worst_waits import WorstWaits
-from stepscope.recordings.session.index import Index, IndexRows, decode_index
-from stepscope.recordings.session.packed import pack, unpack
+from stepscope.recordings.replay.file_index import FileIndex, WorstWaits
+from stepscope.recordings.session.index import Index, IndexRows, decode_index, pack, unpack
 from stepscope.recordings.session.steps import COLUMNS, StepTable
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, one_by_one, record

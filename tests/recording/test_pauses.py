@@ -15,7 +15,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
 )
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.alerts.meter import num_stalled, queue_age_s
+from stepscope.recordings.alerts.judge import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows

@@ -33,7 +33,7 @@ from stepscope.tui.cli.recordings import export as export_command
 from stepscope.tui.cli.recordings import verify as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
 from stepscope.tui.settings.cli_errors import CommandFailed
-from stepscope.tui.views.pages import transcript
+from stepscope.tui.views.pages import request_page
 from tests.support.engines.simulated_run import simulate
 
 # No eight characters of these may be in a help text.
@@ -309,7 +309,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     told = KnownText((1, 2), "What?\tNow", said)
 
     def drawn(told: KnownText, last: float, height: int = 6) -> str:
-        lines = transcript.draw(told, last, 40, height)
+        lines = request_page.draw_text(told, last, 40, height)
         assert len(lines) == height
         texts = ["".join(text for text, _ in line) for line in lines]
         assert {len(text) for text in texts} == {40}
@@ -325,7 +325,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     assert "END" in drawn(long, 9)
     assert "…" in drawn(long, 9)
     assert "arrived too early" in drawn(KnownText(None, None, said), 9)
-    assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
+    assert request_page.height_of_text(None, 40) == request_page.height_of_text(told, 12) == 0
 
 
 def test_verify_finds_tokens_in_a_file_that_claims_to_have_none(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
-from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
+from stepscope.tui.settings.preferences import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import File, StartChoice
 from tests.support.screens.palette import offered_in_palette

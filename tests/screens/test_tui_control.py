@@ -18,7 +18,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobSpec
 from stepscope.engine.workload.arrivals import fields_of
-from stepscope.recordings.file.landmarks import landmarks
+from stepscope.recordings.compare.division import landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber

@@ -30,9 +30,8 @@ from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
-from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.settings.terminal import forget_empty_no_color
+from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode

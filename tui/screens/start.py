@@ -24,8 +24,7 @@ from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
-from stepscope.tui.settings.log_file import log_path, see_log
-from stepscope.tui.settings.terminal import forget_empty_no_color
+from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
 from stepscope.tui.views.lines import Line, Lines, clean
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page

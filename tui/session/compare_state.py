@@ -16,7 +16,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
-from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
+from stepscope.tui.views.frame.compare_sides import ComparePage, SideName
 
 
 @dataclass(slots=True)

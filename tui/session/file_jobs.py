@@ -12,8 +12,8 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.record_switch import untaken
-from stepscope.tui.settings.log_file import see_log
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
 

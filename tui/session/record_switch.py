@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.source import NO_ENGINE, Source
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.live_source import Address, local_addresses, receive
-from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.views.pages.start_page import MAX_RECORDINGS, File
 
 _MAX_STEPS = 512  # per engine, enough for rates over ten seconds

@@ -34,13 +34,13 @@ from stepscope.tui.cli.dashboards.demo_engine import (
 )
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path, picture_path
-from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size

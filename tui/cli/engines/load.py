@@ -28,6 +28,7 @@ from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
     As,
@@ -39,7 +40,6 @@ from stepscope.tui.cli.shared.options import (
     option,
 )
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve

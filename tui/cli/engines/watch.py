@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
-from stepscope.recordings.alerts.meter import WINDOW_S, Meter
+from stepscope.recordings.alerts.judge import WINDOW_S, Judge, Meter, RuleChange, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.file.service_levels import levels_said
@@ -21,10 +20,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
 from stepscope.tui.cli.shared.output import say, write_json_line
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.settings.cli_errors import (
     DONE,
     FAILED,

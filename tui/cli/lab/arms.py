@@ -21,7 +21,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.simulation.fitting import step_records
+from stepscope.recordings.simulation.basis import step_records
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
 from stepscope.tui.settings.cli_errors import CommandFailed

@@ -32,7 +32,7 @@ from stepscope.tui.cli.shared.output import (
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import misses_text
+from stepscope.tui.views import late_text
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
@@ -195,7 +195,7 @@ def _served(found: Explanation) -> list[str]:
     """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
     if (view := found.view) is not None:
         size = found.info.block_size
-        prompt = misses_text.texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
+        prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
             return prompt
@@ -330,7 +330,7 @@ def _prompt_document(found: Explanation) -> dict[str, Any] | None:
         return None
     told = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
     wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
-    parts = misses_text.parts_of(view, misses)
+    parts = late_text.parts_of(view, misses)
     return {"num_tokens": view.num_prompt_tokens, **parts, **told, "evicted_wall_ns": wall_ns}
 
 

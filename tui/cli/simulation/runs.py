@@ -31,8 +31,8 @@ from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.basis import fit_recording
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, RunSums, flat
-from stepscope.recordings.simulation.fitting import fit_recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording

@@ -14,9 +14,9 @@ from textual.geometry import Region, Size
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.action_table import Page
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views import layout
-from stepscope.tui.views.charts import budget_chart, itl_strip, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page
@@ -29,8 +29,6 @@ from stepscope.tui.views.panels import (
     key_figures,
     knob_panel,
     latency_panel,
-    tour_strip,
-    verdict_line,
 )
 from stepscope.tui.views.theme import Skin
 
@@ -47,10 +45,10 @@ class _View(NamedTuple):
 
 
 _VIEWS: Mapping[str, _View] = {
-    "verdict": _View(verdict_line.draw, is_fast=True),
+    "verdict": _View(header.verdict, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
-    "itl": _View(itl_strip.draw, is_fast=True),
+    "itl": _View(lanes.itl_strip, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
     "kv": _View(kv_map.draw),
     "latency": _View(latency_panel.draw),
@@ -97,7 +95,7 @@ class Canvas(Lines):
     def place(self, size: Size, page: Page) -> None:
         """Place the views of this page on a screen of this size."""
         self.page = page
-        strip = 0 if self._session.tour is None else tour_strip.HEIGHT
+        strip = 0 if self._session.tour is None else footer.TOUR_HEIGHT
         few = self._few_lanes
         self.places = layout.plan(size.width, size.height, page, strip, few_lanes=few)
         self._broken.clear()
@@ -210,7 +208,7 @@ class Canvas(Lines):
         keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
         text = page.text.format_map(names)
         width = self.area.width
-        return tour_strip.draw(title, page.part, text, keys, width, is_held=page.is_held)
+        return footer.tour_strip(title, page.part, text, keys, width, is_held=page.is_held)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities

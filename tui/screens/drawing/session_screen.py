@@ -25,7 +25,7 @@ from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin

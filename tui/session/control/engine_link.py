@@ -16,7 +16,7 @@ from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 
 
 class KnobsNow(NamedTuple):

@@ -6,7 +6,7 @@ A stall is a wait for a token above the service level.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
 from stepscope.tui.session.time.navigator import Navigator

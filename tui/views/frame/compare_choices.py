@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings import samples
-from stepscope.recordings.compare.division import divide
+from stepscope.recordings.compare.division import Landmark, divide, landmark_of, landmarks
 from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.landmarks import Landmark, landmark_of, landmarks
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.views import format as fmt
 
 

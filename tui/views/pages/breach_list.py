@@ -3,7 +3,7 @@
 A late token is called a breach: its TTFT or ITL is above the service level.
 """
 
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, length_of
 

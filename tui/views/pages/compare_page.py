@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import compare_charts, compare_figures
+from stepscope.tui.views.charts import compare_charts
 from stepscope.tui.views.frame import compare_sides as sides
 from stepscope.tui.views.frame import compare_text as words
-from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.frame.compare_sides import ComparePage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
@@ -128,16 +128,16 @@ def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> l
     room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
     with_parts = room >= _WITH_PARTS
-    figures = compare_figures.matrix(found, inner, with_parts=with_parts)
+    figures = compare_charts.matrix(found, inner, with_parts=with_parts)
     room -= 2 + len(figures)
     num_others = 4 if inner >= 114 else 6
     if with_parts and height < _ROOMY:
         num_others -= 2
     num_others = max(0, min(num_others, room - 8))
     sentences = _sentences(found, inner, room - num_others)
-    others = compare_figures.others(found, inner, num_others) if num_others else []
+    others = compare_charts.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
-    key = compare_figures.key(found)
+    key = compare_charts.key(found)
     size = sides.sizes(found, width - 8 - len("which is better") - length_of(key))
     if size:
         title = (*title, (f"  {size}", "muted"))

@@ -8,13 +8,12 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach, LateWait
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import latency_charts, wait_pieces
+from stepscope.tui.views.charts import latency_charts, life_line
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.latency_windows import WINDOWS
 from stepscope.tui.views.framed_panels import (
@@ -85,7 +84,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         breach = breaches[min(frame.view.row, len(breaches) - 1)]
         if _is_affordable(frame, breach):
             chosen = frame.history.wait(breach.step, breach.request_id)
-    pieces_height = wait_pieces.height_for(chosen, rest)
+    pieces_height = life_line.wait_height(chosen, rest)
     rest -= pieces_height
     shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
@@ -96,7 +95,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     heading = breach_list.heading(frame, width - 6)
     lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height)
+        lines += life_line.draw_wait(chosen, width, pieces_height)
     return lines
 
 

@@ -26,7 +26,7 @@ from stepscope.tui.views.lines import (
     length_of,
     whole,
 )
-from stepscope.tui.views.panels import inspector, rank_line, waiting_list
+from stepscope.tui.views.panels import inspector, waiting_list
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 NARROW = 100  # below this width one column
@@ -178,7 +178,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     lines: list[Line] = [
         _timing(record, width),
         inspector.times_line(record, width, with_glyphs=True),
-        *rank_line.draw(record, info, width),
+        *inspector.rank_lines(record, info, width),
         *inspector.hold_up_lines(record, width),
         (
             (" budget  ", "muted"),

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import median
 
 from stepscope.engine.protocol.wire import (
     CACHED,
@@ -11,10 +12,12 @@ from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
     BatchRow,
+    EngineInfo,
     Finished,
     FirstToken,
     Phase,
     Preempted,
+    RankTimes,
     Rejected,
     RequestEvent,
     RowFlag,
@@ -22,12 +25,21 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.preemptions import beneficiaries
+from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Field, Line, Run, clean, framed, length_of, whole
-from stepscope.tui.views.panels import rank_line
+from stepscope.tui.views.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    first_fitting,
+    framed,
+    length_of,
+    whole,
+)
 
 _MAX_TEXT = 48
 
@@ -55,7 +67,7 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         *waiting_lines(record, width),
         _blocks(record),
     ]
-    tail += [times_line(record, width), *rank_line.draw(record, frame.history.info, width)]
+    tail += [times_line(record, width), *rank_lines(record, frame.history.info, width)]
     tail += hold_up_lines(record, width)
     is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
     if is_special or record.hidden_ns is not None:
@@ -314,3 +326,33 @@ def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
         assert isinstance(event, Rejected)
         icon, text = ("○", "caution"), f"rejected: {event.reason}"
     return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))
+
+
+_MOST_NAMED = 4
+
+
+def rank_lines(record: StepRecord, info: EngineInfo | None, width: int) -> list[Line]:
+    """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
+    if not (ranks := record.ranks):
+        is_one = rank_sizes(info) == (1, 1)
+        return [] if is_one else [((" ranks   unknown: not all of them told", "muted"),)]
+    ms = [each.work_ns / 1e6 for each in ranks]
+    each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
+    slowest, middle, spread = map(fmt.milliseconds, (max(ms), median(ms), max(ms) - min(ms)))
+    of_many = f"slowest of {len(ms)} {slowest} ms, median {middle}, spread {spread}"
+    said, style = [", about even", ""], "muted"
+    if (late := late_rank(record)) is not None:
+        waited = f"{fmt.milliseconds(late[1] / 1e6)} ms"
+        said, style = [f": {late[0]} was waited for, {waited}", f": {late[0]} +{waited}"], "caution"
+    head = " ranks   " if info is None or info.device in (None, "cpu") else " launch  "
+    times = [of_many] if len(ms) > _MOST_NAMED else [", ".join(each), of_many]
+    forms = [((head, "muted"), (text, "text"), (end, style)) for text in times for end in said]
+    empty = {f"pp{each.stage}": fmt.percent(_empty(each)) for each in ranks}
+    stages = ", ".join(f"{stage} {share}" for stage, share in empty.items())
+    lines: list[Line] = [first_fitting(forms, width), ((" empty   ", "muted"), (stages, "text"))]
+    return lines if len(empty) > 1 else lines[:1]
+
+
+def _empty(rank: RankTimes) -> float | None:
+    empty_ns = rank.empty_ns
+    return None if empty_ns is None else empty_ns / max(1, empty_ns + rank.work_ns)
