@@ -43,7 +43,7 @@ class Meter:
             return values
         self._heard_s = now_s
         state = history.state
-        values |= history.figures(None, WINDOW_S)
+        values |= history.windows.figures(None, WINDOW_S)
         flying = state.in_flight
         values["silent"] = 0.0
         values["step_in_flight"] = 0.0 if flying is None else seconds_of(flying)
@@ -205,8 +205,6 @@ class RuleWatch:
 
 
 class Judge:
-    """Judges all rules of one source."""
-
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.watches = [RuleWatch(rule) for rule in rules]
 

@@ -57,8 +57,6 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    """Durations of steps that compute about as much."""
-
     __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
 
     def __init__(self) -> None:
@@ -109,7 +107,6 @@ class Baseline:
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
-        """Add the next steps of a session."""
         if not steps:
             return
         first = [steps.column(name)[0] for name in _COLUMNS]
@@ -119,7 +116,6 @@ class Baseline:
         self._ended_ns = steps.tokens_ns[-1]
 
     def knows(self, work: StepWork) -> bool:
-        """Whether there is a baseline for steps with this work."""
         return self._ns(_class_of(work)) is not None
 
     def slow_step(

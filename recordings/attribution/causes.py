@@ -346,7 +346,6 @@ class Late(NamedTuple):
 
 
 def hold_up_text(kind: str, detail: str) -> str:
-    """What a `HoldUp` was, in words."""
     return Piece(HOLD_UPS[kind], 0, 0, 0, detail=detail).text if kind in HOLD_UPS else kind
 
 

@@ -246,7 +246,6 @@ class Explainer:
         return slow
 
     def _between(self, step: int, start_ns: int, pauses: PauseTrail) -> list[Piece]:
-        """The time between the previous step and this one, divided into pieces by cause."""
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
@@ -265,7 +264,6 @@ class Explainer:
         between: Sequence[Piece],
         prefills: list[BatchRow],
     ) -> None:
-        """Explain the time of a step to those who waited for it."""
         record, start_ns, waits = span.record, span.start_ns, self.waits.open
         late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
         late.update([each for each in outcome.ttft_ns if each[1] > self.ttft_bound_ns])

@@ -50,8 +50,6 @@ def worst_of_seconds(
 
 
 class LateWait(NamedTuple):
-    """A wait to explain."""
-
     step: int  # the step that ended the wait
     request_id: int
     start_ns: int

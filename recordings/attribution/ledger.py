@@ -129,7 +129,6 @@ class Ledger:
 
     @property
     def first_ns(self) -> int | None:
-        """Start of the first step."""
         return self._explainer.first_step_ns
 
     @property
@@ -156,7 +155,6 @@ class Ledger:
         return [wait for _, _, wait in sorted(self._longest, reverse=True)]
 
     def _of(self, wait: QueueWait) -> QueueWait:
-        """The wait with what is known of its request."""
         view = self._state.requests.get(wait.request_id)
         if view is None:
             return wait

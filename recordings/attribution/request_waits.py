@@ -217,7 +217,6 @@ class RequestWaits:
                 self._leave_queue(request_id, wait, between, start_ns, step)
 
     def wait(self, request_id: int) -> Wait:
-        """Follow the wait of a request from now on."""
         wait = self.open[request_id] = wait_of(self._state.requests.get(request_id))
         return wait
 
@@ -266,7 +265,6 @@ class RequestWaits:
                 wait.held = row.reason
 
     def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
-        """Follow the wait of a new request, which began by `latest_ns`."""
         origin = event.origin
         self._waiting.add(event.request_id)
         if origin is None:
@@ -302,7 +300,6 @@ class RequestWaits:
             self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))
 
     def waiting(self) -> dict[int, QueueWait]:
-        """The waits so far of the requests in the queue, by request id."""
         found, now_ns = {}, self._state.time_ns
         for request_id in self._waiting:
             wait = copy.copy(self.open[request_id])

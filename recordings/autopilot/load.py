@@ -14,8 +14,6 @@ _DECODE = int(Phase.DECODE)
 
 
 class _SeenStep(NamedTuple):
-    """What one step adds to the load."""
-
     step: int
     time_ns: int
     num_gaps: int

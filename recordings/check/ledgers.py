@@ -113,7 +113,6 @@ class BlockLedger:
         self._take(BlockMap.empty(num_blocks, has_groups=has_groups), {}, set())
 
     def open(self, snapshot: Snapshot) -> None:
-        """Start checking from the blocks of a snapshot."""
         if snapshot.blocks is None:
             self.close()
             return

@@ -184,7 +184,6 @@ def _copy(
 
 
 def _earlier(recording: Recording) -> list[Loss]:
-    """The losses of an earlier repair."""
     with contextlib.suppress(msgspec.DecodeError):  # damaged too
         return losses.losses_in(recording.index.metadata.get(LOSSES, {}))
     return []

@@ -50,7 +50,6 @@ def structure_problems(recording: Recording) -> list[str]:
 
 
 def _has_sound_index(recording: Recording, number: int) -> bool:
-    """Whether the index of a chunk can be read, or there is none."""
     try:
         recording.stored_index(number)
     except ValueError:

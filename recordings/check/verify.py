@@ -59,8 +59,6 @@ class Check:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All checks of one file."""
-
     path: Path
     num_bytes: int = 0
     num_chunks: int = 0

@@ -69,7 +69,6 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resample
 
 
 def ratio_of(a: Resamples, b: Resamples) -> RatioInterval:
-    """The interval of B / A."""
     import numpy as np
 
     rank = _rank(a, b)

@@ -114,10 +114,7 @@ class PrefixBook:
         return chains
 
     def leave(self, request_id: int) -> None:
-        """Note that a request has ended.
-
-        Later hits on these blocks are still found.
-        """
+        """Note that a request has ended. Later hits on these blocks are still found."""
         self._tables.pop(request_id, None)
 
     def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:

@@ -69,8 +69,6 @@ class TraceEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _Stay:
-    """The time that a request spends in a slot."""
-
     slot: int
     is_decoding: bool = False
     decode_ends_ns: int = 0

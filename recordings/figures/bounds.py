@@ -28,8 +28,6 @@ _SUFFIXES: dict[FigureUnit, dict[str, float]] = {
 
 
 class BoundError(Exception):
-    """The text of a bound is invalid."""
-
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(f"{text!r}: {problem}")
 

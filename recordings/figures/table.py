@@ -35,8 +35,6 @@ _MEANINGS: dict[LatencyKind, str] = {
 
 
 class FigureSpec(NamedTuple):
-    """One figure of a session."""
-
     name: str
     label: str
     unit: FigureUnit  # unit of its value. A "share" is 0 to 1 and shown in percent.

@@ -41,8 +41,6 @@ _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 
 
 class MessageFrame(NamedTuple):
-    """One recorded message."""
-
     topic: bytes
     sequence: int
     log_ns: int  # wall time
@@ -169,10 +167,7 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class ChunkCache:
-    """Reads and caches the chunks of one file.
-
-    `stream`: seekable; the caller closes it.
-    """
+    """Reads and caches the chunks of one file. `stream`: seekable; the caller closes it."""
 
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
         self.places = places  # where each chunk lies in the file, in order

@@ -68,7 +68,6 @@ class _Maker:
             self.indexer.follow(open)
 
     def read(self, number: int, turn: Turn) -> None:
-        """Read the messages of a chunk."""
         chunk, begin = self._recording.chunk(number), self._begin
         first = begin.message if number == begin.chunk else 0
         for place in range(first, len(chunk) if number >= begin.chunk else 0):

@@ -168,7 +168,6 @@ class Recording:
         return os.fstat(self.stream.fileno()).st_size
 
     def chunk(self, number: int) -> LoadedChunk:
-        """The readable messages of a chunk."""
         return self._chunks.load(number)
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
@@ -224,7 +223,6 @@ class Recording:
         return None
 
     def is_end(self, position: Position) -> bool:
-        """Whether no message follows this position."""
         last = len(self._chunks) - 1
         if position.chunk != last:
             return position.chunk > last

@@ -74,9 +74,9 @@ def measure(history: History) -> SlowFigures:
     last = history.last_step
     summary = None if last is None else history.summary(last)
     return SlowFigures(
-        history.latency(None, WINDOW_S, 1),
-        history.rates(None, WINDOW_S),
-        history.rates(None, RATE_WINDOW_S),
+        history.windows.latency(None, WINDOW_S, 1),
+        history.windows.rates(None, WINDOW_S),
+        history.windows.rates(None, RATE_WINDOW_S),
         summary is not None and summary.num_rows is not None,
     )
 

@@ -77,8 +77,6 @@ class FleetPicture(NamedTuple):
 
 
 class _FleetMember:
-    """One engine of the fleet: its source, and what was observed of it."""
-
     def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
         self.source = source
         self.name = name

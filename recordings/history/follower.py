@@ -12,8 +12,6 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Followed(NamedTuple):
-    """A message that a `Follower` has read."""
-
     message: Telemetry
     after_gap: bool  # whether messages right before this message were lost or forgotten
 
@@ -100,5 +98,4 @@ class Follower:
             return max(0, self._timeline.ring.end_number - self._number)
 
     def is_of(self, timeline: Timeline) -> bool:
-        """Whether this follower reads the given timeline."""
         return self._timeline is timeline

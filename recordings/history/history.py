@@ -129,7 +129,6 @@ class History(HistoryView):
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Cache the record of a step that was added."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:

@@ -22,16 +22,14 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.lives import Life, LifeKeeper
-from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.history.windows import Goodput, Stalls, Windows
+from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import LaneName
-from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 _DRAFT_STEPS = 256  # to count drafts by position and request in
@@ -132,7 +130,6 @@ class HistoryView:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps in memory."""
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
@@ -186,7 +183,6 @@ class HistoryView:
             return self._timeline.lanes.ids(first, last)
 
     def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """The names of these requests' lanes: request id and client."""
         with self._lock:
             return self._timeline.lanes.names(request_ids)
 
@@ -201,39 +197,10 @@ class HistoryView:
 
     # Windows of time
 
-    def latency(
-        self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
-    ) -> LatencyReport:
-        """Latencies over the window that ends at `end_ns` (None: now).
-
-        A `window_s` of None means all of memory.
-
-        The result is exact. It takes about 1 ms for a minute at 50 steps a second, so draw it only
-        once or twice a second.
-        """
-        return self.windows.latency(end_ns, window_s, buckets)
-
-    def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and shares of time. The window is given as in `latency`."""
-        return self.windows.rates(end_ns, window_s)
-
-    def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
-        """How many requests met all service levels. The window is given as in `latency`."""
-        return self.windows.goodput(end_ns, window_s)
-
-    def limits(
-        self, end_ns: int | None = None, window_s: float | None = 60.0
-    ) -> dict[Limit, float]:
-        """For each limit, the share of the steps that had it.
-
-        The window is given as in `latency`.
-        """
-        return self.windows.limits(end_ns, window_s)
-
     def speculation(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> Speculation | None:
-        """What drafts did; None if there were none. The window is given as in `latency`.
+        """What drafts did; None if there were none. The window is given as in `Windows`.
 
         By position and request, only the last steps are counted.
         """
@@ -243,12 +210,6 @@ class HistoryView:
             return found
         last = [self.record(each) for each in range(step - _DRAFT_STEPS + 1, step + 1)]
         return with_records(found, [each for each in last if each is not None])
-
-    def figures(
-        self, end_ns: int | None = None, window_s: float | None = 60.0
-    ) -> dict[str, float | None]:
-        """All figures of `recordings/figures/table.py`. The window is given as in `latency`."""
-        return self.windows.figures(end_ns, window_s)
 
     def follow(self, first: int | None = None) -> Follower:
         """Return a reader of all messages from a step on (None: the oldest), then of new ones.
@@ -342,15 +303,6 @@ class HistoryView:
         """The last wait above the ITL level, up to a step (None: the newest)."""
         found = self.windows.last_stall_step(step)
         return None if found is None else self.stall(found)
-
-    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL level up to a step (None: all), one per second.
-
-        These are the waits that `events` lists. If none exceeds the ITL level, the waits above the
-        TTFT level are returned instead. ITL comes first because a stall delays all decoding
-        requests, while a long TTFT delays only one.
-        """
-        return self.windows.stalls(step, limit)
 
     @property
     def gaps(self) -> list[Gap]:

@@ -51,7 +51,6 @@ class StepCache:
         return record
 
     def keep(self, record: StepRecord) -> None:
-        """Cache a record."""
         with self._lock:
             self._records[record.step] = record
             while len(self._records) > MAX_RECORDS:
@@ -87,6 +86,5 @@ class StepCache:
         return state
 
     def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        """The nearest cached state at or before index `place` in a segment."""
         known = [e for e in self._visited if e.segment is segment and e.place <= place]
         return max(known, key=lambda each: each.place, default=None)

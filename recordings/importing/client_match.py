@@ -56,7 +56,6 @@ class ServedRequest:
     is_whole: bool = True
 
     def add(self, row: BatchRow, record: StepRecord) -> None:
-        """Add what a step computed for it."""
         self.begun_ns = self.begun_ns or record.schedule_start_ns
         if row.phase != Phase.DECODE and not row.flags & RowFlag.LAST_CHUNK:
             return
@@ -75,7 +74,6 @@ class ClientPair(NamedTuple):
 
     @property
     def has_same_chunks(self) -> bool:
-        """Whether each chunk of the client is of one step of the engine."""
         chunks = self.client.tokens_ns if self.client.has_gaps else ()
         return len(chunks) == len(self.engine.times_ns)
 
@@ -253,7 +251,6 @@ def _usual_delay(
 
 
 def _bounds(pairs: Sequence[ClientPair]) -> tuple[int, int]:
-    """The offsets that contradict the fewest pairs."""
     edges = sorted(edge for each in pairs for edge in zip(each.offsets_ns, (0, 1), strict=True))
     best = number = low = high = 0
     for place, (at_ns, is_end) in enumerate(edges):

@@ -101,7 +101,6 @@ def _messages(requests: list[ClientRequest]) -> Iterator[Telemetry]:
 
 
 def _seen(number: int, each: ClientRequest) -> Iterator[tuple[int, RequestEvent | BatchRow]]:
-    """What the client saw of a request: when, and what."""
     prompt, chunks, start_ns = each.num_prompt, each.tokens_ns, each.start_ns
     end_ns = max(start_ns, each.end_ns, *chunks)
     most = max(1, each.num_output)

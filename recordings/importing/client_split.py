@@ -44,7 +44,6 @@ class ClientWaits(NamedTuple):
         return self.waits[-math.ceil(rank * len(self.waits) / 100)]
 
     def worst(self, number: int) -> list[ClientWait]:
-        """The longest waits, one of each step."""
         longest: dict[int, ClientWait] = {}
         for each in self.waits:
             longest.setdefault(each.step, each)

@@ -64,7 +64,6 @@ class LogClock:
         self._last: datetime | None = None
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
-        """The time of a stamp, which is in local time."""
         written = datetime.fromtimestamp(self.file.changed_ns // _NS)
         last = self._last or written
         try:

@@ -129,7 +129,6 @@ class ForeignFile:
         )
 
     def error(self, place: int | str, expected: str, got: str) -> RecordingError:
-        """The error that a line, or a line and its field, is not as expected."""
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
 
     def part(self, line: int | str, values: Mapping[str, Any], name: str) -> dict[str, Any]:

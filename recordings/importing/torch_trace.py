@@ -140,7 +140,6 @@ class _Ran:
 
 
 def kind_of(name: str) -> KernelKind:
-    """The kind of a kernel or of an operator, by its name."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
 
 
@@ -226,7 +225,6 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
 
 
 def _events(path: Path) -> tuple[_File, dict[str, list[_Event]]]:
-    """A trace, and its complete events that matter, by category."""
     found, decoder = defaultdict[str, list[_Event]](list), msgspec.json.Decoder(_Event)
     try:
         payload = path.read_bytes()
@@ -273,7 +271,6 @@ def _operators(events: Iterable[_Event]) -> list[_Ran]:
 def _divided(
     begun: list[tuple[int, tuple[int, int, int, int]]], ran: Iterable[_Ran]
 ) -> tuple[list[ProfiledStep], "Counter[tuple[KernelKind, str]]"]:
-    """Put what ran into the steps that launched it."""
     starts = [start_ns for start_ns, _ in begun]
     of_step: dict[int, list[_Ran]] = defaultdict(list)
     for each in ran:

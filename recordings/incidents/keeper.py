@@ -192,7 +192,6 @@ class IncidentKeeper:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an incident that is not written yet."""
         return self._open is not None
 
     def look(self) -> KeptIncident | None:

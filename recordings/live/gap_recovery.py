@@ -137,7 +137,6 @@ class GapRecovery:
             self._accept(*self._buffered.pop())
 
     def is_of(self, engine_id: str) -> bool:
-        """Whether this is the id of the joined engine."""
         return engine_id == self._engine_id
 
     def check(self, client: ControlClient) -> None:

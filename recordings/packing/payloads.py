@@ -64,7 +64,6 @@ class OpenPayloads:
 
     @property
     def is_packed(self) -> bool:
-        """Whether any of the messages are packed."""
         return bool(self._packed)
 
     def append(self, payload: bytes) -> None:

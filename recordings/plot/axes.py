@@ -26,8 +26,6 @@ FigureTheme: TypeAlias = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class FigureColours:
-    """The colours of a plot."""
-
     paper: str
     ink: str
     muted: str

@@ -95,7 +95,6 @@ class PlotSeries:
         return self.end_ns - self.start_ns
 
     def add(self, index: Index, first: int, last: int) -> None:
-        """Add the steps from `first` to `last` that are in an index, and its events."""
         rows = IndexRows(index)
         table = rows.steps()
         begin, end = table.num_before(first), table.num_before(last + 1)

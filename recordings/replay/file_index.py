@@ -59,7 +59,6 @@ class WorstWaits:
         return 0 if self._rows is None else self._rows.shape[1]
 
     def add(self, rows: IndexRows) -> None:
-        """Add the waits of the next steps of the file."""
         import numpy as np
 
         places, *waits = rows.longest(self._kind)
@@ -92,7 +91,6 @@ class WorstWaits:
         return [self._breach(each) for each in late[:, order].T.tolist()]
 
     def num_above(self, bound_ns: float) -> int:
-        """How many seconds have a wait above a bound."""
         return 0 if self._rows is None else int((self._rows[2] > bound_ns).sum())
 
     def _breach(self, row: list[int]) -> Breach:

@@ -133,7 +133,6 @@ class ReplaySource:
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Play, and change the speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -238,7 +237,6 @@ class ReplaySource:
                 self._at_end = True
 
     def _due_s(self) -> float:
-        """Seconds until the next message must be played."""
         frame = self._head.next
         return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 

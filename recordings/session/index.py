@@ -200,8 +200,6 @@ def decode_index(payload: bytes) -> Index:
 
 
 class LongestWaits(NamedTuple):
-    """The longest waits of steps, in columns."""
-
     places: "NDArray[np.int64]"  # of the steps
     ns: "NDArray[np.int64]"
     request_ids: "NDArray[np.int64]"
@@ -271,7 +269,6 @@ class IndexRows:
         return LongestWaits(places, ns[longest], request_id[longest], numbers.astype(np.int64))
 
     def steps(self) -> StepTable:
-        """The table of steps."""
         import numpy as np
 
         if self._steps is not None:

@@ -83,7 +83,6 @@ class Indexer:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps in the next index."""
         return len(self._rows)
 
     def take(self, sequence: int, message: Telemetry) -> None:

@@ -30,7 +30,6 @@ class NewRows:
         self._finished = [array("q") for _ in FINISHED_COLUMNS]
 
     def __len__(self) -> int:
-        """Number of steps."""
         return len(self._steps)
 
     def append(self, applied: AppliedStep) -> None:

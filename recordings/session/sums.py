@@ -109,7 +109,6 @@ class Sums:
 
     @property
     def num_known_limits(self) -> int:
-        """Number of steps whose limit is known."""
         return sum(self.num_limited)
 
 
@@ -175,8 +174,6 @@ def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> M
 
 
 class _Rows:
-    """Some rows of a table, for vectorised sums."""
-
     def __init__(self, table: StepTable, first: int, last: int) -> None:
         # Not before the first picture: the import takes a sixth of the time of a start.
         import numpy as np
@@ -187,7 +184,6 @@ class _Rows:
         self._chosen: slice | NDArray[np.bool_] = self._span
 
     def where(self, limit: int) -> "_Rows":
-        """Those of all rows that had a limit."""
         rows = _Rows(self._table, 0, 0)
         limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
         rows._chosen = self._np.zeros(len(limits), dtype=bool)

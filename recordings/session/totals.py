@@ -74,7 +74,6 @@ class TimeSlices(Generic[_Key]):
         return self._merged(num_groups, lambda place: place * num_groups // number)
 
     def seconds(self, num_groups: int) -> list[float]:
-        """The length of each of these groups."""
         number = len(self._slices)
         num_groups = min(num_groups, number)
         ends = [-(-each * number // num_groups) for each in range(1, num_groups + 1)]

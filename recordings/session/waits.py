@@ -119,7 +119,6 @@ def bin_of(wait_ns: int) -> int:
 
 
 def bins_of(waits_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """The bins of many waits."""
     import numpy as np
 
     waits_ns = np.maximum(waits_ns, 0)

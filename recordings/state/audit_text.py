@@ -62,8 +62,6 @@ def changes_text(
 
 
 class _Words(NamedTuple):
-    """How texts call a command."""
-
     done: str
     refused: str
     expected: tuple[str, ...] = ()  # states in which it is usual; the text mentions any other state

@@ -127,7 +127,6 @@ class SessionState:
 
     @property
     def block_refs(self) -> "array[int] | None":
-        """Reference count of each block."""
         return None if self.blocks is None else self.blocks.refs
 
     def snapshot(self, sequence: int) -> Snapshot | None:

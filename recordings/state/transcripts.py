@@ -31,7 +31,6 @@ class KnownText(NamedTuple):
     said: tuple[Said, ...]
 
     def output_text(self, last_step: float) -> str:
-        """The output text up to a step."""
         return "".join(each.text or "" for each in self.said if each.step <= last_step)
 
 

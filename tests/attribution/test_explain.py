@@ -145,7 +145,7 @@ def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_whi
     for sequence, message in script.messages:
         history.append(sequence, message)
     held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
-    assert history.limits(None, None)["cadence"] == sum(held) / len(held)
+    assert history.windows.limits(None, None)["cadence"] == sum(held) / len(held)
     assert sum(held) == 6
 
 

@@ -76,7 +76,7 @@ def assert_events(history: History) -> list[SessionEvent]:
             found = history.next_event(until, -1, SLO_KIND)
             assert (None if found is None else found.step) == before
         itl = [each for each in events if each.text.startswith("ITL")]
-        stalls = history.stalls(None, 10**6)
+        stalls = history.windows.stalls(None, 10**6)
         if itl:
             assert stalls.number == len(itl)
             assert sorted(each.step for each in stalls.longest) == [each.step for each in itl]
@@ -145,7 +145,7 @@ def test_with_no_steps_in_memory_there_are_no_late_tokens_until_steps_arrive_aga
     timeline.columns.forget_before(10**6)
     assert history.events(None, 10, SLO_KIND) == []
     assert history.next_event(10**6, -1, SLO_KIND) is None
-    assert history.stalls() == ([], 0)
+    assert history.windows.stalls() == ([], 0)
     for sequence, message in messages[150:]:
         history.append(sequence, message)
     assert assert_events(history)
@@ -180,7 +180,7 @@ def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_f
                     at = found.step
                 assert len(walked) > 5
             searched, number = source.file_index.stalls(slo, 1000)
-            in_memory = history.stalls(None, 1000)
+            in_memory = history.windows.stalls(None, 1000)
             assert number == in_memory.number
             assert [each.step for each in searched] == [each.step for each in in_memory.longest]
     finally:

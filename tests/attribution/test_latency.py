@@ -174,7 +174,7 @@ def test_ttft_itl_tpot_and_step_time_equal_those_worked_out_by_hand() -> None:
     ]
     for sequence, message in enumerate(records):
         history.append(sequence, message)
-    report = history.latency()
+    report = history.windows.latency()
 
     # TTFT: 20 - 5 = 15 ms and 140 - 15 = 125 ms.
     assert (report.ttft.num_samples, report.ttft.p50_ms, report.ttft.max_ms) == (2, 15.0, 125.0)
@@ -207,8 +207,8 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     ]
     for sequence, message in enumerate(records):
         history.append(sequence, message)
-    assert history.latency().itl.max_ms == 70.0
-    assert history.latency().ttft.num_samples == 1
+    assert history.windows.latency().itl.max_ms == 70.0
+    assert history.windows.latency().ttft.num_samples == 1
     stall = history.stall(2)
     assert stall is not None
     assert stall.cause == "preempted"
@@ -253,7 +253,7 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
         if sequence == 3:
             assert history.last_stall() is None
             assert not history.events(kinds=frozenset({"slo"}))
-    report = history.latency()
+    report = history.windows.latency()
     assert (report.itl.num_samples, report.itl.p50_ms, report.itl.max_ms) == (2, 20.0, 60.0)
     assert report.itl.within_slo == 0.5
     assert (report.ttft.num_samples, report.ttft.max_ms, report.ttft.within_slo) == (2, 18.0, 1.0)
@@ -282,7 +282,7 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
             BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
         ]
         history.append(step, record(step, step * 100, step * 100 + 80, rows))
-    rates = history.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
+    rates = history.windows.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
     assert (rates.num_steps, rates.mixed_share) == (5, 1.0)
     assert rates.steps_per_s == pytest.approx(10.0)
     assert rates.in_tokens_per_s == pytest.approx(90.0)
@@ -303,6 +303,6 @@ def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> N
         history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
     for end_s in (9, 14, 30, 64):
         for window_s in (1.0, 10.0, 60.0):
-            rates = history.rates(end_s * 1000 * MS, window_s)
+            rates = history.windows.rates(end_s * 1000 * MS, window_s)
             assert (rates.num_preempted, rates.preempted_s) == (1, min(60.0, end_s))
-    assert history.rates(66_000 * MS, 10.0).num_preempted == 0
+    assert history.windows.rates(66_000 * MS, 10.0).num_preempted == 0

@@ -115,12 +115,12 @@ def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> No
     for sequence, message in messages:
         history.append(sequence, message)
         side.apply(message)
-    figure = history.figures(None, None)["recompute_tax"]
+    figure = history.windows.figures(None, None)["recompute_tax"]
     assert figure == pytest.approx(side.figures()["recompute_tax"])
     # The figure counts whole chunks. The last one also computes the newest output token, which
     # was not in the cache before.
     assert tax < (figure or 0.0) < tax * 1.03
-    assert history.rates().recompute_tax == history.figures()["recompute_tax"]
+    assert history.windows.rates().recompute_tax == history.windows.figures()["recompute_tax"]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

@@ -57,7 +57,7 @@ def test_a_stall_says_how_many_streams_it_delayed() -> None:
     history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
-    for stall in history.stalls(None, 300).longest:
+    for stall in history.windows.stalls(None, 300).longest:
         record = history.record(stall.step)
         assert record is not None
         waits = [history.wait(stall.step, row.request_id) for row in record.batch or ()]
@@ -69,21 +69,21 @@ def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> No
     history = History(SLO(ttft_ms=1.0, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
-    assert {each.kind for each in history.stalls(None, 300).longest} == {"ITL"}
+    assert {each.kind for each in history.windows.stalls(None, 300).longest} == {"ITL"}
     assert {each.kind for each in history.windows.longest(None, 1000)} == {"ITL", "TTFT"}
     history.set_slo(SLO(ttft_ms=1.0, itl_ms=1e9))
-    found = history.stalls(None, 300)
+    found = history.windows.stalls(None, 300)
     assert found.number
     assert {each.kind for each in found.longest} == {"TTFT"}
     history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
-    assert history.stalls(None, 300) == ([], 0)
+    assert history.windows.stalls(None, 300) == ([], 0)
 
 
 def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
     for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
-    stalls = history.stalls(None, 300).longest
+    stalls = history.windows.stalls(None, 300).longest
     whole = [history.wait(each.step, each.request_id) for each in stalls]
     assert min(each.step for each in stalls) < 100
     history.set_slo(history.slo)  # forgets all explanations

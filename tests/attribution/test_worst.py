@@ -74,7 +74,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
     source: Any,
 ) -> None:
     history = source.history
-    stalls = history.stalls(None, 1000).longest
+    stalls = history.windows.stalls(None, 1000).longest
     steps = [each.step for each in stalls]
     assert len(steps) > 3
     app = dashboard(source)
@@ -96,7 +96,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
 async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
     source: Any,
 ) -> None:
-    steps = [each.step for each in source.history.stalls(None, 1000).longest]
+    steps = [each.step for each in source.history.windows.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for away in ("left", "L", "left_curly_bracket"):
@@ -197,7 +197,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
     history = History(SLO(1e9, 12.0))
     for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
-    worst_step = history.stalls().longest[0].step
+    worst_step = history.windows.stalls().longest[0].step
 
     class Seeking:
         """A replay with room for one step only, and the view that moves through it."""
@@ -221,7 +221,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
     worst.next()
     assert history.last_step == worst_step
     worst.next()
-    assert seeking.sought == [each.step for each in history.stalls(None, 2).longest]
+    assert seeking.sought == [each.step for each in history.windows.stalls(None, 2).longest]
 
 
 # The panel of the main screen
@@ -232,7 +232,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
     source: Any, width: int
 ) -> None:
     history = source.history
-    stalls = history.stalls(None, 1000)
+    stalls = history.windows.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
     assert frame.stall is not None
     assert frame.stall.step != worst.step
@@ -248,7 +248,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
 
 def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     history = source.history
-    worst = history.stalls().longest[0]
+    worst = history.windows.stalls().longest[0]
     frame = frame_of(history, cursor=worst.step)
     shown = "\n".join(line_texts(latency_panel.draw(frame, 60, 10, 14)))
     assert "the worst in memory" in shown
@@ -319,6 +319,6 @@ async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter
         await pilot.press("1", "5")
         assert "longest ITL first" in main_text(app), "as it was left"
         assert app.main.view.row == 0
-        worst = source.history.stalls().longest[0]
+        worst = source.history.windows.stalls().longest[0]
         await pilot.press("enter")
         assert (app.main.view.page, app.main.view.cursor) == ("step", worst.step)

@@ -605,7 +605,7 @@ def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
     messages = paused(run_of(256))
     history = history_of(messages)
     stretches = (StepRange(None, 120), StepRange(121, None))
-    report = history.latency(None, None, 1)
+    report = history.windows.latency(None, None, 1)
     a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
     for kind in ("ttft", "itl", "tpot"):
         spreads = [side.totals.waits.of[kind].spread() for side in (a, b)]

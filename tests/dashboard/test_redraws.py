@@ -56,7 +56,7 @@ async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
     now_s[0] += 1.0
     assert builder.is_behind
     frame = builder.build(view, 80, 10, 8)
-    assert frame.latency == history.latency(None, 60.0)
+    assert frame.latency == history.windows.latency(None, 60.0)
     assert frame.events[-1].step <= frame.last_step
     assert not builder.is_behind
     now_s[0] += 5.0

@@ -293,7 +293,7 @@ def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(sour
     history = source.history
     page = drawn(history, "latency", (200, 55))
     for window in (10.0, 60.0, None):
-        itl = history.latency(window_s=window).itl
+        itl = history.windows.latency(window_s=window).itl
         assert re.search(rf"{itl.p50_ms:.1f} +{itl.p95_ms:.1f}", page)
     late = [
         s
@@ -375,7 +375,7 @@ def test_the_latency_report_of_a_long_session_is_computed_in_the_background(
     windows.reports(end_ns)  # the cursor rests: now it is computed
     assert windows._thread is not None
     windows._thread.join()
-    assert windows.reports(end_ns)["all"] == history.latency(end_ns, None)
+    assert windows.reports(end_ns)["all"] == history.windows.latency(end_ns, None)
     assert not windows.is_busy
     assert "all" not in windows.reports(history.summary(100).tokens_ns)
 
@@ -418,7 +418,7 @@ def test_the_knob_page_shows_who_changed_a_knob_and_the_effect(source: Any) -> N
     row = next(line for line in page.splitlines() if "1024→512" in line)
     assert f"{change.effective_step}" in row
     assert "simulated" in row
-    before = history.latency(change.time_ns, 10.0, 1).itl
+    before = history.windows.latency(change.time_ns, 10.0, 1).itl
     assert f"{before.p50_ms:.1f}→" in row
     for spec in history.info.knobs:
         assert spec.name in page

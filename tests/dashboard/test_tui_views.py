@@ -455,7 +455,7 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
 
 
 def test_the_latency_panel_shows_percentiles_of_the_window_and_marks_breaches(source: Any) -> None:
-    report = source.history.latency(window_s=60.0)
+    report = source.history.windows.latency(window_s=60.0)
     lines = line_texts(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
     ttft = next(line for line in lines if "TTFT" in line)
     assert report.ttft.p95_ms > 500

@@ -204,7 +204,7 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
             assert history.state_at(number) == states[number]
         assert history.record(first - 1) is None
         assert all(event.step >= first for event in history.events(limit=10_000))
-        assert history.latency(window_s=None).step.num_samples == history.num_steps
+        assert history.windows.latency(window_s=None).step.num_samples == history.num_steps
         assert not any(Cell.UNKNOWN in lane.cells for lane in lanes_of(history, first - 50, 1199))
         assert lanes_of(history, first, 1199) == lanes_of(whole_session(), first, 1199)
 
@@ -239,7 +239,7 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
         assert history.state == expected.state
         assert history.last_step == number
         assert history.last_sequence == expected.last_sequence
-        assert history.latency(window_s=None) == expected.latency(window_s=None)
+        assert history.windows.latency(window_s=None) == expected.windows.latency(window_s=None)
         assert history.knob_changes == expected.knob_changes
         assert history.last_stall() == expected.last_stall()
         assert lanes_of(history, number - 99, number) == lanes_of(expected, number - 99, number)
@@ -602,8 +602,8 @@ def test_valid_but_senseless_messages_never_break_the_history(
     assert history.state_at(last) == history.state
     history.summaries(max(0, last - 50), last)
     lanes_of(history, max(0, last - 50), last)
-    history.latency(window_s=None)
-    history.rates(window_s=None)
+    history.windows.latency(window_s=None)
+    history.windows.rates(window_s=None)
     history.last_stall()
     history.events()
 
@@ -631,8 +631,8 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
             record = history.record(number)
             assert record is None or record.step == number
             lanes_of(history, last - 50, last)
-            history.latency()
-            history.rates()
+            history.windows.latency()
+            history.windows.rates()
             history.events(limit=20)
             history.last_stall()
             num_rounds += 1

@@ -143,7 +143,7 @@ def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one(
     history = History(SLO(500, 50))
     for sequence, payload in messages:
         history.append(sequence, payload)
-    assert (history.latency().itl.within_slo or 0) > 0.97
+    assert (history.windows.latency().itl.within_slo or 0) > 0.97
     verdict = verdict_of(history)
     assert verdict.text == "38% of requests kept every service level"
     assert (verdict.tone, verdict.look) == ("caution", "screen_latency")

@@ -66,7 +66,7 @@ def test_goodput_counts_requests_whose_tokens_all_kept_the_service_levels(
 ) -> None:
     num_finished, num_kept = kept_by_hand(session, LEVELS)
     assert 0 < num_kept < num_finished
-    found = history_of(session).figures(None, None)
+    found = history_of(session).windows.figures(None, None)
     assert found["finished"] == num_finished
     assert found["goodput"] == pytest.approx(num_kept / num_finished)
     assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
@@ -78,7 +78,7 @@ def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_s
     history, higher = history_of(session), SLO(ttft_ms=900.0, itl_ms=60.0)
     history.set_slo(higher)
     num_finished, num_kept = kept_by_hand(session, higher)
-    assert history.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
+    assert history.windows.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
 def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_waits(
@@ -91,7 +91,7 @@ def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_w
 
 
 def test_without_a_step_all_figures_are_unknown() -> None:
-    found = History(LEVELS).figures()
+    found = History(LEVELS).windows.figures()
     assert set(found) == set(FIGURES)
     assert {name for name, value in found.items() if value is not None} == {"steps", "seconds"}
 

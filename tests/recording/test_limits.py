@@ -98,7 +98,7 @@ def test_a_history_and_a_comparison_count_the_same_step_limits() -> None:
     history = History()
     for sequence, message in THRESHOLD.messages:
         history.append(sequence, message)
-    figures = history.figures(None, None)
+    figures = history.windows.figures(None, None)
     assert {limit: figures[f"limit_{limit}"] for limit in LIMITS} == limit_shares(THRESHOLD)
 
 

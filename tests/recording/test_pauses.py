@@ -70,7 +70,7 @@ def test_the_metrics_of_an_engine_count_a_pause_as_a_pause_and_in_no_latency() -
     history = History(SLO_)
     for number, message in paused([*PLAIN]):
         history.append(number, message)
-    kept = history.figures(None, None)
+    kept = history.windows.figures(None, None)
     num_kept = found["stepscope_requests_within_levels_total", "{}"]
     assert num_kept == round((kept["goodput_per_s"] or 0) * (kept["seconds"] or 0)) > 0
 

@@ -125,7 +125,7 @@ def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
         shown.append(sequence, message)
     writer.close()
-    series, report = read(path, 40), shown.latency(window_s=None)
+    series, report = read(path, 40), shown.windows.latency(window_s=None)
     for measured, expected in (
         (series.waits.of["itl"], report.itl),
         (series.waits.of["ttft"], report.ttft),

@@ -132,8 +132,8 @@ def same_screen(live: History, replayed: History, step: int) -> None:
     assert replayed.summaries(first, step) == live.summaries(first, step)
     summary = live.summary(step)
     assert summary is not None
-    assert replayed.latency(summary.tokens_ns) == live.latency(summary.tokens_ns)
-    assert replayed.rates(summary.tokens_ns) == live.rates(summary.tokens_ns)
+    assert replayed.windows.latency(summary.tokens_ns) == live.windows.latency(summary.tokens_ns)
+    assert replayed.windows.rates(summary.tokens_ns) == live.windows.rates(summary.tokens_ns)
     assert replayed.stall(step) == live.stall(step)
     assert replayed.record(step) == live.record(step)
     assert replayed.wall_ns(0) == live.wall_ns(0)

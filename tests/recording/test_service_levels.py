@@ -29,7 +29,7 @@ def test_a_changed_service_level_applies_as_if_set_from_the_start(
     assert changed.windows.breaches(None, 10_000)  # looked at before, as the dashboard does
     changed.set_slo(slo)
     assert changed.windows.breaches(None, 10_000) == again.windows.breaches(None, 10_000)
-    assert changed.latency() == again.latency()
+    assert changed.windows.latency() == again.windows.latency()
     assert changed.last_stall() == again.last_stall()
     assert changed.last_stall(200) == again.last_stall(200)
     columns = (ChartColumns(each).visible(View(), 200) for each in (changed, again))

@@ -92,7 +92,7 @@ def test_right_after_a_seek_the_figures_are_those_of_the_shown_step(
     live_and_file: tuple[History, Path],
 ) -> None:
     live, path = live_and_file
-    stalls = sorted(each.step for each in live.stalls(None, 100).longest)
+    stalls = sorted(each.step for each in live.windows.stalls(None, 100).longest)
     source = ReplaySource(Recording(path), History(live.slo), playing=False)
     source.start()
     try:

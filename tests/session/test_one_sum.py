@@ -253,10 +253,10 @@ def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float
     record(path, messages)
     history = history_of(messages)
     return {
-        "live": history.figures(None, None),
+        "live": history.windows.figures(None, None),
         "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, StepRange())),
         "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, StepRange())),
-        "replay": replayed(path).figures(None, None),
+        "replay": replayed(path).windows.figures(None, None),
         "index": figures_of_index(path),
         "index, made from messages": figures_of_index(path, is_made=True),
     }
@@ -292,9 +292,9 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
         for sequence, payload in messages:
             history.append(sequence, payload)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, StepRange())
-        assert figures_of_side(feed) == history.figures(None, None)
+        assert figures_of_side(feed) == history.windows.figures(None, None)
         run = FileRun(recording, LEVELS)
-        assert run.figures() == history.figures(None, None)
+        assert run.figures() == history.windows.figures(None, None)
         if name != "vllm":  # it is longer than the minute that is judged in memory
             minute = RecentRun(history, history.state)
             limited = {each: sums for each, sums in run.limited.items() if sums.num_records}
@@ -341,7 +341,7 @@ def check_stretches(history: History, path: Path) -> None:
         if end == last:
             assert compared == figures_of_index(path, begin + 1)
         seconds = (ends.tokens_ns - begins.tokens_ns) / 1e9
-        shown = history.figures(ends.tokens_ns, seconds)
+        shown = history.windows.figures(ends.tokens_ns, seconds)
         for name in UNTIMED:
             assert compared[name] == shown[name], name
 
@@ -357,7 +357,7 @@ def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str)
 @pytest.mark.parametrize("session", WHOLE)
 def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None:
     messages = session()
-    figures = history_of(messages).figures(None, None)
+    figures = history_of(messages).windows.figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
         assert figures[name] == pytest.approx(value, rel=1e-12), name
 
@@ -374,12 +374,12 @@ def test_what_a_front_end_tells_is_as_counted_by_hand_gaps_to_within_two_percent
                 out[request_id].append(out_ns)
     ttft = sorted((at[0] - came[each]) / 1e6 for each, at in out.items())
     itl = sorted((b - a) / 1e6 for at in out.values() for a, b in itertools.pairwise(at))
-    figures = history_of(served()).figures(None, None)
+    figures = history_of(served()).windows.figures(None, None)
     for rank in (50, 90, 99):
         assert figures[f"served_ttft_p{rank}"] == ttft[-(-rank * len(ttft) // 100) - 1]
         by_hand = itl[-(-rank * len(itl) // 100) - 1]
         assert figures[f"served_itl_p{rank}"] == pytest.approx(by_hand, rel=0.02)
-    assert history_of(preempting()).figures(None, None)["served_itl_p50"] is None
+    assert history_of(preempting()).windows.figures(None, None)["served_itl_p50"] is None
 
 
 def test_an_export_has_each_step_once(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_plot_has_the_figures_of_the_session(
     session: Callable[[], Messages], tmp_path: Path
 ) -> None:
     messages = session()
-    figures = history_of(messages).figures(None, None)
+    figures = history_of(messages).windows.figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
         series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
     spreads, sums = series.waits.spreads(), series.sums
@@ -410,7 +410,7 @@ def test_a_plot_has_the_figures_of_the_session(
 
 
 def test_totals_alone_leave_unknown_what_needs_steps() -> None:
-    figures = history_of(of_totals()).figures(None, None)
+    figures = history_of(of_totals()).windows.figures(None, None)
     assert {name: figures[name] for name in (
         "finished", "preemptions", "steps", "waiting", "kv_used", "kv_peak", "prefix_hit_rate",
         "in_tokens_per_s", "out_tokens_per_s", "steps_per_s", "itl_p50", "itl_within_slo",

@@ -170,7 +170,7 @@ def test_the_keys_in_the_hints_of_the_demo_do_what_they_say() -> None:
 def test_on_a_quiet_machine_95_percent_of_demo_tokens_keep_the_service_levels(
     times_slower: float,
 ) -> None:
-    latency = half_a_minute(times_slower).history.latency(window_s=None)
+    latency = half_a_minute(times_slower).history.windows.latency(window_s=None)
     for series, bound in (
         (latency.ttft, SERVICE_LEVELS["slo_ttft_ms"]),
         (latency.itl, SERVICE_LEVELS["slo_itl_ms"]),

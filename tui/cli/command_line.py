@@ -97,8 +97,6 @@ class _Commands(Mapping[str, Any]):
 
 
 class _CommandLine(CommandGroup):
-    """The group of all commands. Its help is read from `GROUPS`."""
-
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()  # type: ignore[assignment]

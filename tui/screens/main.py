@@ -31,8 +31,6 @@ _DETAILS: Mapping[str, Page] = {
 
 
 class Mouse:
-    """The mouse handlers of one screen."""
-
     def __init__(self, screen: SessionScreen, pages: PageHandlers) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator

@@ -139,7 +139,6 @@ class FileJob:
 
 
 def _exported(order: ExportOrder, progress: Callable[[float], None]) -> str:
-    """Write a recording or a part of it in another format."""
     from stepscope.recordings.export.export import export  # with mcap, only when needed
     from stepscope.recordings.export.output import UNFINISHED_SUFFIX
     from stepscope.recordings.file.reader import Recording
@@ -160,7 +159,6 @@ def _exported(order: ExportOrder, progress: Callable[[float], None]) -> str:
 
 
 def _remembered(history: History, path: Path, progress: Callable[[float], None]) -> str:
-    """Write the steps in memory to a recording."""
     from stepscope.recordings.history.memory_file import write_memory
 
     steps = fmt.plural(write_memory(history, path, progress), "step")

@@ -127,7 +127,6 @@ class RecordSwitches:
 
     @property
     def active(self) -> Collection[Source]:
-        """The sources that are being recorded."""
         return [source for source, switch in self._switches.items() if switch.active]
 
     @property

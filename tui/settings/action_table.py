@@ -71,7 +71,6 @@ class Action:
         return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
 
     def help_on(self, page: Place, *, is_replay: bool) -> str:
-        """Return what the action does on this screen."""
         texts = dict(self.elsewhere)
         return texts.get(page) or (texts.get("replay") if is_replay else None) or self.help
 

@@ -23,5 +23,4 @@ def parse_levels(text: str, now: SLO) -> SLO:
 
 
 def said(slo: SLO) -> str:
-    """Return both service levels in words."""
     return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

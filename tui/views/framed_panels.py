@@ -174,7 +174,6 @@ def column_chart(
 
 
 def _eighths(value: float | None, top: float, height: int) -> int:
-    """Return how high the bar of a value is, in eighths of a cell."""
     if value is None or value <= 0:
         return 0
     return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1

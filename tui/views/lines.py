@@ -49,7 +49,6 @@ NOWHERE = spot("none", "")  # ends a clickable spot
 
 
 def click(action_id: str, *runs: Run) -> Line:
-    """Return runs on which a click does an action."""
     return (spot("do", action_id), *runs, NOWHERE)
 
 

@@ -48,7 +48,6 @@ def more(engine: str | None) -> tuple[str, ...]:
 
 
 def figures(record: StepRecord) -> list[Line]:
-    """Return a line for each metric in one record of totals."""
     totals = record.totals
     if totals is None:
         return []

@@ -76,6 +76,5 @@ class FileRun:
         return sum(each.cause == "prefill" for each in late) / max(1, found.itl.num_waits)
 
     def figures(self) -> dict[str, float | None]:
-        """All figures of the run."""
         totals = self._totals
         return figures_of(totals.sums + self._between, totals.waits.spreads(), totals.kept)

@@ -20,7 +20,6 @@ class KnobsInForce:
         self._newest = dict(before)
 
     def add(self, step: int, values: Mapping[str, KnobValue]) -> None:
-        """Add the values of some knobs from a step on."""
         changed = {name: value for name, value in values.items() if self._newest.get(name) != value}
         if changed:
             self._changes.append((step, changed))

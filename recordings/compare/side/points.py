@@ -40,10 +40,7 @@ _FIRST, _START, _END, _FLAGS = map(
 
 
 class StepPoints:
-    """The points of a run in columns.
-
-    One thread writes; readers must hold its lock.
-    """
+    """The points of a run in columns. One thread writes; readers must hold its lock."""
 
     def __init__(self) -> None:
         import numpy as np  # not at the start of the program

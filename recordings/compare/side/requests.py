@@ -63,7 +63,6 @@ class Pair(NamedTuple):
 
     @property
     def has_same_prompt(self) -> bool:
-        """Whether the prompts are equally long."""
         return self.a.num_prompt_tokens == self.b.num_prompt_tokens
 
 

@@ -157,7 +157,6 @@ class Side:
 
     @property
     def totals(self) -> RunTotals:
-        """What all steps add up to."""
         self._add_new()
         return self._totals
 
@@ -169,7 +168,6 @@ class Side:
 
     @property
     def points(self) -> StepPoints:
-        """The steps for charts."""
         self._add_new()
         return self._points
 
@@ -192,7 +190,6 @@ class Side:
         return self.num_late.get(("ITL", "prefill"), 0) / max(1, self.totals.waits.of["itl"].count)
 
     def sums(self) -> Sums:
-        """The sums from which figures are computed."""
         totals, between = self.totals, None if self.is_cut else self._state.between
         return totals.sums + sums_between(between)
 

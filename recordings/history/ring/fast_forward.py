@@ -176,12 +176,10 @@ class FastForward:
             self._fresh = self._before
 
     def finish(self) -> SessionState:
-        """Settle, and return the state."""
         self.settle()
         return self.state
 
     def rows(self) -> list[BatchRow]:
-        """The batch of the last step."""
         return [self._row(each, self._count) for each in self._before]
 
     def draw(self, lanes: LaneBoard) -> None:

@@ -147,7 +147,6 @@ class StepRing:
         return self.payloads(segment, place, place + 1)[0]
 
     def payloads_from(self, number: int, limit: int) -> list[bytes]:
-        """Up to `limit` messages from message `number` on."""
         index = bisect_right(self.segments, number, key=attrgetter("first_number")) - 1
         found: list[bytes] = []
         for segment in self.segments[max(index, 0) :]:
@@ -173,7 +172,6 @@ class StepRing:
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
     def state_after(self, segment: Segment, place: int) -> SessionState:
-        """The state after the message with index `place` in a segment."""
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
     def prepend(self, earlier: "StepRing") -> None:

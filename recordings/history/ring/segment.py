@@ -26,7 +26,6 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
     moves: list[SoundMove] = msgspec.field(default_factory=list)  # type: ignore[assignment]
 
     def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
-        """The unpacked record, given the rows of its batch."""
         fields = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
         moves = [BlockMove(*msgspec.structs.astuple(move)) for move in self.moves]
         return StepRecord(**(fields | {"batch": rows, "moves": moves}))

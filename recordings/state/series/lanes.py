@@ -209,7 +209,6 @@ class LaneBoard:
                 track.put(max(self.end - 1, self.first), Cell.ABORTED)
 
     def forget_before(self, step: int) -> None:
-        """Forget the steps before `step`."""
         self.first = max(self.first, step)
         page = self.first // _PAGE_STEPS
         for old in [number for number in self._pages if number < page]:
@@ -221,7 +220,6 @@ class LaneBoard:
                     del self._tracks[request_id]
 
     def forget_after(self, state: SessionState) -> None:
-        """Forget all steps after the step of `state`."""
         step = state.step
         page = max(step, self.first) // _PAGE_STEPS
         touched = dict(self._open)

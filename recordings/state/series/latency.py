@@ -135,7 +135,6 @@ class Latencies:
         self.finished = FinishedRequests()
 
     def append(self, applied: AppliedStep) -> None:
-        """Add the samples of a step."""
         record = applied.record
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval

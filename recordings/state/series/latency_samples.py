@@ -57,7 +57,6 @@ class TimedRows:
         return len(self._columns[0])
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        """The time and the numbers of each row."""
         return zip(*self._columns, strict=True)
 
     def append(self, time_ns: int, *values: int) -> None:
@@ -88,7 +87,6 @@ class TimedRows:
             del column[num_kept:]
 
     def num_until(self, time_ns: int) -> int:
-        """Number of rows up to and including a time."""
         return bisect_right(self._columns[0], time_ns)
 
     def _with(self, columns: "list[array[int]]") -> Self:
@@ -98,8 +96,6 @@ class TimedRows:
 
 
 class Samples(TimedRows):
-    """Weighted samples by time."""
-
     def __init__(self) -> None:
         super().__init__(2)
 

@@ -17,7 +17,6 @@ from stepscope.tui.views.frame import compare_text as words
 
 
 def lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
-    """Return the comparison as lines of text."""
     limits = []
     for letter, side in zip("AB", sides, strict=True):
         limits.append(f"{'limited by':<14} {letter}: {limits_text(side)}")

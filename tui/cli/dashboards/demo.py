@@ -231,7 +231,7 @@ def _finish(source: Subscriber, settings: DashboardSettings, screenshot: Path | 
 
 def _summary(history: History) -> Iterator[str]:
     """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
-    found = history.figures(None, None)
+    found = history.windows.figures(None, None)
 
     def text(name: str) -> str:
         return value_text(FIGURES[name], found[name])

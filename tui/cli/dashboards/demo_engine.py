@@ -183,7 +183,6 @@ def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
 def workload_of(
     rate: str | None, model: str = "demo", simulated: SimulatedGpu | None = None
 ) -> WorkloadSpec:
-    """Return the workload of the demo, with the rate of `--rate` if that was given."""
     default = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
     default = SPEAKING_WORKLOAD if speaks(model, simulated) else default
     if rate is None:

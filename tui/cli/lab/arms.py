@@ -98,7 +98,6 @@ class ArmRun:
 
     @cached_property
     def steps(self) -> list[StepRecord]:
-        """Every step of the run."""
         with Recording(self.path) as recording:
             return list(step_records(recording))
 

@@ -24,8 +24,6 @@ class ArmFigure(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """A claim, and how to try it."""
-
     name: str
     claim: str
     source: str
@@ -37,7 +35,6 @@ class Experiment(NamedTuple):
     rows: tuple[str, ...] = ()  # names of the table's rows, if they are not the arms
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
-        """Return what the runs of all arms say of the claim."""
         columns = {each.name: each.of(runs) for each in self.columns}
         found = self.judge(runs, columns)
         rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)

@@ -134,7 +134,6 @@ def explain(
 
 
 def _run(recording: Recording, found: Explanation) -> FileRun:
-    """The sums that tell what limited the steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
     return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 

@@ -207,4 +207,4 @@ def _of_history(history: History, name: str, seconds: float | None = None) -> Me
     """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
-    return MeasuredSession(name, history.slo, history.figures(None, seconds), side, seconds)
+    return MeasuredSession(name, history.slo, history.windows.figures(None, seconds), side, seconds)

@@ -310,7 +310,6 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _series_limits(option: str, text: str | None) -> SeriesLimits | None:
-    """Return the size and the age that an option sets."""
     try:
         return None if text is None else SeriesLimits.parse(text)
     except ValueError as error:

@@ -104,7 +104,6 @@ class StopSignals:
         return self.received is not None
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, then return whether a signal has arrived."""
         # No lock and no event: a handler that interrupts the holder of a lock would deadlock.
         if self.received is None:
             time.sleep(seconds)

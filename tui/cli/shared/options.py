@@ -64,8 +64,6 @@ class CliCommand:
         return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
-        """Add it to a group of commands, with all its options, and return the group."""
-
         def body(**named: Any) -> Any:
             return self.run(named)
 
@@ -123,7 +121,6 @@ class CliCommand:
 
 
 def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
-    """Return the settings of a section that can be options."""
     found = msgspec.structs.fields(SECTIONS["dashboard" if section == "levels" else section])
     if section == "levels":
         return [field for field in found if field.name in DURATIONS]

@@ -128,7 +128,6 @@ def open_source(
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for."""
     if (gpu is None) == (step_time is None):
         raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
     if gpu is not None:
@@ -162,7 +161,6 @@ def open_work(
     spec: WorkloadSpec,
     flags: Mapping[str, Any],
 ) -> tuple[SimulatedSource, SimulatedSetup]:
-    """Return the requests and the engine to simulate, from the options."""
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
@@ -270,8 +268,6 @@ def _interval(values: Sequence[float | None]) -> Interval:
 
 
 def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the figures of the runs as lines of text."""
-
     def text(name: str, form: str) -> str:
         return found[name].text(form)
 

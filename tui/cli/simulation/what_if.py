@@ -110,7 +110,6 @@ def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the forecast as lines of text."""
     yield basis.model.in_words()[0]
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
@@ -219,8 +218,6 @@ def _number(value: float | None) -> str:
 
 
 def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> dict[str, Any]:
-    """Return the forecast for JSON."""
-
     def case(each: Forecast) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
         return {**each._asdict(), "figures": figures}

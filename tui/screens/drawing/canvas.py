@@ -93,7 +93,6 @@ class Canvas(Lines):
         return next(iter(self._broken.values()), None)
 
     def place(self, size: Size, page: Page) -> None:
-        """Place the views of this page on a screen of this size."""
         self.page = page
         strip = 0 if self._session.tour is None else footer.TOUR_HEIGHT
         few = self._few_lanes
@@ -230,7 +229,6 @@ class Canvas(Lines):
             self._drawn[name], self._is_changed = lines, True
 
     def write(self) -> None:
-        """Write to the terminal what has changed."""
         if not self._is_changed:
             return
         self._is_changed = False

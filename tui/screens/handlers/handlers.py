@@ -26,8 +26,6 @@ _PREEMPTIONS = ("preempt",)
 
 
 class Handlers:
-    """All handlers of one screen, in groups."""
-
     def __init__(self, screen: SessionScreen) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices

@@ -41,7 +41,6 @@ class PageHandlers:
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
-        """Open this page of the engine that is selected on the fleet page."""
         chosen_engine = self._session.fleet_view.selected
         if chosen_engine is not None:
             self._session.fleet_view.open(chosen_engine, page)

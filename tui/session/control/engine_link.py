@@ -20,8 +20,6 @@ from stepscope.tui.settings.terminal import see_log
 
 
 class KnobsNow(NamedTuple):
-    """The knobs of an engine."""
-
     engine_id: str
     version: int
     values: Mapping[str, KnobValue]
@@ -93,7 +91,6 @@ class EngineLink:
         return ", ".join(self._asked)
 
     def answers(self) -> list[Answer]:
-        """Return the answers since the last call."""
         found = []
         while self._answers:
             found.append(self._answers.popleft())

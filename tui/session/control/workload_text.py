@@ -28,7 +28,6 @@ def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec |
 
 
 def workload_text(spec: WorkloadSpec) -> str:
-    """Return a workload as an operator may type it."""
     return " ".join(f"{name}={value_text(value)}" for name, value in fields_of(spec).items())
 
 

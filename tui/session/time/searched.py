@@ -68,7 +68,6 @@ def nothing(
 
 
 def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
-    """Return the number of steps between `at` and `step` that were not searched."""
     return _num_outside([*_in_memory(history), *file.file_index.spans()], at, step)
 
 
@@ -78,7 +77,6 @@ def _in_memory(history: History) -> list[tuple[int, int]]:
 
 
 def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    """Return how many steps between `at` and `step` are in none of the (first, last) spans."""
     begin, end = min(at, step) + 1, max(at, step)
     number = 0
     for first, last in sorted(spans):

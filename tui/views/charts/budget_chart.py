@@ -294,7 +294,6 @@ def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
 
 
 def with_cursor(line: Line, at: int | None) -> Line:
-    """Return a line with its cell `at` highlighted."""
     if at is None:
         return line
     runs: list[Run] = []

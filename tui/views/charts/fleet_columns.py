@@ -203,7 +203,6 @@ def labels(names: Sequence[str], width: int) -> dict[str, str]:
 
 
 def _common(names: Sequence[str]) -> int:
-    """Return the length of the longest common prefix of these names."""
     return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
 
 

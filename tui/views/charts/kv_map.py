@@ -23,7 +23,6 @@ _FEW = 3  # blocks in a cell, at most, for the lookup table
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     inner = width - 4
     with_owners = inner >= 90
     map_width = inner - (_OWNERS_WIDTH if with_owners else 0)

@@ -256,14 +256,14 @@ class FrameBuilder:
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
             spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
-            minute = minute or history.latency(end_ns, window_s)
+            minute = minute or history.windows.latency(end_ns, window_s)
             self._figures = _Figures(
                 minute,
                 self._rates(end_ns),
-                history.goodput(end_ns, window_s),
-                history.limits(end_ns, window_s),
+                history.windows.goodput(end_ns, window_s),
+                history.windows.limits(end_ns, window_s),
                 history.last_stall(cursor),
-                history.stalls(),
+                history.windows.stalls(),
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
@@ -282,9 +282,9 @@ class FrameBuilder:
     def _rates(self, end_ns: int | None) -> Rates:
         """Return the rates over ten seconds; unknown while steps of them are loaded."""
         history = self._history
-        rates = history.rates(end_ns, RATES_WINDOW_S)
+        rates = history.windows.rates(end_ns, RATES_WINDOW_S)
         if history.is_short and rates.seconds < RATES_WINDOW_S:
-            return history.rates(end_ns, 0.0)
+            return history.windows.rates(end_ns, 0.0)
         return rates
 
     def _waiting_trend(self, cursor: int | None, state: SessionState) -> int:

@@ -26,7 +26,6 @@ _RANKS = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("it
 
 
 def columns(width: int) -> tuple[Column, ...]:
-    """Return the columns of a table that is `width` wide."""
     names = [f"{kind.upper()} {rank}" for kind, rank in FIGURES]
     return (
         Column("step", 9, True),
@@ -158,8 +157,8 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
         end_ns, until = later, "up to the next change"
     if now_ns < end_ns:
         end_ns, until = now_ns, "since"
-    before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
-    after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
+    before = history.windows.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
+    after = history.windows.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
     since = "before" if at == 0 or earlier < begin_ns else "after the change before"
     missing = [_missing(before, since), _missing(after, until)]
     gist = "unknown"

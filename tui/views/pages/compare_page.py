@@ -34,7 +34,6 @@ _CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
 
 
 def chart_columns(width: int) -> int:
-    """Return the number of chart columns on a screen of this width."""
     if width >= _BESIDE:
         width -= _TABLE_WIDTH
     return max(1, width - 2 - compare_charts.GUTTER)
@@ -95,7 +94,6 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     page = frame.compare
     if page is None:
         return framed([], width, height, (("compare", "title"),))

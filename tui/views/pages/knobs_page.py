@@ -31,7 +31,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)

@@ -57,7 +57,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     rows = [*_figures(frame, width - 2), *_front_ends(frame), _limited(frame)]
     slo = frame.history.slo
     title: Line = (

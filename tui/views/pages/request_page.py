@@ -73,7 +73,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     request_id = request_id_of(frame)
     view = _view(frame)
     if request_id is None or view is None:

@@ -29,8 +29,6 @@ class StartChoice(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of the start screen."""
-
     choice: StartChoice
     title: str
     cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest

@@ -52,7 +52,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     record, summary = frame.record, frame.summary
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
@@ -200,7 +199,6 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
 
 
 def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
-    """Return a line on what the step spent its token budget on."""
     padded = record.num_padded_tokens or 0
     spent: Line = (
         ("   decode ", "muted"),

@@ -45,7 +45,6 @@ _MAX_TEXT = 48
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     unit = "record" if frame.is_summed_up else "step"
     title: Line = ((f"{unit} {step}", "title"), (" (follows cursor)", "muted"))

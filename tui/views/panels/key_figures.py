@@ -99,7 +99,6 @@ def _cut(frame: Frame, window_s: float) -> str:
 
 
 def _named(name: str, cut: str) -> Line:
-    """Return the name of a figure, followed by the note from `_cut`."""
     return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
 
 

@@ -14,7 +14,6 @@ _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     report, slo = frame.latency, frame.history.slo
     trend_width = width - 4 - 40
     slices = max(1, min(trend_width, TREND_BUCKETS))
