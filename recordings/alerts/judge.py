@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.alerts.rule import WAITING_FOR, Rule
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.state.in_flight import seconds_of
+from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 

@@ -4,8 +4,14 @@ import re
 from typing import NamedTuple
 
 from stepscope.recordings.attribution.causes import QUEUE_REASONS
-from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
-from stepscope.recordings.figures.table import FIGURES, FigureSpec
+from stepscope.recordings.figures.table import (
+    FIGURES,
+    BoundError,
+    FigureBound,
+    FigureSpec,
+    parse_bound,
+    value_text,
+)
 
 # Reasons in `StepRecord.waiting_reasons` whose requests are counted; those behind one that lacks
 # blocks or encoder budget count with it. The last is in no `waiting_reasons`, but in `HeldRow`.

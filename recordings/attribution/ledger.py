@@ -23,13 +23,14 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.preemptions import (
+from stepscope.recordings.attribution.queue import (
     Preemption,
     PreemptionStatus,
+    QueueWait,
     beneficiaries,
+    in_order,
     lost_between,
 )
-from stepscope.recordings.attribution.queue import QueueWait, in_order
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones

@@ -22,8 +22,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.recordings.attribution.causes import Piece, merged
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking_reason, wait_of
-from stepscope.recordings.attribution.preemptions import NO_BLOCKS
-from stepscope.recordings.attribution.queue import QueueWait, reasons_of
+from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
 from stepscope.recordings.state.session import SessionState
 
 _PRUNE_AT = 4096

@@ -35,7 +35,7 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.history.history import Journal
 from stepscope.recordings.simulation.basis import seen_step
 
 _Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import (
 from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
-from stepscope.recordings.state.series.finished import RequestWatch
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]

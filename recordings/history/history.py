@@ -22,8 +22,7 @@ from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.state.clocks import back_by, goes_on, set_back
-from stepscope.recordings.state.number_bounds import check_numbers
+from stepscope.recordings.state.clocks import back_by, check_numbers, goes_on, set_back
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -349,5 +348,34 @@ class History(HistoryView):
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline
+        other._begin(self._timeline)
+        return other
+
+
+_JOURNAL_BYTES = 1024 * 1024
+
+
+class Journal(History):
+    """A `History` that knows only counts, gaps, engine and status, in a tenth of the time.
+
+    It is for recorders, which keep the steps in their file.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=_JOURNAL_BYTES)
+
+    def snapshot(self) -> Snapshot | None:
+        """Always None, because requests and blocks are unknown."""
+        return None
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        if self.info is None or isinstance(message, EngineInfo | Snapshot):
+            super()._take(sequence, message, payload)
+        else:
+            self._timeline.pass_over(sequence, message)
+
+    def _detached(self) -> "Journal":
+        other = Journal()
+        other.version = self.version
         other._begin(self._timeline)
         return other

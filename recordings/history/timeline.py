@@ -21,17 +21,17 @@ from stepscope.engine.protocol.wire import (
     Telemetry,
     Transcript,
 )
-from stepscope.recordings.history.gaps import Gaps
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
+from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import BACK_NS, WallClock, leave_out
-from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.events import (
     MAX_EVENTS,
     EventLog,
+    Gaps,
     SessionEvent,
     audit_event,
     gap_event,
@@ -39,9 +39,9 @@ from stepscope.recordings.state.series.events import (
     mark_event,
     request_event,
 )
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.session import SessionState
 
 _ABORT = frozenset({"abort"})

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history_view import HistoryView
-from stepscope.recordings.state.in_flight import seconds_of, work_text
+from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.series.latency import LatencyReport, Series
 from stepscope.recordings.state.series.limits import LIMIT_SPECS
 from stepscope.recordings.state.session import SessionState, request_name

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.source import first_snapshot
 from stepscope.recordings.importing import client_results
-from stepscope.recordings.importing.log_lines import LOGS
+from stepscope.recordings.importing.log_session import LOGS
 from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
-from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
 FORMATS = (*(each.read for each in LOGS), client_results.read)

@@ -9,11 +9,9 @@ from typing import IO
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
-from stepscope.recordings.importing.log_lines import LOGS
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, LogFormat
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
+from stepscope.recordings.importing.log_session import LOGS, LogClock, LogEntry, LogFormat
 from stepscope.recordings.importing.source import COLOURS, ForeignFile
-from stepscope.recordings.live.numbered import Numbered
 
 _SILENT_S = 1.1  # stamps are whole seconds: after this time, a second has ended
 _BEGIN_S = 1.5  # lines of this time tell how often there is one

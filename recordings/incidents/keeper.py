@@ -25,13 +25,13 @@ from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import affected_by
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.table import value_text
 from stepscope.recordings.file.incident import FiredRule, Incident, incidents_in
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.history.verdict import verdict_of
-from stepscope.recordings.state.in_flight import in_flight_text
+from stepscope.recordings.state.audit_text import in_flight_text
 
 log = logging.getLogger("stepscope.recordings")
 

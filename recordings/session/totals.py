@@ -16,8 +16,8 @@ from stepscope.recordings.session.waits import (
     WaitSums,
     bins_of,
 )
-from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import KeptLevels
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from stepscope.recordings.export.mooncake import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 
 _ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
 _DEFAULT_LEN = 131_072  # for an engine that does not publish its own

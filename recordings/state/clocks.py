@@ -12,7 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from stepscope.engine.protocol.pause_trail import MAX_SPANS
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.engine.protocol.wire import (
+    EngineInfo,
+    EngineStatus,
+    Snapshot,
+    StepInFlight,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
@@ -149,3 +156,30 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
             if time_ns is not None:
                 setattr(view, name, time_ns - back_ns)
     return moved
+
+
+MAX_NUMBER = 2**62
+
+
+def check_numbers(sequence: int, message: Telemetry) -> None:
+    """Raise msgspec.ValidationError if a number is outside the bounds."""
+    if isinstance(message, StepRecord):
+        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
+        lowest = min(sequence, message.step, start_ns, end_ns)
+        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
+            return  # nearly always
+        numbers = {
+            "sequence": sequence,
+            "step": message.step,
+            "schedule_start_ns": start_ns,
+            "tokens_ns": end_ns,
+        }
+    elif isinstance(message, Snapshot | EngineStatus):
+        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
+    elif isinstance(message, StepInFlight):
+        numbers = {"step": message.step, "since_ns": message.since_ns, "time_ns": message.time_ns}
+    else:
+        return
+    for name, number in numbers.items():
+        if not 0 <= number < MAX_NUMBER:
+            raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

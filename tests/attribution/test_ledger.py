@@ -229,7 +229,7 @@ def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[...
     found = json.loads(stepscope("explain", "--queue", str(file), "--json").stdout)
     assert found["waiting"] == []
     assert found["preemptions"][0]["beneficiary"] == 0
-    assert found["recompute_tax"]["recomputed_tokens"] == 2096
+    assert found["recompute_tax"]["num_recomputed"] == 2096
     last = json.loads(
         stepscope("explain", "--queue", str(file), "--seconds", "0.02", "--json").stdout
     )
@@ -249,15 +249,15 @@ def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
         client.ask(Resume())
         wait_for(lambda: not client.snapshot().requests, "the end of all requests")
     found = json.loads(stepscope("explain", "--queue", endpoint, "--json").stdout)
-    assert found["recompute_tax"]["preemptions"] > 10
+    assert found["recompute_tax"]["num_preemptions"] > 10
     figures = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
-    assert found["recompute_tax"]["preemptions"] == figures["preemptions"]
+    assert found["recompute_tax"]["num_preemptions"] == figures["preemptions"]
     for each in found["preemptions"]:
         assert each["status"] == "back"
-        assert each["lost_tokens"] == each["recomputed_tokens"] + each["from_cache_tokens"]
+        assert each["num_lost"] == each["num_recomputed"] + each["num_from_cache"]
         assert each["beneficiary"] is not None
     assert found["waiting"] == []
-    assert found["num_admitted"] == 40 + found["recompute_tax"]["preemptions"]
+    assert found["num_admitted"] == 40 + found["recompute_tax"]["num_preemptions"]
     late = json.loads(stepscope("explain", endpoint, "--slo-itl", "1ms", "--json").stdout)
     assert late["recording"] == live_engine.endpoint.name
     assert late["requests"]["num_late"] > 0

@@ -19,7 +19,7 @@ from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.pages import breach_list
+from stepscope.tui.views.pages import latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
@@ -267,7 +267,7 @@ async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
     history = source.history
     history.set_slo(SLO(500.0, 5.0))
     breaches = history.windows.breaches(None, 10_000)
-    assert len(breaches) > breach_list.MAX_BREACHES
+    assert len(breaches) > latency_page.MAX_BREACHES
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5")
@@ -275,7 +275,7 @@ async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
         await pilot.press("i")
         assert "longest ITL first (i: newest)" in main_text(app)
         itl = [each for each in breaches if each.kind == "ITL"]
-        in_order = sorted(itl, key=lambda each: (-each.ns, each.step))[: breach_list.MAX_BREACHES]
+        in_order = sorted(itl, key=lambda each: (-each.ns, each.step))[: latency_page.MAX_BREACHES]
         assert [each.step for each in targets(app.main.frame)] == [each.step for each in in_order]
         await pilot.press("o")  # the other kind of latency
         assert "longest TTFT first (i: newest)" in main_text(app)
@@ -291,7 +291,7 @@ def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
         frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
             View(page="latency", **view), 80, 10, 8
         )
-        return "".join(run for run, _ in breach_list.heading(frame, width - 6))
+        return "".join(run for run, _ in latency_page.heading(frame, width - 6))
 
     replay.history.set_slo(SLO(100.0, 15.0))
     first, last = replay.history.first_step, replay.history.last_step

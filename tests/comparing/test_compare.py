@@ -48,7 +48,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.clocks import known_since

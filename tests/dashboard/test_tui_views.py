@@ -24,7 +24,7 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import add_mark
-from stepscope.recordings.state.in_flight import work_text
+from stepscope.recordings.state.audit_text import work_text
 from stepscope.recordings.state.series.events import EventLog, SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO

@@ -9,8 +9,7 @@ import pytest
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import FIGURES, BoundError, parse_bound, value_text
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate

@@ -11,7 +11,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.settings.service_levels import parse_levels
+from stepscope.tui.settings.setting_values import parse_levels
 from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.view import View
 from tests.support.screens.screen_text import screen_text

@@ -22,9 +22,8 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.screens.drawing.textual_theme import use_colours
-from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.textual_parts import keymap, use_colours
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of

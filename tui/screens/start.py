@@ -19,9 +19,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.drawing.textual_theme import use_colours
-from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.textual_parts import bindings, keymap, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
@@ -249,7 +248,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
-        from stepscope.tui.screens.overlays.palette import palette
+        from stepscope.tui.screens.textual_parts import palette
 
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
 

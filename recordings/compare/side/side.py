@@ -28,13 +28,13 @@ from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, P
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.index import IndexRows
-from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.session.totals import RunSlices, RunTotals
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 

@@ -17,8 +17,7 @@ import msgspec
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.distribution import SPREAD_RANKS, LatencySpread
-from stepscope.recordings.state.series.finished import FinishedRequests
-from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.latency_samples import FinishedRequests, Samples
 
 TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...

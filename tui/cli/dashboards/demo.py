@@ -10,8 +10,7 @@ from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.arrivals import in_words
-from stepscope.recordings.figures.bounds import value_text
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import FIGURES, value_text
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder

@@ -20,9 +20,8 @@ from stepscope.engine.workload.arrivals import (
 )
 from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution

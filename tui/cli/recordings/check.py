@@ -13,9 +13,14 @@ from xml.etree import ElementTree
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import (
+    FIGURES,
+    BoundError,
+    FigureBound,
+    parse_bound,
+    value_text,
+)
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option

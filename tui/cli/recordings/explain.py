@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.recordings.attribution.causes import WORDS, Late, Piece
+from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
@@ -27,6 +27,7 @@ from stepscope.tui.cli.shared.output import (
     say,
     session_text,
     text_table,
+    told,
     write_json,
 )
 from stepscope.tui.cli.shared.paths import request_number
@@ -288,10 +289,8 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
     return {
         "recording": file,
         "engine": found.info.name,
-        "model": found.info.model,
-        "simulated": found.info.simulated,
-        "num_steps": found.num_steps,
-        "request_id": found.request_id,
+        **told(found.info, "model", "simulated"),
+        **told(found, "num_steps", "request_id"),
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
         "served": {
@@ -301,22 +300,15 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "prompt": _prompt_document(found),
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
-        "causes": [
-            {"cause": share.cause, "num_late": share.num_late, "ms": in_ms(share.ns)}
-            for share in found.shares
-        ],
+        "causes": [told(share) for share in found.shares],
         "late": [
             {
-                "request_id": each.request_id,
-                "client_id": each.client_id,
+                **told(each, "request_id", "client_id", "kind", "step", "cause"),
                 "token": each.token_idx + 1,
-                "kind": each.kind,
-                "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),
                 "ms": in_ms(each.gap_ns),
-                "cause": each.cause,
                 "only_paused": each.is_excused,
-                "pieces": [_piece(piece) for piece in each.pieces],
+                "pieces": [{**told(piece), "text": piece.text} for piece in each.pieces],
             }
             for each in found.late
         ],
@@ -327,23 +319,7 @@ def _prompt_document(found: Explanation) -> dict[str, Any] | None:
     view = found.view
     if view is None or (misses := view.misses) is None:
         return None
-    told = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
+    others = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
     wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
     parts = late_text.parts_of(view, misses)
-    return {"num_tokens": view.num_prompt_tokens, **parts, **told, "evicted_wall_ns": wall_ns}
-
-
-def _piece(piece: Piece) -> dict[str, Any]:
-    return {
-        "cause": piece.cause,
-        "ms": in_ms(piece.ns),
-        "step": piece.step,
-        "num_steps": piece.num_steps,
-        "detail": piece.detail or None,
-        "request_id": piece.request_id,
-        "num_tokens": piece.num_tokens or None,
-        "num_other_tokens": piece.num_other_tokens or None,
-        "took_ms": in_ms(piece.took_ns) or None,
-        "usual_ms": in_ms(piece.baseline_ns) or None,
-        "text": piece.text,
-    }
+    return {"num_tokens": view.num_prompt_tokens, **parts, **others, "evicted_wall_ns": wall_ns}

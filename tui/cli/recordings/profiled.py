@@ -14,7 +14,7 @@ from stepscope.recordings.importing.torch_trace import (
     matched_steps,
     read_trace,
 )
-from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, write_json
+from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, told, write_json
 
 _KINDS_OF_STEPS: dict[str, Callable[[KernelTimes], bool]] = {
     "all": lambda each: True,
@@ -90,10 +90,8 @@ def _document(trace: TorchTrace, match: ProfileMatch) -> dict[str, Any]:
         "clock_ms": in_ms(match.clock_ns),
         "steps": [
             {
-                "step": each.step,
-                "ms": in_ms(each.ns),
-                "busy_ms": in_ms(each.profiled.busy_ns),
-                "host_ms": in_ms(each.host_ns),
+                **told(each, "step", "ns", "host_ns"),
+                **told(each.profiled, "busy_ns"),
                 **{f"{kind}_ms": in_ms(ns) for kind, ns in each.profiled.kernel_ns.items()},
             }
             for each in match.steps

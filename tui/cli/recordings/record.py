@@ -21,8 +21,7 @@ from stepscope.recordings.file.writing.rotation import (
     FileSeries,
     SeriesLimits,
 )
-from stepscope.recordings.history.history import History
-from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.history.history import History, Journal
 from stepscope.recordings.incidents.keeper import (
     DEFAULT_RULES,
     IncidentFolder,

@@ -37,8 +37,7 @@ from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.service_levels import parse_levels, said
-from stepscope.tui.settings.setting_values import convert_flags
+from stepscope.tui.settings.setting_values import convert_flags, parse_levels, said
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"

@@ -26,7 +26,7 @@ from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.setting_values import said
 
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),

@@ -21,7 +21,7 @@ from stepscope.tui.cli.shared.output import Progress, note, say, text_table, wri
 from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
 
 _SHOWN = (

@@ -20,7 +20,7 @@ from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
 from stepscope.tui.screens.drawing.status import DrawnPicture
-from stepscope.tui.screens.drawing.textual_theme import use_colours
+from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of

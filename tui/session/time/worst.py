@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
+from stepscope.tui.session.time.goto import is_searched
 from stepscope.tui.session.time.navigator import Navigator
-from stepscope.tui.session.time.searched import is_searched
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
 

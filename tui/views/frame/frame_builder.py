@@ -13,7 +13,7 @@ from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.sums import Sums
-from stepscope.recordings.state.in_flight import seconds_of
+from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
-from stepscope.recordings.state.in_flight import seconds_of, work_text
+from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
 )
 from stepscope.recordings.attribution.causes import hold_up_text
-from stepscope.recordings.attribution.preemptions import beneficiaries
+from stepscope.recordings.attribution.queue import beneficiaries
 from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
